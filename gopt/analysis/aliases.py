@@ -1,4 +1,4 @@
-"""How the recovery of roles looks through layout operators that change nothing.
+"""Removes layout operators that change nothing, so that role recovery sees through them.
 
 A value behind them is an alias of its root. Roles are recovered on a view without them; of the graph itself only those
 in the update disappear, so that they keep no update from being split.
@@ -18,9 +18,9 @@ from gopt.ir.types import dtype_code, known
 
 @dataclass(frozen=True, slots=True)
 class AliasFreeView:
-    """``graph`` as it is read without ``source``'s aliases: who read an alias reads its root.
+    """``graph`` without the aliases of ``source``: readers of an alias read its root instead.
 
-    An alias that is an output is left as an Identity of its root; one that a body of control flow captures stays.
+    An alias that is a graph output becomes an Identity of its root. An alias captured by a control-flow body is kept.
     """
 
     source: Graph
@@ -53,9 +53,9 @@ class AliasFreeView:
         return replace(training, graph=graph, looked_through=dropped)
 
     def _phases(self, viewed: dict[int, Node]) -> dict[int, Phase]:
-        """The phase of every node that stays, by place: the view's, or an earlier one in which it is read.
+        """Return the phase of each node that stays, by node index: the phase in the view, or that of an earlier reader.
 
-        Forward and backward read what the file says, aliases included; the update reads roots.
+        Forward and backward nodes read the original names, aliases included; update nodes read roots.
         """
         order = list(Phase).index
         due: dict[str, Phase] = {}
@@ -123,7 +123,9 @@ def _cast(graph: Graph, node: Node) -> Node:
 
 
 def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
-    """Whether each node is more than the first half of a pair whose second half was looked through."""
+    """Return, per node, whether it is kept: the first node of a bypassed pair is dropped unless something else reads
+    it.
+    """
     read = set(held)
     live = [True] * len(nodes)
     for place in range(len(nodes) - 1, -1, -1):

@@ -32,7 +32,7 @@ def refuse_state_batches(step: StepSkeleton) -> None:
 
 
 def _adds(step: StepSkeleton, output: str, name: str) -> bool:
-    """Whether the output is the input with something added to it."""
+    """Return whether the output is the input with something added to it."""
     left, seen = [output], set()
     while left:
         value = left.pop()

@@ -57,9 +57,9 @@ class EmbeddingTable:
 
 
 def find_embeddings(training: TrainingGraph) -> tuple[EmbeddingTable, ...]:
-    """Every parameter of which forward or backward looks up rows, in the order of the parameters.
+    """Return each parameter from which forward or backward gathers rows, in the order of the parameters.
 
-    Found once for a training. A parameter that is only read as a whole is none, and is left out.
+    The result is cached on the training graph. Parameters that are only read as a whole are left out.
     """
     return training.once("embeddings", lambda: tuple(_find(training)))
 

@@ -37,7 +37,7 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
 
 
 def _divisor(node: Node) -> str:
-    """What a node divides by, or ''."""
+    """Return the name of the divisor of a node, or '' if it does not divide."""
     if node.is_a("Div"):
         return node.inputs[1]
     return node.inputs[0] if node.is_a("Reciprocal") else ""

@@ -1,6 +1,6 @@
-"""All gradients of a step: found one by one, and again until no update reads a value of one rank beside them.
+"""Finds all gradients of a step, and repeats until no update reads a rank-local value besides its gradients.
 
-Where it does, the node in which the two meet belongs to the backward, and the walks stop behind it.
+When an update does read one, the node that combines the two belongs to the backward, and the next walks stop after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gopt.ir.types import FLOATS
 
 _OF_LOSS = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Neg", "Mul", "Div", "Add", "Sub", "Sum")
 MAX_ITERATIONS = 8
-"""How often a gradient may be moved towards the update after a value of one rank was found in it."""
+"""Maximum number of times a gradient is moved towards the update because a rank-local value was found in it."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class GradientMap:
     gradients: dict[str, str]
     backward: set[int]
     check: LocalTaint
-    """What the update reads behind the gradients."""
+    """Taint of the values that the update reads after the gradients."""
 
 
 def find_gradients(step: StepSkeleton) -> GradientMap:
@@ -45,7 +45,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
         local = [name for name in gradients if not _reads_reduced(step, name, check)]
         fresh = {id(node) for node in bad}
         if local:
-            # What stands between a gradient and another parameter's belongs to the backward.
+            # Nodes between a gradient and another parameter's gradient belong to the backward.
             fresh |= _behind(step, gradients, backward)
         fresh -= context.barrier
         if not fresh:
@@ -85,7 +85,7 @@ def _refuse_factor(step: StepSkeleton, context: AnalysisContext, mixed: list[Nod
 
 
 def _of_divisors(step: StepSkeleton, context: AnalysisContext, name: str) -> bool:
-    """Whether a value is made of divisors of the forward alone."""
+    """Return whether a value is computed from divisors of the forward only."""
     stack, seen = [name], set()
     while stack:
         value = stack.pop()
@@ -146,7 +146,7 @@ def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
 
 
 def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]) -> None:
-    """Refuse an update that reads the loss, or what is made of it: every rank has a loss of its own."""
+    """Refuse an update that reads the loss, or a value computed from it: the loss differs between ranks."""
     for node in mixed:
         if any(name in context.of_loss for name in node.reads):
             read = [name for name in node.reads if name in context.of_loss]
@@ -170,7 +170,7 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
 
 
 def _reads_reduced(step: StepSkeleton, name: str, check: LocalTaint) -> bool:
-    """Whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
+    """Return whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
     updated = step.updated[name]
     return updated in check.reduced and updated not in check.rank_local
 
@@ -243,7 +243,7 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
 
 
 def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradient: str) -> str:
-    """Why a value cannot be the gradient of a parameter; empty when it can."""
+    """Return the reason why a value cannot be the gradient of a parameter; '' if it can."""
     types = step.index.graph.types
     producer = step.index.producers.get(gradient)
     if producer is None or gradient not in types:
@@ -258,13 +258,13 @@ def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradi
 
 
 def _made_of_its_old(step: StepSkeleton, value: str) -> bool:
-    """Whether a value is the new one of a state that it is computed from; a state may well keep a gradient itself."""
+    """Return whether a value is the new value of a state and depends on its old one (states may keep gradients)."""
     state = step.replaces.get(value)
     return state is not None and state in ancestors(step.index, [value])[1]
 
 
 def _reaching_states(step: StepSkeleton, nodes: list[Node]) -> list[Node]:
-    """Those of the nodes that a state's new value depends on."""
+    """Return the nodes on which the new value of some state depends."""
     if not nodes:
         return []
     needed = ancestors(step.index, step.updated.values())[0]

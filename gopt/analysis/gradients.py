@@ -29,7 +29,7 @@ MAX_VISITED = 4000
 
 @dataclass(slots=True)
 class AnalysisContext:
-    """What the walks need to know of the graph: what depends on the batch, and what belongs to the forward."""
+    """Facts about the graph that the walks need: which values depend on the batch, and which belong to the forward."""
 
     index: GraphIndex
     tainted: set[str]
@@ -41,9 +41,11 @@ class AnalysisContext:
     settings: set[str] = field(default_factory=set)
     """Inputs that neither the batch nor the forward has: hyper-parameters."""
     model: set[str] = field(default_factory=set)
-    """What the forward reads or makes, and all that depends on parameters: a factor of it is no optimizer's mask."""
+    """Values that the forward reads or computes, and all that depends on parameters: a factor among them is no
+    optimizer mask.
+    """
     computed: set[str] = field(default_factory=set)
-    """What the forward computes of parameters alone."""
+    """Values that the forward computes from parameters alone."""
     clean: set[str] = field(default_factory=set)
     """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
     divisors: set[str] = field(default_factory=set)
@@ -52,16 +54,17 @@ class AnalysisContext:
     """The loss and what depends on it."""
 
     later: set[str] = field(init=False)
-    """What nodes behind the forward make."""
+    """Values computed after the forward."""
 
     def __post_init__(self) -> None:
         nodes = self.index.graph.nodes
         self.later = {name for node in nodes if id(node) not in self.forward for name in node.outputs}
 
     def starts_in_forward(self, node: Node) -> bool:
-        """Whether a node reads a batch-dependent value of the forward: it computes local gradients.
+        """Return whether a node reads a batch-dependent value of the forward, so that it computes a local gradient.
 
-        A factor made of the loss is none, beside a value of the backward: no backward of a mean reads it there.
+        A factor computed from the loss does not count next to a value of the backward: no backward of a mean reads it
+        there.
         """
         held = self.tainted.intersection(node.reads)
         local = held - self.later
@@ -70,7 +73,7 @@ class AnalysisContext:
         return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
 
     def masks_locally(self, node: Node) -> bool:
-        """Whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
+        """Return whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
         if not node.is_a("Where") or not any(is_zero(self.index, name) for name in node.inputs[1:]):
             return False
         producer = self.index.producers.get(node.inputs[0])
@@ -78,9 +81,10 @@ class AnalysisContext:
         return bool(held) and self.later.isdisjoint(held)
 
     def adjoints(self, operands: list[str]) -> list[str]:
-        """Those of some one-element operands that may be gradients, where some are: they know the model, not the loss.
+        """Return those one-element operands that may be gradients: they depend on the model and not on the loss.
 
-        A rate that follows the loss, or a count of the batch, is a factor beside a gradient.
+        If no operand qualifies, all are returned. A rate that follows the loss, or a count of the batch, is a factor of
+        a gradient.
         """
         operands = [name for name in operands if name not in self.of_loss] or operands
         return [name for name in operands if name in self.model or name not in self.tainted] or operands
@@ -151,8 +155,10 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
 
 
 def _derived(context: AnalysisContext, operands: list[str]) -> set[str]:
-    """Those operands that know other gradients. Before the first of them is known: that are made of another operand,
-    as the norm that clips a gradient is made of it."""
+    """Return the operands that depend on other gradients.
+
+    Before any gradient is known: operands computed from another operand, such as the norm that clips a gradient.
+    """
     if context.clean or len(operands) < 2:
         return context.clean
     distinct = set(operands)
@@ -160,7 +166,7 @@ def _derived(context: AnalysisContext, operands: list[str]) -> set[str]:
 
 
 class _Choice:
-    """Which dominator of a walk is the gradient."""
+    """Selects the dominator of a walk that is the gradient."""
 
     def __init__(self, context: AnalysisContext, parameter: str, walk: Walk) -> None:
         self.context, self.parameter = context, parameter
@@ -202,7 +208,9 @@ class _Choice:
         return chosen
 
     def _read_elsewhere(self, name: str) -> bool:
-        """Whether something beside the walk is made of a value that must see the reduced one: a norm over gradients."""
+        """Return whether a node outside the walk uses the value nonlinearly or reduces it to one element, such as a
+        gradient norm.
+        """
         walked = {id(node) for node in self.nodes}
         for node in self.index.users.get(name, ()):
             if id(node) not in walked and not self._linear_in(node, name):
@@ -221,7 +229,7 @@ class _Choice:
         return [node for node in self.nodes if id(node) in self.context.barrier]
 
     def _backward(self, nodes: list[Node]) -> bool:
-        """Whether some of the nodes do what backwards do, mix elements or read the model, and none reads a state.
+        """Return whether some node mixes elements or reads the model, as a backward does, and none reads a state.
 
         Where a way is linear, the mean passes through it whichever side it belongs to. What cannot be cut is left to
         the backward, so that the update can.
@@ -232,7 +240,7 @@ class _Choice:
         return any(self._mixes(node) or any(map(self._of_model, node.reads)) for node in nodes)
 
     def _mixes(self, node: Node) -> bool:
-        """Whether the node acts on anything but single elements, so that a piece of the parameter cannot run it."""
+        """Return whether the node is not elementwise, so that it cannot run on a piece of the parameter."""
         if node.is_in(LAYOUT) and not node.is_a("Slice", "Expand"):
             return False
         return not elementwise(node) or not all(map(self._fits, node.inputs))
@@ -242,9 +250,10 @@ class _Choice:
         return not operand or self.index.graph.type_of(operand).elements in (1, elements)
 
     def _of_model(self, name: str) -> bool:
-        """Whether a value is one of the model: a weight of a later layer, a mask, a scale that the forward computes.
+        """Return whether a value belongs to the model: a weight of a later layer, a mask, a scale computed by the
+        forward.
 
-        A scalar that is an input is none: a loss scale is in every gradient.
+        A scalar input does not count: a loss scale is a factor of every gradient.
         """
         context = self.context
         if name not in context.model or name in context.tainted:
@@ -254,7 +263,8 @@ class _Choice:
         return self.index.graph.type_of(name).dtype in (*FLOATS, "bool")
 
     def _refuse_open(self, last: str) -> None:
-        """Refuse where what is behind ``last`` may still be the backward: a nonlinear function, of the forward alone.
+        """Raise if the part after ``last`` may still be the backward: it is nonlinear and reads values of the forward
+        only.
 
         1/y² is the gradient of -1/y as well as an update by the inverse of the gradient y². Nothing in the graph says
         which, unless a state or a setting takes part, or the gradient comes from a contraction over an adjoint.
@@ -277,11 +287,11 @@ class _Choice:
         )
 
     def _aside(self, name: str) -> bool:
-        """Whether an operand depends on the batch past the walk: a scalar over gradients."""
+        """Return whether an operand depends on the batch past the walk: a scalar over gradients."""
         return name in self.context.tainted and name not in self.linearity
 
     def _of_forward_alone(self) -> bool:
-        """Whether the nearest value is made element by element of values of the forward."""
+        """Return whether the nearest value is made element by element of values of the forward."""
         stack, seen = [self.nearest], set()
         while stack:
             name = stack.pop()
@@ -299,7 +309,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class LocalTaint:
-    """Which values after the gradients still hold this rank's own data, and which hold (reduced) gradients."""
+    """The values after the gradients that are still rank-local, and those that depend on (reduced) gradients."""
 
     rank_local: set[str]
     reduced: set[str]

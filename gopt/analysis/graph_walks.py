@@ -9,8 +9,10 @@ from gopt.ir.graph import Graph, Node
 
 
 class GraphIndex:
-    """Who makes and who reads each value, and each node's place in the order. Each table is built when it is first
-    asked for, and never patched."""
+    """Producers and users of each value, and the position of each node.
+
+    Each table is built on first use and never updated.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -41,7 +43,7 @@ class GraphIndex:
         return -1 if node is None else self.position[id(node)]
 
     def one_element(self, name: str) -> bool:
-        """Whether the value has a static shape of exactly one element."""
+        """Return whether the value has a static shape of exactly one element."""
         return name in self.scalars
 
 

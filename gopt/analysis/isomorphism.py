@@ -1,4 +1,4 @@
-"""Which updates are alike: equal by structure, dtypes and the very same scalar operands."""
+"""Groups updates that are equal in structure and dtypes and read the same scalar operands."""
 
 from __future__ import annotations
 

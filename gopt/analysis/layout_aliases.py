@@ -1,4 +1,4 @@
-"""Which values are others in the same layout: what layout operators that change nothing make.
+"""Finds values that are equal to others in the same layout: results of layout operators that change nothing.
 
 An exporter leaves an Identity before an output, a Reshape to the same shape, a pair of Transposes around a clip. An
 optimizer joins all gradients into one row and splits it again.
@@ -37,7 +37,7 @@ def find_aliases(graph: Graph) -> dict[str, str]:
 
 
 def of_operator(node: Node) -> bool:
-    """Whether a node stands in the body of an operator of the table, and not in a function of the model."""
+    """Return whether a node comes from the body of a known optimizer operator, not from a function of the model."""
     return isinstance(node.origin, Origin) and node.origin.call.operator is not None
 
 
@@ -170,7 +170,7 @@ def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | Non
 
 
 def keeps_order(graph: Graph, node: Node) -> bool:
-    """Whether a node keeps all elements of its operand, in their order, in whatever shape."""
+    """Return whether a node keeps all elements of its operand, in their order, in whatever shape."""
     if len(node.outputs) != 1 or not node.is_a(*RESHAPES, "Transpose") or not node.inputs[0]:
         return False
     layout = _layout(graph, node, node.inputs[0], node.outputs[0])

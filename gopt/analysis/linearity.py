@@ -1,4 +1,4 @@
-"""How a value follows another one, with everything else held: in proportion, affinely, or not linearly.
+"""Classifies how one value depends on another: in proportion, affinely, or nonlinearly, all else being constant.
 
 A mean over ranks passes through what is linear. Backward operators are homogeneous-linear in the adjoint that flows
 through them, so the first operator that is affine or nonlinear in a gradient belongs to the update.
@@ -18,12 +18,12 @@ from gopt.ir.types import FLOATS
 
 
 class Linearity(IntEnum):
-    """How a value follows a candidate, the simplest first."""
+    """How a value depends on a candidate, the simplest relation first."""
 
     HOMOGENEOUS = 0
     """Linear, and zero where the candidate is zero."""
     SCALED = 1
-    """Homogeneous, with a factor that is this rank's own and not made of the candidate: a token count."""
+    """Homogeneous, with a rank-local factor that does not depend on the candidate, such as a token count."""
     AFFINE = 2
     NONLINEAR = 3
 
@@ -50,7 +50,7 @@ _BILINEAR = frozenset(["Mul", "MatMul", "Einsum", "Conv", "ConvTranspose"])
 def propagate_linearity(
     index: GraphIndex, nodes: Iterable[Node], start: str, tainted: set[str]
 ) -> dict[str, Linearity]:
-    """How each value that ``nodes`` (in their order) make of ``start`` follows it; others are left out."""
+    """Return value -> linearity in ``start``, for each value that ``nodes`` (in topological order) compute from it."""
     found = {start: Linearity.HOMOGENEOUS}
     for node in nodes:
         if start in node.outputs:
@@ -145,7 +145,7 @@ _RULES: dict[str, Callable[[GraphIndex, Node, list[int]], Linearity]] = {
 
 
 def is_zero(index: GraphIndex, name: str) -> bool:
-    """Whether a value is a constant of the file that is zero everywhere."""
+    """Return whether a value is a constant of the file that is zero everywhere."""
     for _ in range(8):
         node = index.producers.get(name)
         if node is None:

@@ -19,16 +19,16 @@ SAME = ("AllReduce", "Reduce", "Broadcast")
 
 
 DECLARED = "gopt.axes"
-"""Key of a source's metadata: what the user says of axes that its calls name, such as ``zone=data,rep=replica``."""
+"""Metadata key of a source: the user's declarations of axes that its calls name, such as ``zone=data,rep=replica``."""
 
 
 def declared_axes(graph: Graph) -> dict[str, Sees]:
-    """What was said of the axes that the calls of a source name."""
+    """Return the declared kinds of the axes that the calls of a source name."""
     return axis_kinds(filter(None, graph.metadata.get(DECLARED, "").split(",")))
 
 
 def declare_axes(graph: Graph, axes: Mapping[str, Sees]) -> None:
-    """Note what was said of axes, over what the model's own metadata says: before its roles are recovered."""
+    """Declare axes in the graph's metadata, overriding existing entries; call it before roles are recovered."""
     said = {**declared_axes(graph), **axes}
     if said:
         graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(said.items()))
@@ -40,13 +40,13 @@ def data_axes(graph: Graph) -> frozenset[str]:
 
 
 def spans_data_axes(node: Node, data: Collection[str]) -> bool:
-    """Whether a call's group has one of the axes that see different data."""
+    """Return whether a call's group has one of the axes that see different data."""
     return any(axis in data for axis in str(node.attributes.get("group", "")).split("+"))
 
 
 @dataclass(frozen=True, slots=True)
 class LookThroughView:
-    """``graph`` without collectives, and for each of its nodes the place of the one it stands for."""
+    """``graph`` without collectives; ``origin`` gives, for each of its nodes, the index of the original node."""
 
     graph: Graph
     origin: tuple[int, ...]

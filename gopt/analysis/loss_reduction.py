@@ -1,4 +1,4 @@
-"""How the gradients of the ranks become that of the step: their mean, their sum, or a mean by a weight of each rank."""
+"""Combines the gradients of the ranks into that of the step: by mean, by sum, or by a mean with per-rank weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uin
 
 
 class LossRule(str, Enum):
-    """What is done with the ranks' gradients."""
+    """Rule by which the gradients of the ranks are combined."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -36,7 +36,7 @@ class LossReduction:
 
     @classmethod
     def parse(cls, text: str) -> LossReduction:
-        """Read what ``--loss-reduction`` says; raises OptionError for anything else."""
+        """Parse the value of ``--loss-reduction``; raises OptionError if it is malformed."""
         word, _, value = text.partition(":")
         if word in (LossRule.MEAN.value, LossRule.SUM.value) and ":" not in text:
             return cls(LossRule(word))
@@ -57,7 +57,7 @@ class LossReduction:
 
 
 def _unfit(training: TrainingGraph, name: str) -> tuple[str, ...] | None:
-    """Why a value cannot be the weight of a rank, and a hint; None where it can."""
+    """Return the reason why a value cannot be a rank's weight, and a hint; None if it can."""
     graph = training.graph
     index = GraphIndex(graph)
     made = name in index.producers

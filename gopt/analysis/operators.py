@@ -1,4 +1,4 @@
-"""What gopt knows of the standard operators: which act element by element, which reduce, which only move data."""
+"""Properties of the standard operators: which are elementwise, which reduce, which only move data."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ REDUCTIONS = {
 """Full reductions that can be taken piece by piece -> how the pieces' results are joined."""
 
 COMBINERS = {"sum": ("Add", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",), "all": ("And",)}
-"""How partial values of one kind are joined; the joined value is partial of the same kind."""
+"""Operators that combine partial values of one kind; their result is partial of the same kind."""
 
 
 def elementwise(node: Node) -> bool:
@@ -150,7 +150,7 @@ def elementwise(node: Node) -> bool:
 
 
 def heavy(node: Node) -> bool:
-    """Whether the node is a contraction (or a loop, which is likely to hold some)."""
+    """Return whether the node is a contraction (or a loop, which is likely to hold some)."""
     return node.op_type in HEAVY
 
 
@@ -159,7 +159,8 @@ def control_flow(node: Node) -> bool:
 
 
 def random(node: Node) -> bool:
-    """Whether two runs with equal inputs may differ: a generator with no seed, or a dropout that is awake.
+    """Return whether two runs with equal inputs may differ: the node is a generator without a seed, or an active
+    dropout.
 
     Generators in the bodies of control flow count.
     """
@@ -175,7 +176,7 @@ def random(node: Node) -> bool:
 
 
 def draws(node: Node) -> bool:
-    """Whether the node is random, or a node inside one of its bodies."""
+    """Return whether the node is random, or a node inside one of its bodies."""
     if node.op_type not in MAY_DRAW:
         return False
     if not control_flow(node) or (proto := node.proto) is None:
@@ -192,5 +193,5 @@ def draws(node: Node) -> bool:
 
 
 def reads_shape_only(node: Node) -> bool:
-    """Whether the node looks at its operand's shape and never at a value."""
+    """Return whether the node looks at its operand's shape and never at a value."""
     return node.is_a("Shape", "Size", "ConstantOfShape")

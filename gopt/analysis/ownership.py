@@ -1,4 +1,4 @@
-"""Which parameter each value of an update belongs to, learned node by node in one sweep."""
+"""Assigns each value of an update to its parameter, in one sweep over the nodes."""
 
 from __future__ import annotations
 

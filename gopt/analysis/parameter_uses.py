@@ -1,4 +1,4 @@
-"""What forward and backward read of the parameters, and in which type: read off the source, before any pass."""
+"""Finds which parameters forward and backward read, and in which dtype, from the source before any pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Buckets and cuts: which tensors travel together and who owns which elements. Pure; no graph is touched."""
+"""Buckets and cuts: which tensors share a call, and which rank owns which elements.
+
+Pure functions; no graph is changed.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from enum import Enum
 
 MIB = 1 << 20
 LEAST_PIECE = 8192
-"""Elements of the smallest piece that the ``ceil`` rule asks for when nothing else is said."""
+"""Default minimum size of a piece under the ``ceil`` rule, in elements."""
 
 
 class Partition(str, Enum):
-    """Where a bucket of elementwise updates may be cut (contract section 1)."""
+    """Positions at which a bucket of elementwise updates may be cut (contract section 1)."""
 
     FLAT = "flat"
     ROWS = "rows"
@@ -24,7 +27,7 @@ class Partition(str, Enum):
 
 
 class Owners(str, Enum):
-    """How tensors that stay whole find their owner."""
+    """Rule that assigns an owner to each tensor that is not cut."""
 
     LARGEST_FIRST = "largest-first"
     ROUND_ROBIN = "round-robin"
@@ -33,8 +36,11 @@ class Owners(str, Enum):
 
 
 class Rule(str, Enum):
-    """Where rows are cut: ``balanced`` near equal shares of a bucket, ``ceil`` each tensor by itself in equal pieces of
-    whole rows, as parameter servers slice."""
+    """Rule that places cuts.
+
+    ``balanced``: near equal shares of the bucket. ``ceil``: each tensor by itself, in equal pieces of whole rows, as
+    parameter servers slice.
+    """
 
     BALANCED = "balanced"
     CEIL = "ceil"
@@ -42,8 +48,11 @@ class Rule(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A tensor to place: ``key`` says with which others it may share a bucket, ``ready`` when it is complete, ``order``
-    in which turn it is packed, ``alone`` that it shares with nobody."""
+    """A tensor to place.
+
+    ``key``: only tensors with equal keys may share a bucket. ``ready``: when the tensor is complete. ``order``: its
+    turn in packing. ``alone``: it shares a bucket with no other tensor.
+    """
 
     name: str
     elements: int
@@ -71,7 +80,7 @@ class Bucket:
 
 
 def default_cap(total: int) -> int:
-    """Bytes of a bucket when the user says nothing: an eighth of the gradients, between 1 and 25 MiB."""
+    """Return the default bucket size in bytes: an eighth of the gradients, between 1 and 25 MiB."""
     return min(max(total // 8, MIB), 25 * MIB)
 
 
@@ -163,7 +172,7 @@ def _round_robin(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]
 def _in_order(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]) -> list[int]:
     total, before, owner = sum(sizes), 0, []
     for size in sizes:
-        # The rank in whose equal share the tensor's middle lies.
+        # The rank whose equal share contains the middle of the tensor.
         owner.append(int((before + size / 2) * len(load) / total) if total else 0)
         before += size
     return [min(rank, len(load) - 1) for rank in owner]
@@ -183,7 +192,7 @@ _ASSIGN: dict[Owners, Callable[[Sequence[str], Sequence[int], Sequence[int]], li
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each tensor starts in the bucket, and its end."""
+    """Return the start of each tensor in the bucket, followed by the end of the last one."""
     result = [0]
     for size in sizes:
         result.append(result[-1] + size)
@@ -237,12 +246,12 @@ def window_cuts(pieces: Sequence[int], first: int, ranks: int) -> list[int]:
 
 
 def lightest_window(load: Sequence[int], pieces: int) -> int:
-    """Where ``pieces`` neighbouring ranks hold least, all together (ties: the first)."""
+    """Return the first of ``pieces`` neighbouring ranks whose total load is least (ties: the lowest)."""
     held = offsets(load)
     return min(range(len(load) - pieces + 1), key=lambda first: (held[first + pieces] - held[first], first))
 
 
 def owner_cuts(sizes: Sequence[int], owners: Sequence[int], ranks: int) -> list[int]:
-    """Cuts on tensor boundaries for tensors that stand in the order of their owners."""
+    """Return cuts on tensor boundaries; the tensors must be in the order of their owners."""
     starts = offsets(sizes)
     return [*(starts[bisect_left(owners, rank)] for rank in range(ranks)), starts[-1]]

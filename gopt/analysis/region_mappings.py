@@ -1,4 +1,4 @@
-"""The region mappings that a source already has, and where the dual of each stands in its backward.
+"""Finds the region mappings that a source already contains, and the dual of each in its backward.
 
 A source with calls along axes whose ranks see the same samples is the step of one member. Data flow pairs a call of the
 forward with its dual: of the inverse kind over the same group, from the result's shape back to the operand's, and what
@@ -139,7 +139,7 @@ class _Finder:
         return found
 
     def _gradients(self) -> dict[str, int]:
-        """Value -> the parameters whose gradients are made of it, a bit for each; one sweep back."""
+        """Return value -> bit set of the parameters whose gradients depend on it; one backward sweep."""
         found: dict[str, int] = {}
         for place, gradient in enumerate(self.training.gradients.values()):
             found[gradient] = found.get(gradient, 0) | 1 << place
@@ -153,7 +153,7 @@ class _Finder:
         return found
 
     def _passes_on(self, call: _Call) -> bool:
-        """Whether a call carries the gradient of an activation: a parameter's is summed for that one alone."""
+        """Return whether a call carries the gradient of an activation: a parameter's is summed for that one alone."""
         weights, types = self.below[call.made], self.graph.types
         return len(weights) > 1 or not any(types[name].elements == types[call.made].elements for name in weights)
 
@@ -167,7 +167,7 @@ class _Finder:
         near = [each for each in self.backward if self._may_be(call, each, above)]
         back = [each for each in near if each.node.op_type == _INVERSE[node.op_type] and self._as_large(call, each)]
         inverse = (each for each in back if self._shaped(call, each) and _inverse(node, each.node))
-        # Where dimensions are in another order, the call stands behind operators of layout.
+        # If dimensions are reordered, layout operators precede the call.
         moved = (each for each in back if self._turned(call, each))
         dual = next(inverse, None) or next(moved, None) or next(iter(back), None)
         if dual is None:
@@ -179,8 +179,10 @@ class _Finder:
         return replace(self._mapping(name, call, above, dual.node.op_type, dual.made), doubtful=doubtful)
 
     def _may_be(self, call: _Call, other: _Call, above: frozenset[str]) -> bool:
-        """Whether a call of the backward may do what the dual of a call is due: it moves parts over the same group,
-        and only what stands above the call learns of it."""
+        """Return whether a call of the backward may be the dual of ``call``.
+
+        It must exchange parts over the same group, and only parameters above the call may depend on its result.
+        """
         moves = other.node.op_type == "AllToAll" or other.node.op_type == _INVERSE[call.node.op_type]
         return moves and other.made not in self.used and call.group == other.group and self.below[other.made] <= above
 
@@ -192,7 +194,7 @@ class _Finder:
         return self._shape(call.given) == self._shape(other.made) and self._shape(call.made) == self._shape(other.given)
 
     def _turned(self, call: _Call, other: _Call) -> bool:
-        """Whether shapes are the same but for the order of dimensions, and ones among them."""
+        """Return whether shapes are the same but for the order of dimensions, and ones among them."""
         pairs = ((call.given, other.made), (call.made, other.given))
         return not self._shaped(call, other) and all(self._lengths(one) == self._lengths(two) for one, two in pairs)
 
@@ -219,7 +221,7 @@ class _Finder:
 
 
 def _inverse(node: Node, other: Node) -> bool:
-    """Whether a call takes back what another does: along the same axis in the same sizes."""
+    """Return whether a call takes back what another does: along the same axis in the same sizes."""
     given, back = node.attributes, other.attributes
     pairs = [("axis", "axis"), ("sizes", "sizes")]
     if node.op_type == "AllToAll":

@@ -19,7 +19,7 @@ from gopt.ir.types import FLOATS, TensorType
 
 Shape = tuple[int, ...]
 MOVED = "load"
-"""What made the Reshapes in front of a moved update."""
+"""Origin of the Reshapes that precede a moved update."""
 
 
 def in_parameter_shape(graph: Graph) -> Graph:
@@ -37,16 +37,16 @@ def in_parameter_shape(graph: Graph) -> Graph:
 
 @dataclass(slots=True)
 class _Run:
-    """Values of one flat shape that are made of one another element by element, to be had in ``shape``."""
+    """Elementwise-related values of one flat shape, which can all be computed in ``shape`` instead."""
 
     shape: Shape
     inner: list[Node] = field(default_factory=list)
     leaves: dict[str, None] = field(default_factory=dict)
-    """What the run reads of other nodes."""
+    """Values of other nodes that the run reads."""
     reductions: list[Node] = field(default_factory=list)
-    """What reduces one of its values, or a leaf, to one element."""
+    """Nodes that reduce a value or a leaf of the run to one element."""
     ends: list[Node] = field(default_factory=list)
-    """What gives one of its values another shape: mostly the wanted one."""
+    """Nodes that reshape a value of the run, mostly to the wanted shape."""
 
 
 def _ends(graph: Graph) -> dict[str, Shape]:
@@ -125,7 +125,7 @@ class _Finder:
         return None if type is None else type.shape
 
     def movable(self, run: _Run) -> bool:
-        """Whether Reshapes and full reductions alone read the run, which take any shape; notes both."""
+        """Return whether Reshapes and full reductions alone read the run, which take any shape; notes both."""
         inside = set(map(id, run.inner))
         flat = self._shape(run.inner[0].outputs[0])
         for node in run.inner:
@@ -149,12 +149,12 @@ class _Finder:
         return True
 
     def _broadcast(self, name: str, rank: int) -> bool:
-        """Whether an operand has one element, and not more dimensions than the values beside it."""
+        """Return whether an operand has one element, and not more dimensions than the values beside it."""
         type = self.types.get(name)
         return not name or (type is not None and type.elements == 1 and len(type.dims) <= rank)
 
     def _reduces(self, node: Node, name: str) -> bool:
-        """Whether a node reduces all of a value to a scalar, in whatever shape the value comes."""
+        """Return whether a node reduces all of a value to a scalar, in whatever shape the value comes."""
         given = len(node.inputs) > 1 and node.inputs[1]
         return (
             node.is_in(REDUCTIONS)

@@ -1,4 +1,4 @@
-"""What a user says of the roles of a step."""
+"""Roles of a step as declared by the user."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gopt.suggestions import did_you_mean
 
 @dataclass(frozen=True)
 class RoleMap:
-    """What the user says of the roles; it goes before every rule.
+    """Roles declared by the user; they take precedence over all inferred roles.
 
-    ``params`` and ``gradients`` are input -> value ('' = find it), ``states`` input -> output.
+    ``params`` and ``gradients`` map input -> value ('' = infer it), ``states`` maps input -> output.
     """
 
     loss: str = ""

@@ -99,8 +99,10 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
 
 
 def shows_states(graph: Graph, roles: RoleMap) -> bool:
-    """Whether some output replaces an input or an initializer, as far as the data flow says; raises UnsupportedError
-    where it leaves open which."""
+    """Return whether some output replaces an input or an initializer, by data flow.
+
+    Raises UnsupportedError if several pairings are possible.
+    """
     return bool(_pair_tensors(GraphIndex(graph), roles))
 
 
@@ -172,7 +174,10 @@ def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
 
 
 def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
-    """What depends on inputs that no output can replace, being of no output's type: on the batch, that is."""
+    """Return the values that depend on inputs that no output can replace, because no output has their type.
+
+    Such inputs belong to the batch.
+    """
     graph = index.graph
     kept = set(graph.outputs.values())
     batch = [name for name, type in graph.inputs.items() if type not in kept and type.shape != ()]

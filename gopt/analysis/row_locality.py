@@ -10,7 +10,7 @@ from gopt.ir.graph import Node
 
 
 def mixes_rows(values: RowValues, subgraph: UpdateSubgraph) -> str:
-    """Which node of an update takes more than one row of its parameter; '' where each row is taken by itself."""
+    """Return the label of an update node that combines rows of its parameter; '' if each row is updated by itself."""
     rows = (values.shape(subgraph.parameter.tensor) or (0,))[0]
     for node in subgraph.nodes:
         if not _by_row(values, node, rows):
@@ -33,7 +33,7 @@ def _by_row(values: RowValues, node: Node, rows: int) -> bool:
 
 
 def _aligned(values: RowValues, name: str, out: tuple[int, ...]) -> bool:
-    """Whether an operand has one element, a row for each row of the result, or the same constant for every row."""
+    """Return whether an operand has one element, a row for each row of the result, or one constant for all rows."""
     shape = values.shape(name)
     if shape is None:
         return False

@@ -70,7 +70,7 @@ def _mask(values: RowValues, node: Node) -> _Mask | None:
 
 
 def _repeats_nothing(values: RowValues, node: Node) -> bool:
-    """Whether an Expand or a Transpose leaves all elements in their order."""
+    """Return whether an Expand or a Transpose leaves all elements in their order."""
     shape = values.shape(node.inputs[0])
     if node.is_a("Transpose") and shape is not None:
         return list(node.attributes.get("perm", ())) == list(range(len(shape)))
@@ -78,7 +78,7 @@ def _repeats_nothing(values: RowValues, node: Node) -> bool:
 
 
 def _leads(values: RowValues, flag: str, rows: str, ids: int) -> bool:
-    """Whether a flag has one element for each id, and masks whole rows in their order."""
+    """Return whether a flag has one element for each id, and masks whole rows in their order."""
     mask, shape = values.shape(flag), values.shape(rows)
     if mask is None or shape is None or len(mask) > len(shape):
         return False
@@ -91,7 +91,7 @@ def _leads(values: RowValues, flag: str, rows: str, ids: int) -> bool:
 
 @dataclass(slots=True)
 class _Condition:
-    """What a flag is where an id has some value, as far as that alone says it."""
+    """Evaluates a flag for ids of given values, as far as comparisons of the ids determine it."""
 
     values: RowValues
     source: str
@@ -103,7 +103,7 @@ class _Condition:
         return {each for each in self._compared(flag) if self._at(flag, each) is wanted}
 
     def _node(self, name: str) -> Node | None:
-        """What makes a flag, past nodes that keep its elements and their order."""
+        """Return the producer of a flag, looking through nodes that keep its elements and their order."""
         while True:
             node = self.values.producer(name)
             if node is None or not (node.is_in(IN_ORDER) or _repeats_nothing(self.values, node)):
@@ -125,7 +125,8 @@ class _Condition:
         return found
 
     def _sides(self, node: Node, id: int) -> list[tuple[bool, float]]:
-        """Whether the ids stand on the left, and the number on the other side; empty where it is no such comparison.
+        """Return (ids are the left operand, compared number) for each operand that is the ids; [] if it is no such
+        comparison.
 
         A negative id is compared as it is: one that was wrapped or bounded may have become another.
         """

@@ -1,4 +1,4 @@
-"""How forward and backward read a parameter: rows looked up by ids, or the whole."""
+"""Finds how forward and backward read a parameter: rows by ids, or the whole tensor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class RowReads:
 
 
 def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> RowReads:
-    """What reads a parameter outside the update. ``after_parameters``: all values that depend on some parameter."""
+    """Find all reads of a parameter outside the update.
+
+    ``after_parameters``: all values that depend on some parameter.
+    """
     found = RowReads()
     shape = values.shape(parameter)
     views: list[tuple[str, tuple[Node, ...]]] = [(parameter, ())] if shape else []
@@ -66,7 +69,7 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
 
 
 def keeps_rows(values: RowValues, node: Node) -> bool:
-    """Whether a node makes a table of its first operand, row by row: in another shape, or another floating type."""
+    """Return whether a node keeps the rows of its first operand, in another shape or another floating type."""
     before, after = values.shape(node.inputs[0]), values.shape(node.outputs[0])
     if values.root(node.outputs[0]) == values.root(node.inputs[0]):
         return True

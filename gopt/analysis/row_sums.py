@@ -41,12 +41,14 @@ class SparseGradient:
 
 
 class NoRowSum(Exception):
-    """Why a gradient is no sum of rows."""
+    """Raised when a gradient is not a sum of rows; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a gradient, to be taken apart, and what stands behind it, the nearest to the gradient first."""
+    """A part of a gradient that is still to be decomposed; ``behind``: the nodes between it and the gradient, nearest
+    first.
+    """
 
     value: str
     behind: tuple[Node, ...] = ()
@@ -94,7 +96,7 @@ class RowSums:
             raise NoRowSum(f"{other.op_type} {other.label} of the backward reads its gradient")
 
     def _taken_apart(self, part: _Part, node: Node) -> list[_Part | SparseGradient]:
-        """What a node joins: terms, and parts that are to be taken apart."""
+        """Decompose the result of ``node`` into terms, and parts that are still to be decomposed."""
         if node.is_a("Add", "Sum"):
             summands = [name for name in node.inputs if not self.values.zero(name)]
             if any(self.values.shape(name) != self.values.shape(part.value) for name in summands):
@@ -125,7 +127,7 @@ class RowSums:
         return big[0]
 
     def _by_row(self, name: str, out: tuple[int, ...] | None) -> bool:
-        """Whether a value is a constant with one element for each row of one shaped ``out``."""
+        """Return whether a value is a constant with one element for each row of one shaped ``out``."""
         column = out is not None and self.values.shape(name) == (self.rows, *(1 for _ in out[1:]))
         return column and self.values.constant(name) is not None
 

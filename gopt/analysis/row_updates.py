@@ -1,12 +1,11 @@
-"""What the update of a table does to a row whose gradient is zero: nothing, or something.
+"""Determines how the update of a table changes a row whose gradient is zero.
 
-Where it does nothing, it makes no difference whether rows that no sample looked up are updated or left alone: SGD
-without decay, Adagrad. Momentum moves a row that has momentum, Adam's moments fade, decay shrinks: for these, updating
-all rows and updating looked-up rows alone are two algorithms.
+If it changes nothing, updating or skipping rows that no sample looked up gives the same result: SGD without decay,
+Adagrad. Momentum moves a row that has momentum, Adam's moments decay, weight decay shrinks: for these, updating all
+rows and updating looked-up rows alone are two algorithms.
 
-This is derived, not tried: each value of the update is followed for a row of zeros. Numbers are taken to be finite, and
-roots to be taken of nothing negative; where that does not hold, a step makes no numbers in either way. Minus zero and
-zero are the same number.
+The result is derived symbolically: each value of the update is followed for a row of zeros. Numbers are assumed finite,
+and operands of roots non-negative; otherwise a step yields NaN in either way. Minus zero equals zero.
 """
 
 from __future__ import annotations
@@ -54,8 +53,11 @@ class RowUpdate:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a value is in a row without a gradient: ``number``, or the state ``same``, or at least that it is positive
-    or not negative; nothing is known where all is unset."""
+    """Known content of a value in a row without a gradient.
+
+    ``number``: this constant; ``same``: the value of this state; or only its sign (positive, non-negative). Nothing is
+    known if no field is set.
+    """
 
     number: float | None = None
     same: str = ""
@@ -74,7 +76,7 @@ _WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"),
 
 
 def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
-    """How a parameter's update treats rows."""
+    """Analyse how a parameter's update treats rows."""
     shape = values.shape(subgraph.parameter.tensor)
     rows = shape[0] if shape else 0
     aligned = [state for state in subgraph.states if (values.shape(state.tensor) or (0,))[0] == rows]
@@ -98,7 +100,9 @@ def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
 
 
 def _over_all(subgraph: UpdateSubgraph, known: _Known) -> str:
-    """Why a reduction needs all rows: those without a gradient do not add zero to it."""
+    """Return the reason why a reduction needs all rows ('' if none does): rows without a gradient do not add zero to
+    it.
+    """
     for node in subgraph.reductions:
         if not node.is_in(_SUMS) or not known.of(node.inputs[0]).zero:
             return f"{node.op_type} {node.label} is taken over all rows"
@@ -153,7 +157,7 @@ def _number(value: float) -> _Held:
 
 
 def _signs(held: list[_Held]) -> tuple[bool, bool]:
-    """Whether all are positive; whether none is negative."""
+    """Return whether all values are positive, and whether none is negative."""
     positive = [each.positive or (each.number is not None and each.number > 0) for each in held]
     lower = [each.non_negative or (each.number is not None and each.number >= 0) for each in held]
     return all(positive), all(a or b for a, b in zip(positive, lower))

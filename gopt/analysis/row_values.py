@@ -29,7 +29,7 @@ _SMALL = 1 << 16
 
 
 class RowValues:
-    """What the values of a graph hold, as far as ids and masks of rows need it; each answer is found once."""
+    """Content of a graph's values as far as ids and masks of rows need it; each result is cached."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -55,7 +55,7 @@ class RowValues:
         return readers if same and all(not reader.captures for reader in readers) else []
 
     def way_to_root(self, name: str) -> list[str]:
-        """A value, those that it is made of by layout operators, and its root."""
+        """Return a value, the values from which layout operators compute it, and its root."""
         way, root = [name], self.root(name)
         while way[-1] != root:
             way.append(self.index.producers[way[-1]].inputs[0])
@@ -94,7 +94,7 @@ class RowValues:
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def zero(self, name: str) -> bool:
-        """Whether a value is a constant that is zero everywhere, of any size."""
+        """Return whether a value is a constant that is zero everywhere, of any size."""
         while True:
             node = self.producer(name)
             if node is not None and node.is_a("ConstantOfShape"):
@@ -122,7 +122,7 @@ class RowValues:
         return frozenset(found)
 
     def within(self, name: str, rows: int, known: frozenset[int]) -> bool:
-        """Whether all ids of ``name`` are ids of ``known`` sources, which are looked up in a table of ``rows`` rows.
+        """Return whether all ids of ``name`` are ids of ``known`` sources, which index a table of ``rows`` rows.
 
         An id outside the table is an error of the lookup, so that what bounds ids to the table changes none of those.
         """
@@ -165,7 +165,9 @@ class RowValues:
             name = node.inputs[0]
 
     def _parts(self, name: str) -> list[str]:
-        """Values that have all elements of one, in whatever order and number; none where it is no such layout."""
+        """Return values that together contain all elements of ``name``, in any order and number; [] if it is no Concat
+        or repetition.
+        """
         node = self.index.producers.get(name)
         if node is None or not (node.is_a("Concat") or node.is_in(_REPEATED)):
             return []

@@ -1,7 +1,8 @@
-"""Scalars of the forward that the update reads as their mean over the ranks: the loss that drives a rate, above all.
+"""Scalars of the forward that the update reads as their mean over the ranks, such as a loss that drives a learning
+rate.
 
-The user names them (``--shared VALUE``). While roles are found, such a value stands as a constant of no batch; then an
-Identity makes it, ``VALUE.over_ranks``, which ``shard`` turns into a call.
+The user names them (``--shared VALUE``). While roles are recovered, such a value is replaced by a batch-independent
+constant. Afterwards an Identity named ``VALUE.over_ranks`` produces it, which ``shard`` replaces by a call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gopt.ir.types import FLOATS, numpy_dtype
 
 SUFFIX = ".over_ranks"
 STAND_IN = 0.7310585786300049
-"""What a shared value is while roles are found: a number that is neutral to no operator."""
+"""Value that replaces a shared value while roles are recovered; it is neutral for no operator."""
 
 
 def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph], TrainingGraph]) -> TrainingGraph:

@@ -1,8 +1,8 @@
-"""Calls by which a source reduces its own gradients: gopt takes them over, and reduces in its own way.
+"""Replaces the calls by which a source reduces its own gradients; gopt inserts its own reductions instead.
 
-A source with calls over data axes is the step of one data-parallel rank. Its all-reduce of a gradient becomes what the
-mean of the gradients gives: the value itself for a mean, D times the value for a sum over D ranks. The factor stands
-where the call stood, so a half overflows there exactly when the source's sum does.
+A source with calls over data axes is the step of one data-parallel rank. Its all-reduce of a gradient is replaced by an
+expression of the mean gradient: the value itself for a mean, D times the value for a sum over D ranks. The factor is
+applied at the position of the call, so a half-precision value overflows exactly when the source's sum does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def adopt_source_collectives(training: TrainingGraph, roles: RoleMap, mesh: Mesh
 
 @dataclass(slots=True)
 class _Finder:
-    """What each call of a source is, on a mesh."""
+    """Classifies each call of a source on a mesh."""
 
     training: TrainingGraph
     mesh: Mesh
@@ -142,7 +142,9 @@ class _Finder:
         return below
 
     def _follow(self, call: Node, name: str, followed: dict[str, set[int]]) -> None:
-        """Go back from a call's operand to the gradient of which it is a multiple; note who may read what."""
+        """Walk back from a call's operand to the gradient of which it is a multiple; record the permitted readers of
+        each value.
+        """
         gradients, reader, value = set(self.training.gradients.values()), call, name
         while True:
             followed.setdefault(value, set()).add(id(reader))

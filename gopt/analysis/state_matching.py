@@ -79,7 +79,7 @@ def reachable_states(
 
 
 def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
-    """Whether an operand is a factor of something that depends on the batch, or divides anything."""
+    """Return whether an operand is a factor of something that depends on the batch, or divides anything."""
     if node.is_a("Div") and operand != node.inputs[0]:
         return True
     return node.is_a("Mul") and any(name != operand and name in moving for name in node.inputs)

@@ -1,4 +1,4 @@
-"""What each state is, once the gradients are known: kinds, owners, and what must not pass for a metric."""
+"""Assigns kind and owner to each state once the gradients are known, and refuses states that would pass for metrics."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
 
 
 def _check_statistic(step: StepSkeleton, name: str) -> None:
-    """A state that follows the batch past every gradient, but that the loss trains on, is none we know."""
+    """Raise for a state of unknown kind: it depends on the batch without a gradient, and the loss depends on it."""
     type = step.index.graph.types[name]
     if name in step.forward_values and type.dtype in FLOATS:
         raise UnsupportedError(
@@ -107,8 +107,11 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
 
 
 def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
-    """A statistic is of the forward. What follows the backward, and belongs to no parameter, is as a rule a moment of
-    one whose new value is no output: its mean over ranks would be another than that of the large batch."""
+    """Raise for a running statistic that depends on the backward; statistics must belong to the forward.
+
+    Such a value is usually a moment of a parameter whose new value is no output: its mean over ranks would differ from
+    the moment of the large batch.
+    """
     statistics = [state for state in states if state.kind is StateKind.STATISTIC]
     if not statistics:
         return
@@ -144,7 +147,7 @@ def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
         settled = [state for state in open_ if state.updated in owner]
         for state in settled:
             state.of = owner[state.updated]
-            # Whoever keeps its old value, a state of a state, has the same owner.
+            # A state that reads another state's old value has the same owner.
             owner.setdefault(state.tensor, state.of)
         tensors = [state for state in open_ if state.of is None and not step.index.one_element(state.tensor)]
         open_ = tensors if settled else []
@@ -205,7 +208,7 @@ def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
 
 
 def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
-    """Whether the state's new value is old + gradient, behind at most a gate (``Where``), casts and factors of one."""
+    """Return whether the state's new value is old + gradient, up to a gate (``Where``), casts and factors of one."""
     stack, seen = [(state.updated, 1.0)], set()
     while stack:
         name, factor = stack.pop()
@@ -241,7 +244,7 @@ def _factor(index: GraphIndex, node: Node) -> list[tuple[str, float]]:
 
 
 def _scaled(index: GraphIndex, name: str, gradient: str) -> bool:
-    """Whether a value is the gradient times a scalar, behind at most casts."""
+    """Return whether a value is the gradient times a scalar, behind at most casts."""
     while name != gradient:
         producer = index.producers.get(name)
         if producer is None:

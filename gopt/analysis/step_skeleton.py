@@ -1,4 +1,4 @@
-"""What is known of a step before its gradients are found: states, loss, forward, batch."""
+"""Facts about a step before its gradients are found: states, loss, forward, batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.ir.graph import Node
 
 
 class StepSkeleton:
-    """One reading of a step, with the loss and the pairs settled.
+    """A candidate interpretation of a step in which the loss and the state pairs are fixed.
 
     ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by
     id, and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a
@@ -41,7 +41,7 @@ class StepSkeleton:
         return not self._is_mask(name)
 
     def _is_mask(self, name: str) -> bool:
-        """Whether an input masks a parameter, in the forward and in its update as well: all ranks have the same one.
+        """Return whether an input masks a parameter in the forward and in its update: all ranks have the same mask.
 
         The forward reads it beside a parameter of its shape alone. One more reader would be the backward's; a second
         one is the update, which may read nothing that differs from rank to rank.
@@ -57,7 +57,7 @@ class StepSkeleton:
         return bool(tensors) and alike and len(users) - len(forward) > 1
 
     def _past_casts(self, name: str) -> list[tuple[Node, str]]:
-        """Who reads a value, or a cast of it, and under which name."""
+        """Return the readers of a value or of a cast of it, each with the name that it reads."""
         found: list[tuple[Node, str]] = []
         for node in self.index.users.get(name, []):
             found += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]

@@ -1,4 +1,4 @@
-"""What ranks average in forward and backward: a record of the program and of its manifest."""
+"""Values that ranks average in forward and backward: a record of the program and of its manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Corrected:
 
 @dataclass(frozen=True, slots=True)
 class SynchronisedValues:
-    """What is averaged over the ranks as soon as it is made, and constants that follow the number of samples."""
+    """Values that are averaged over the ranks where they are computed, and constants that depend on the number of
+    samples.
+    """
 
     points: tuple[str, ...] = field(default=(), metadata=key("values"))
     corrected: tuple[Corrected, ...] = field(default=(), metadata=key("constants"))

@@ -1,4 +1,4 @@
-"""What a training step is made of: the record every pass reads, recovered once and never guessed again."""
+"""The training step: roles of all values, recovered once and read by every pass."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainingGraph:
     looked_through: list[Node] = field(default_factory=list)
     """Nodes of the file that change nothing in the update: their readers read their root."""
     shared: dict[str, str] = field(default_factory=dict)
-    """What the update reads of the forward as a mean over the ranks: the value that it reads -> the rank's own."""
+    """Value that the update reads as a mean over the ranks -> the value of the forward on each rank."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -63,9 +63,9 @@ class TrainingGraph:
         )
 
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
-        """The answer to a question about the source alone: it stays true, since passes rewrite a copy.
+        """Return the cached result of ``find`` for ``question``, which must concern the source graph only.
 
-        Found on first asking, and shared from then on: who changes it, changes it for all who ask.
+        Results stay valid because passes rewrite a copy. The returned object is shared: callers must not change it.
         """
         if question not in self._found:
             self._found[question] = find()
@@ -89,7 +89,7 @@ class TrainingGraph:
 
     @property
     def new_statistics(self) -> set[str]:
-        """What replaces the running statistics."""
+        """The new values of the running statistics."""
         return {state.updated for state in self.states if state.kind is StateKind.STATISTIC}
 
     def state_of(self) -> dict[str, State]:

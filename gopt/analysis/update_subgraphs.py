@@ -198,7 +198,7 @@ class _Finder:
         return not [name for name in names if name not in types or types[name].shape != shape]
 
     def _only_reduced(self, node: Node) -> bool:
-        """Whether all that reads a node's result reduces it to one element."""
+        """Return whether all that reads a node's result reduces it to one element."""
         name = node.outputs[0]
         users = self.index.users.get(name, [])
         return (
@@ -239,7 +239,7 @@ class _Finder:
                 subgraph.reductions = [n for n in subgraph.nodes if self._crosses(n, member, subgraph.parameter.tensor)]
 
     def _crosses(self, node: Node, member: dict[int, str], of: str) -> bool:
-        """Whether a one-element value leaves the subgraph."""
+        """Return whether a one-element value leaves the subgraph."""
         names = [name for name in node.outputs if name and self.index.one_element(name)]
         return any(
             name in self.graph.outputs or any(member.get(id(r)) != of for r in self.index.users.get(name, ()))

@@ -1,6 +1,6 @@
-"""What an update is made of: the record of every parameter's subgraph, and of the scalars that subgraphs share.
+"""Records of the updates: the subgraph of every parameter, and the scalars that subgraphs share.
 
-``update_subgraphs`` finds them, ``isomorphism`` tells which are alike.
+``update_subgraphs`` finds them, ``isomorphism`` groups equal ones.
 """
 
 from __future__ import annotations

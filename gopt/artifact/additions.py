@@ -1,4 +1,4 @@
-"""What passes added: operators and values, on which ranks, for what, and what each rank has of them."""
+"""Operators and values that passes added: their ranks, their purpose, and the local shapes on each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall
 
 _BUCKET = re.compile(r"gopt\.[a-z-]+\.([a-z]+\d+)\.")
-"""What passes make is named ``gopt.<pass>.<bucket>.<role>`` (contract section 4)."""
+"""Values that passes create are named ``gopt.<pass>.<bucket>.<role>`` (contract section 4)."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class _Added:
         return "update", "update on the rank's shard, or its layout"
 
     def op_facts(self) -> Iterator[OpFact]:
-        """Operators in the order in which they were met."""
+        """Yield operators in the order in which they were added."""
         for (label, _), held in self.ops.items():
             node, (role, reason) = held.node, held.purpose
             of = bucket_of([*node.outputs[:1], *node.inputs[:1]])
@@ -136,7 +136,7 @@ class _Added:
             yield OpFact(node.made_by, reason, rank_ranges(sorted(held.ranks)), role, of, label, kind)
 
     def var_facts(self) -> Iterator[AddedVarFact]:
-        """Values in the order in which they were met."""
+        """Yield values in the order in which they were added."""
         for name, held in self.variables.items():
             dtype = next(iter(held.shapes)).dtype
             shapes = tuple(

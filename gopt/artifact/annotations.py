@@ -17,10 +17,10 @@ from gopt.sharding.placements import Shard, Sharding
 
 
 def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tuple[onnx.ModelProto, list[Node]]:
-    """The header of a source and its nodes with a device configuration for the mesh, a device for each rank, and in
-    every node specs of the states that it reads and ranks hold parts of.
+    """Add a device configuration for the mesh to a source's header, and sharding specs of states to its nodes.
 
-    What a spec cannot say is left out: the elements of a bucket that ranks share, and sizes that are not even.
+    The configuration has a device for each rank. A spec covers each state of which ranks hold parts, at each node that
+    reads it. A sharding that ONNX specs cannot express is left out: slices of a bucket, and uneven sizes.
     Configurations that gopt wrote before are replaced.
     """
     mesh = program.mesh
@@ -50,7 +50,7 @@ def _noted(node: Node, name: str, specs: dict[str, TensorSpec], old: Sequence[st
 
 
 def tensor_spec(tensor: str, sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
-    """The spec of a tensor; None where it is replicated, or its dimensions are split as no spec can say.
+    """Return the spec of a tensor; None if it is replicated, or if ONNX specs cannot express its sharding.
 
     Shards are listed by dimension, the last varies fastest; ranks along axes that do not split it are a group.
     """

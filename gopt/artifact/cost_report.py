@@ -29,7 +29,7 @@ class CostReport:
 
 
 def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """The figures of a step as it stands after its passes; ``calls`` are those of the program, not of its variants."""
+    """Compute the costs of a step after all passes; ``calls`` are those of the program, not of its variants."""
     found = _report(program, ran, calls)
     if not program.others:
         return found
@@ -84,16 +84,16 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
 
 
 def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
-    """Whether members of the sharding group hold different pieces, or send one another new parameters."""
+    """Return whether members of the sharding group hold different pieces, or send one another new parameters."""
     return any(h.sharded for h in program.states) or any(call.carries is Carries.PARAMETERS for call in calls)
 
 
 def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: int | None) -> int:
-    """The fewest calls that could carry the same tensors without cutting one (anchors: section 4.5).
+    """Return the minimum number of calls that could carry the same tensors without cutting one (anchors: section 4.5).
 
     By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and one for every ``cap`` bytes
-    of the rest. Buckets are measured in bytes of gradient, so parameters are weighed as their gradients are. Calls of
-    scalars and statistics, one a dependency level, count as they stand.
+    of the rest. Buckets are measured in bytes of gradient, so parameters count as their gradients do. Calls of scalars
+    and statistics, one per dependency level, count as they are.
     """
     if cap is None:
         return len(calls)

@@ -60,7 +60,7 @@ def _rows(rows: Iterator[Any]) -> Iterator[str]:
 
 
 def _long_row(row: Mapping[str, Any]) -> Iterator[str]:
-    """A table whose iterators stand on a line each."""
+    """Write a table with one line per item of each iterator."""
     separator = "{"
     for key, value in row.items():
         yield f"{separator}{_line(key)}: "

@@ -29,11 +29,11 @@ class LocalTypes:
         self._inferred: dict[object, tuple[TensorType, ...]] = {}
 
     def on(self, rank: RankGraph) -> OnRank:
-        """Those of one rank."""
+        """Return the local types of one rank."""
         return OnRank(self, rank, self.program.mesh.coordinates(rank.rank))
 
     def infer(self, node: Node, types: Sequence[TensorType], data: Mapping[int, np.ndarray]) -> tuple[TensorType, ...]:
-        """What onnx's shape inference says of one node; ``data``: values of operands that are constants."""
+        """Run onnx's shape inference on one node; ``data``: values of constant operands."""
         key = (
             node.op_type, node.domain, str(sorted(node.attributes.items(), key=lambda each: each[0])), tuple(types),
             tuple((place, array.tobytes()) for place, array in data.items()),
@@ -79,7 +79,7 @@ class OnRank:
         return found
 
     def _infer(self, node: Node, place: int) -> TensorType:
-        """Of a node that lowering made."""
+        """Infer the type of a result of a node that lowering added."""
         constants = self._rank.constants
         first = self.of(node.inputs[0]) if node.inputs else UNKNOWN
         if node.op_type == "Reshape" and node.inputs[1] in constants and first.static:

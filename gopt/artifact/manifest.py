@@ -1,7 +1,7 @@
-"""The manifest of an output folder as a record: which files each rank runs, and which states it holds.
+"""The manifest of an output folder as a record: the files that each rank runs, and the states it holds.
 
-``gopt/schemas/manifest.schema.json`` describes every key. ``manifest_check`` reads the file and says what else must
-hold of it.
+``gopt/schemas/manifest.schema.json`` describes every key. ``manifest_check`` reads the file and checks the conditions
+that the schema cannot express.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Shape = tuple[int | str | None, ...]
 
 
 class InputKind(StrEnum):
-    """What an input is that is no state."""
+    """Kind of an input that is not a state."""
 
     BATCH = "batch"
     HYPER = "hyper"
@@ -39,7 +39,9 @@ class InputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MeshEntry:
-    """The mesh as documents have it. ``kinds`` are absent where the user said none."""
+    """The mesh in documents. ``kinds`` is absent unless the user declared kinds. ``kinds`` are absent where the user
+    said none.
+    """
 
     axes: tuple[tuple[str, int], ...]
     ranks: int
@@ -50,7 +52,7 @@ class MeshEntry:
         return cls(mesh.axes, mesh.ranks, dict(mesh.kinds) or None)
 
     def mesh(self) -> Mesh:
-        """The mesh of these axes; raises OptionError where there is none."""
+        """Return the mesh of these axes; raises OptionError if they are invalid."""
         return Mesh.from_record(to_document(self))
 
 
@@ -143,7 +145,7 @@ class FedInput:
 
 @dataclass(frozen=True, slots=True)
 class CommonEntry:
-    """What all ranks have alike."""
+    """Entries that are equal on all ranks."""
 
     inputs: tuple[InputEntry, ...]
     outputs: tuple[OutputEntry, ...]
@@ -163,7 +165,7 @@ class RankEntry:
     fed: tuple[FedInput, ...] = field(default=(), metadata=OPTIONAL)
 
     def feeds(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the rank is fed of a whole batch."""
+        """Return the rank's inputs, cut from a whole batch."""
         parts = {each.input: each.box for each in self.fed}
         return {name: take(value, parts.get(name)) for name, value in batch.items()}
 
@@ -175,7 +177,10 @@ class RankEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that a launcher needs. ``phases`` is None where there is the one phase ``step``: see ``schedule``."""
+    """All that a launcher needs.
+
+    ``phases`` is None if ``step`` is the only phase: see ``schedule``.
+    """
 
     format: str = FORMAT
     accumulate: int = field(default=1, metadata=OPTIONAL)
@@ -206,7 +211,7 @@ class Manifest:
         return self.mesh.ranks + (0 if self.parameter_server is None else self.parameter_server.servers)
 
     def with_trainers(self, count: int) -> Manifest:
-        """The manifest of a split for another number of trainers, who are all alike."""
+        """Return the manifest of a split for another number of trainers; all trainers are equal."""
         trainers = [each for each in self.ranks if each.role == "trainer"]
         if len(trainers) == count:
             return self

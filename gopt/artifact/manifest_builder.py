@@ -57,7 +57,7 @@ def source_states(training: TrainingGraph) -> tuple[SourceState, ...]:
 
 
 def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> CommonEntry:
-    """What every rank is fed and gives back, and the states that are the same on all of them."""
+    """Return the inputs and outputs that all ranks have, and the states that are equal on all of them."""
     types = training.graph.types
     inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
     outputs = (training.loss, *training.metrics)
@@ -93,6 +93,6 @@ def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:
 
 
 def local_state(state: RankState) -> LocalState:
-    """A state of a rank: the pieces of the source's states that it is made of."""
+    """Return the entry of a rank's state: the pieces of source states that it contains."""
     pieces = tuple(Piece(piece.tensor, piece.start, piece.stop, piece.box) for piece in state.pieces)
     return LocalState(state.input, state.output, pieces, state.local, state.copy)

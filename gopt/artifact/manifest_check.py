@@ -1,7 +1,7 @@
-"""Manifest and report of an output folder as they are read: the schema first, then what no schema can say.
+"""Reads manifest and report of an output folder: validates the schema, then conditions that a schema cannot express.
 
-The schema checks keys and types. What else readers rely on is checked here, and only here: ranks fit the mesh, file
-names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
+The schema checks keys and types. All other conditions that readers rely on are checked here, and only here: ranks fit
+the mesh, file names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str],
 
 
 def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str]) -> None:
-    """Compare what a manifest says of one rank with the rank's graphs by phase; raises InputError."""
+    """Compare the manifest's entry of a rank with the rank's graphs, by phase; raises InputError on a difference."""
     name, where = str(Path(home, MANIFEST_FILE)), f"rank {rank.rank}"
     inputs = {key: type for graph in graphs.values() for key, type in graph.inputs.items()}
     outputs = {key for graph in graphs.values() for key in graph.outputs}
@@ -311,7 +311,7 @@ class _Checker:
         return len(range(first, rows, step)) * ((self.elements[piece.tensor] or 0) // max(rows, 1))
 
     def _box(self, where: str, tensor: str, shape: Shape | None, box: Box) -> int:
-        """The elements of a box; raises InputError where it is none of the tensor."""
+        """Return the number of elements of a box; raises InputError if it is not inside the tensor."""
         if shape is None or len(box) != len(shape):
             _refuse(self.name, where, f"{len(box)} dimensions, {show(tensor)} has {len(shape or ())}")
         for size, ends in zip(shape or (), box):

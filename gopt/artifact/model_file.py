@@ -26,7 +26,7 @@ from gopt.ir.graph import Graph
 
 _DIGITS = 8
 LARGEST = 512 << 20
-"""Bytes of a model beyond which gopt did not write it: its values would lie beside it."""
+"""Maximum size in bytes of a model file that gopt writes; larger models store their values in a file beside it."""
 
 
 def check_model(target: Path, *, shown: Path, force: bool) -> None:
@@ -76,7 +76,7 @@ def data_name(target: Path, digest: str) -> str:
 
 
 def old_data(target: Path) -> Path | None:
-    """The file of values of a model that ``write_model`` wrote, and that stands there now."""
+    """Return the file of values beside a model that ``write_model`` wrote, if it exists now."""
     if not is_regular_file(target) or target.stat().st_size > LARGEST:
         return None
     model = onnx.ModelProto()
@@ -106,7 +106,7 @@ def put_file(staged: Staged, target: Path, force: bool) -> None:
 
 
 def _put_data(data: Staged, target: Path, force: bool) -> bool:
-    """The values take their place, unless the very same are there: says whether they were put there.
+    """Move the file of values into place, unless an identical one exists; returns whether it was moved.
 
     Raises OptionError for other ones, unless ``force`` is given: the name says that they were gopt's.
     """
@@ -141,7 +141,7 @@ def _data_of(target: Path) -> re.Pattern[str]:
 
 
 def _mentions(model: Path, name: str) -> bool:
-    """Whether a model may refer to a file: one that is too large to be read may."""
+    """Return whether a model may refer to a file: one that is too large to be read may."""
     if not model.is_file():
         return False
     return model.stat().st_size > LARGEST or os.fsencode(name) in model.read_bytes()

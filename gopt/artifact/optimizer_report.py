@@ -58,7 +58,7 @@ def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
 def _absent(
     call: OpaqueCall, holder: Holder | None, coordinates: Mapping[int, Mapping[str, int]], why: str
 ) -> tuple[str, list[int]]:
-    """Why the node does not update a weight on some ranks, and on which."""
+    """Return the reason why the node does not update a weight on some ranks, and these ranks."""
     if holder is None:
         text = "written out in standard operators" + (f": {why}" if why else ", as a part of another weight's update")
         return text, list(coordinates)

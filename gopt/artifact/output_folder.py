@@ -16,10 +16,11 @@ from gopt.errors import OptionError, RunError
 
 @contextmanager
 def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder beside ``target`` that replaces it in one step when the block ends; it is removed when the block raises.
+    """Yield a folder beside ``target`` that atomically replaces it when the block ends; it is removed if the block
+    raises.
 
-    Raises OptionError when the target exists and ``force`` is not given, or holds what gopt did not write; RunError
-    when it cannot be written; StoppedError when a signal asks for the end.
+    Raises OptionError if the target exists and ``force`` is not given, or if it contains files that gopt did not write;
+    RunError if it cannot be written; StoppedError if a signal requests the end.
     """
     whole = check_output_folder(target, force=force)
     try:

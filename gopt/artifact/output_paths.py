@@ -1,4 +1,4 @@
-"""Where outputs may be written: only what gopt wrote may be replaced, and only if it holds no file of the user's."""
+"""Checks output paths: only output of gopt may be replaced, and only if it contains no file of the user."""
 
 from __future__ import annotations
 

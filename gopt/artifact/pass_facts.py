@@ -49,7 +49,7 @@ def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:
 
 
 def bucket_cap(passes: Iterable[PassRecord]) -> int | None:
-    """Bytes of a bucket at most, as the passes that pack them say; None without one."""
+    """Return the maximum size of a bucket in bytes, from the records of the packing passes; None without one."""
     return max((each.facts["bucket_cap_bytes"] for each in passes if "bucket_cap_bytes" in each.facts), default=None)
 
 

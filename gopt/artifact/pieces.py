@@ -13,7 +13,10 @@ from gopt.sharding import boxes
 from gopt.sharding.boxes import Box
 
 Place = tuple[Box | None, tuple[int, int] | None]
-"""What the elements of a piece are counted in: a box, and which rows of it. Hashable, for pieces of one tensor."""
+"""Coordinates in which the elements of a piece are counted: a box, and a range of its rows.
+
+Hashable, for pieces of one tensor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Piece:
 
     @property
     def place(self) -> Place:
-        """What ``start`` and ``stop`` are counted in."""
+        """Coordinates in which ``start`` and ``stop`` are counted."""
         return self.box, self.every
 
 
@@ -46,7 +49,7 @@ def place_shape(place: Place, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
-    """What a piece holds of a tensor of the source, 1-D; a view where it can be one."""
+    """Return the elements of a piece from a whole source tensor, 1-D; a view if possible."""
     part = boxes.take(whole, piece.box)
     if piece.every is not None:
         part = part[piece.every[0] :: piece.every[1]]

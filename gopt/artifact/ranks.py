@@ -53,7 +53,7 @@ def write_ranks(
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """What files of ranks are called, and what they say of themselves: ``role`` and a number, unless ``alone``."""
+    """Names and metadata of rank files: ``role`` and a number, unless ``alone``."""
 
     role: str = "rank"
     alone: bool = False
@@ -186,7 +186,7 @@ class _RankWriter:
 
 
 def _tag(number: int, length: int) -> bytes:
-    """What stands before a length-delimited field."""
+    """Return the tag and length that precede a length-delimited field."""
     return bytes([number << 3 | 2]) + _varint(length)
 
 

@@ -1,4 +1,4 @@
-"""What of the source some ranks lack: its nodes, its values, its states; why, and what stands for them."""
+"""Nodes, values and states of the source that are missing on some ranks, with the reasons and the replacements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALIAS = "it changes nothing: its readers read what it reads"
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Why a node of the source is gone: the pass and its reason, and the parameter that the node is for."""
+    """Why a source node was removed: the pass, its reason, and the parameter that the node serves."""
 
     pass_name: str
     why: str
@@ -32,12 +32,12 @@ UNREAD = Removal("prune", "nothing reads it any more")
 
 
 class Removals:
-    """What passes say of the nodes that they removed."""
+    """Removals recorded by the passes."""
 
     def __init__(self, ran: Iterable[PassRun]) -> None:
         self._found: dict[str, Removal] = {}
         self.replaced: dict[str, tuple[str, ...]] = {}
-        """Value -> the values that stand for it now."""
+        """Value -> the values that replace it."""
         for each in ran:
             owners, made = each.result.owners, dict[tuple[str, str | None], Removal]()
             for name, why in each.result.removed.items():
@@ -48,7 +48,7 @@ class Removals:
             self.replaced.update(each.result.replaced)
 
     def of(self, node: Node) -> Removal:
-        """Why a node of the source is gone."""
+        """Return the removal of a source node."""
         return self._found.get(node.first_output, UNREAD)
 
 
@@ -67,8 +67,10 @@ def role_of(node: Node) -> str:
 def removed(
     program: SpmdProgram, ran: Sequence[PassRun], classes: Sequence[tuple[SpmdProgram, list[int]]]
 ) -> tuple[list[OpFact], list[RemovedVarFact]]:
-    """Operators and values of the source that some ranks lack. ``classes``: the variants with the ranks of each that
-    were made."""
+    """Return operators and values of the source that are missing on some ranks.
+
+    ``classes``: the variants, each with its written ranks.
+    """
     found = _Removed(program, ran, classes)
     found.nodes()
     found.aliases()
@@ -102,7 +104,9 @@ class _Removed:
             return rank_ranges(sorted(gone))
 
         self.missing_on = missing_on
-        """The ranks that lack something; ``places``: where the ranks of each variant have it, None: nowhere."""
+        """Function from ``places`` to the ranks on which an item is missing; ``places``: the ranks of each variant that
+        have it.
+        """
 
     def nodes(self) -> None:
         """Nodes that some ranks do not run."""

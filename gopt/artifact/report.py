@@ -13,12 +13,12 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass did: reasons by removed node or value label, and its own figures."""
+    """Result of a pass: reasons by label of a removed node or value, and the pass's own facts."""
 
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """First output of a removed source node -> why."""
     replaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """Value of a removed source node -> the values that stand for it now."""
+    """Value of a removed source node -> the values that replace it."""
     owners: Mapping[str, str] = field(default_factory=dict, repr=False)
     """First output of a removed source node -> the parameter that it is for."""
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -37,7 +37,7 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class PassRun:
-    """A pass that ran: what the report says of it, and which nodes it removed."""
+    """A pass that ran: its facts for the report, and the nodes that it removed."""
 
     record: PassRecord
     result: PassResult

@@ -37,7 +37,10 @@ def build_report(
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
 ) -> Report:
-    """What was removed, added and moved; grows with the graph, not with graph times ranks."""
+    """Build the report of removed, added and moved items.
+
+    Its size grows with the graph, not with graph times ranks.
+    """
     classes = classes_of(program, list(phases_by_rank(ranks)))
     calls = find_calls(program, program.sharded)
     removed_ops, removed_vars = removed(program, ran, classes)
@@ -96,7 +99,7 @@ def _balances(rows: Sequence[Mapping[str, int]]) -> dict[str, float]:
 
 
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
-    """What each rank holds, and what it sends in one update: all its micro-steps included."""
+    """Return, for each rank, the bytes it holds, and those it sends in one update with all its micro-steps."""
     by_rank = phases_by_rank(ranks)
     found: dict[int, RankUsage] = {}
     for variant, members in classes_of(program, list(by_rank)):
@@ -130,7 +133,7 @@ def _rank_bytes(
 
 
 def _calls(program: SpmdProgram, parts: Sequence[RankGraph]) -> tuple[CallEntry, ...]:
-    """What one rank sends, by collective and group, in the order of the first call of each."""
+    """Return the calls of one rank by collective and group, in the order of the first call of each."""
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for part, node in _comm_nodes(parts):
         sent = part.phase.times * call_bytes(program, part, node)
@@ -155,7 +158,7 @@ def _reducible(program: SpmdProgram) -> set[str]:
 
 
 def _defined(program: SpmdProgram, part: RankGraph, node: Node) -> bool:
-    """Whether the rank gets the results of a call."""
+    """Return whether the rank gets the results of a call."""
     root = node.attributes.get("root")
     return root is None or root == program.mesh.index(str(node.attributes["group"]), part.rank)
 

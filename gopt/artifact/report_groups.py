@@ -1,8 +1,8 @@
-"""What the report says of operators and values: removed and added ones, in groups with one reason.
+"""Removed and added operators and values in the report, in groups with one reason.
 
 A group is a table. Its columns are the operators of one update, in order; its rows are the parameters that have the
-same update. So a reason, a set of ranks, an operator's type and what stands for it are written once a group, a
-parameter once a row, and of each operator or value the name alone. ``expand_*`` gives them back one by one.
+same update. So a reason, a set of ranks, an operator's type and its replacement are written once per group, a parameter
+once per row, and an operator or value only by name. ``expand_*`` returns them one by one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Shape = tuple[int | str | None, ...]
 
 
 class OpFact(NamedTuple):
-    """An operator that some ranks lack, or that a pass added.
+    """An operator that is missing on some ranks, or that a pass added.
 
-    ``of``: the parameter or the bucket that it is for, None where there is none; ``replaced_by``: values that stand
-    for its results now.
+    ``of``: the parameter or the bucket that it serves, None if there is none; ``replaced_by``: values that replace its
+    results.
     """
 
     pass_name: str
@@ -38,7 +38,7 @@ class OpFact(NamedTuple):
 
 
 class RemovedVarFact(NamedTuple):
-    """A value that some ranks lack; ``nbytes`` are those of the source's value."""
+    """A value that is missing on some ranks; ``nbytes``: size of the source's value."""
 
     pass_name: str
     reason: str
@@ -54,7 +54,7 @@ class RemovedVarFact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocalShape:
-    """What some ranks have of a value."""
+    """Local shape of a value on some ranks."""
 
     ranks: str
     shape: Shape | None
@@ -108,7 +108,7 @@ class OpGroup:
     rows: tuple[Row, ...] = field(metadata=LINES)
 
     def fault(self) -> str | None:
-        """What is wrong with the group, None where nothing is."""
+        """Return the reason why the group is inconsistent; None if it is consistent."""
         return _fault(self.count, self.rows, self.op_types, self.replaced_by)
 
 
@@ -167,7 +167,7 @@ def type_counts(group: OpGroup) -> Counter[str]:
 
 
 def total(groups: Iterable[Group]) -> int:
-    """How many operators or values there are in groups."""
+    """Return the number of operators or values in groups."""
     return sum(group.count for group in groups)
 
 
@@ -276,7 +276,7 @@ def _joined(items: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shown(items: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """What stands for each column; nothing where nothing stands for any."""
+    """Return the replacements of each column; () if no column has one."""
     if not any(items):
         return ()
     return (items[0],) if len(set(items)) == 1 else tuple(items)

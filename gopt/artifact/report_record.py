@@ -60,7 +60,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
-    """What a rank holds, and what it sends in one update: all its micro-steps included."""
+    """Bytes that a rank holds, and that it sends in one update with all its micro-steps."""
 
     rank: int
     nbytes: RankBytes = field(metadata=key("bytes"))
@@ -111,7 +111,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceEntry:
-    """What ``--auto`` chose out of ``weighed`` choices, and why; bytes are the largest over the ranks."""
+    """The choice of ``--auto`` out of ``weighed`` choices, and its reason; bytes are the maximum over the ranks."""
 
     weighed: int
     memory: int | None
@@ -131,7 +131,7 @@ class ChoiceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """What one step is and holds: bytes, but for ``nodes`` and ``calls``. Traffic and calls are those of one update."""
+    """Size of one step, in bytes except ``nodes`` and ``calls``. Traffic and calls are those of one update."""
 
     nodes: int
     parameters: int
@@ -159,7 +159,7 @@ class BeforeAfter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was removed, added and moved. It grows with the graph, not with graph times ranks."""
+    """Removed, added and moved items. The report grows with the graph, not with graph times ranks."""
 
     format: str = FORMAT
     source: SourceEntry

@@ -25,7 +25,7 @@ _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 
 
 def external_tensor(name: str, type: TensorType, offset: int, location: str = STATES_FILE) -> TensorProto:
-    """A tensor whose bytes lie in a file beside the model."""
+    """Return a tensor with external data: its bytes are in a file beside the model."""
     tensor = TensorProto(name=name, data_type=dtype_code(type.dtype), dims=type.dims)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(type.nbytes))):
@@ -71,9 +71,10 @@ def model_bytes(
     graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str],
     layout: SpmdProgram | None = None,
 ) -> bytes:  # fmt: skip
-    """A graph as a model file; initializers that have an offset lie there in the file ``location``, all else inside.
+    """Serialize a graph as a model file.
 
-    ``layout``: the program whose layout sharding specs describe; None: the file has those of the graph alone.
+    Initializers with an entry in ``offsets`` refer to the file ``location``; all others are stored inside. ``layout``:
+    the program whose shardings are written as specs; None: only the graph's own specs.
     """
     body = onnx.GraphProto(name=graph.name)
     body.input.extend(value_info(name, type) for name, type in graph.inputs.items())

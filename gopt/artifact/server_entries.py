@@ -1,8 +1,8 @@
-"""What a manifest says of trainers and servers: who serves what, and what travels in which message.
+"""Entries of a manifest for trainers and servers: the keys of each server, and the messages that carry them.
 
-Endpoints are numbered like ranks: trainers first, servers behind them. A key is what is pushed and pulled as one: in
-synchronous modes a run of pieces of alike updates, in asynchronous ones a piece of one tensor. A bucket is the keys of
-one server that travel in one message.
+Endpoints are numbered like ranks: trainers first, then servers. A key is pushed and pulled as one: in synchronous modes
+it is a run of pieces of equal updates, in asynchronous ones a piece of one tensor. A bucket is the set of keys of one
+server that share one message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PullAt(StrEnum):
 
 
 class KeyKind(StrEnum):
-    """What a key is."""
+    """Kind of a key."""
 
     PARAMETER = "parameter"
     """Trainers push gradients and pull parameters."""
@@ -95,7 +95,7 @@ class TablePartStates:
 
 @dataclass(frozen=True, slots=True)
 class RowInitEntry:
-    """What makes the start value of a tensor with rows of a table; ``rows``: as ``RowInit.parse`` reads it."""
+    """Initializer of a tensor with rows of a table; ``rows``: in the format of ``RowInit.parse``."""
 
     tensor: str
     rows: str
@@ -103,13 +103,13 @@ class RowInitEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A table whose rows lie on servers: trainers pull and push rows by their numbers, and never have the whole.
+    """A table whose rows are distributed over servers: trainers pull and push rows by number, and never have the whole.
 
-    ``layout``, ``servers``, ``cuts``: as in ``TableLayout``. ``inputs`` and ``outputs``: what each of ``servers`` calls
-    its part, rows x columns flattened, before and after the update. ``gradients``: what it calls the merged rows, and
-    ``ids`` their numbers. ``update``: an update runs on all rows (``dense``), or on those that were pushed (``lazy``).
-    ``states``: of each of ``servers``, all that it has of the table. ``init``: tensors whose start values are in no
-    file.
+    ``layout``, ``servers``, ``cuts``: as in ``TableLayout``. ``inputs`` and ``outputs``: for each of ``servers``, the
+    name of its part, rows x columns flattened, before and after the update. ``gradients``: the name of the merged rows,
+    and ``ids`` of their numbers. ``update``: an update runs on all rows (``dense``), or on those that were pushed
+    (``lazy``). ``states``: for each of ``servers``, all tensors it has of the table. ``init``: tensors whose start
+    values are in no file.
     """
 
     parameter: str
@@ -130,11 +130,11 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlanEntry:
-    """How trainers and servers share the work.
+    """Division of work between trainers and servers.
 
     ``fixed_trainers``: a run must have as many trainers as the manifest. ``every``: in mode geo, steps between pushes.
-    ``compensation``: the strength of delay compensation, None without it. ``count``: in asynchronous modes, what
-    advances the counters of a key by one: each push of it, a push for each trainer, or a push of trainer 0.
+    ``compensation``: the strength of delay compensation, None without it. ``count``: in asynchronous modes, the event
+    that advances the counters of a key by one: each push of it, a push by each trainer, or a push by trainer 0.
     """
 
     servers: int

@@ -1,6 +1,6 @@
-"""What must hold of a manifest's trainers and servers, beyond what its schema says: readers rely on it.
+"""Checks the trainers and servers of a manifest beyond its schema, for conditions that readers rely on.
 
-Checked before: ranks fit the mesh, pieces of states are ranges of their tensors, and no name is listed twice.
+Already checked: ranks fit the mesh, pieces of states are ranges of their tensors, and no name is listed twice.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class _Plan:
         self.trainers = manifest.mesh.ranks
         self.states = {state.tensor: state for state in manifest.states}
         self.held: list[dict[str, LocalState]] = []
-        """Of each server: input -> the state that it holds."""
+        """For each server: input -> the state that it holds."""
         self.layouts: dict[str, TableLayout] = {}
         """Tensor with the rows of a table -> the table's layout."""
         self.everywhere: dict[str, LocalState] = {}
-        """What every server holds alike."""
+        """States that are equal on every server."""
 
     def check(self) -> None:
         self._options()
@@ -176,7 +176,7 @@ class _Plan:
                     self._refuse(f"{where}.init[{number}].tensor", f"{show(init.tensor)} has other rows")
 
     def _table_states(self, where: str, entry: TableEntry) -> None:
-        """What servers have of a table beside the table itself."""
+        """Check the states that servers hold for a table besides the table itself."""
         due, rounds = len(entry.servers), self.entry.mode.rounds
         if (entry.states or entry.update != "dense" or not rounds) and len(entry.states) != due:
             self._refuse(f"{where}.states", f"it has {due} parts")
@@ -231,7 +231,7 @@ class _Plan:
 
     @staticmethod
     def _end(ranges: Iterable[tuple[int, ...]]) -> int:
-        """Where ranges end that follow one another from 0; -1 where they leave or repeat an element."""
+        """Return the end of ranges that are contiguous from 0; -1 if they skip or repeat an element."""
         place = 0
         for start, stop, *_ in ranges:
             if start != place:
@@ -280,7 +280,7 @@ class _Plan:
             self._refuse(f"{where}.pieces", f"the server holds other pieces in {show(key.inputs[0])}")
 
     def _held(self, where: str, key: KeyEntry) -> dict[str, LocalState]:
-        """What the servers of a key hold, all of its inputs and outputs included."""
+        """Return the states that the servers of a key hold, with all of its inputs and outputs."""
         held = self.everywhere if key.server is None else self.held[key.server]
         who = "every server" if key.server is None else f"server {key.server}"
         for number, (input, output) in enumerate(zip(key.inputs, key.outputs)):
@@ -291,7 +291,7 @@ class _Plan:
         return held
 
     def _scalar(self, where: str, key: KeyEntry) -> None:
-        """What a key is that no server owns."""
+        """Check a key that is on all servers and has no owner."""
         if key.server is not None:
             self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")
         if key.pieces:

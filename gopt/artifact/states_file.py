@@ -43,7 +43,7 @@ class StatesFile:
             self.size += tensor.nbytes
 
     def without(self, names: Container[str]) -> StatesFile:
-        """The same file for who has no values of some names."""
+        """Return the same file without the values of some names."""
         other = StatesFile()
         other._order, other.size = self._order, self.size
         other.offset = {name: offset for name, offset in self.offset.items() if name not in names}
@@ -122,7 +122,7 @@ def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
 
 
 def plan_states_file(program: SpmdProgram) -> StatesFile:
-    """Where every stored value goes: the buckets' states in bucket order, then the others whole."""
+    """Assign an offset to every stored value: the buckets' states in bucket order, then the others whole."""
     source = program.source.graph
     values = StatesFile()
     placed: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a rank holds between steps and at most within one, from the rank-independent graph alone."""
+"""Memory of a rank between steps and at the peak of one, from the rank-independent graph alone."""
 
 from __future__ import annotations
 
@@ -100,7 +100,10 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
 
 
 def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
-    """What ranks have parts of. A verified program knows it, but for windows along axes of a split computation."""
+    """Return the shardings of values of which ranks have parts.
+
+    A verified program has them, except for windows along axes of a split computation.
+    """
     if program.sharded and not program.split:
         return program.sharded
     shardings = Shardings(program, strict=False).infer()
@@ -108,9 +111,9 @@ def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
 
 
 def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> LivePeaks:
-    """One sweep from the last node to the first: a value lives from the node that makes it to the last that reads it.
+    """Find the peaks of live bytes in one sweep from the last node to the first.
 
-    What nobody reads lives on to the end.
+    A value is live from its producer to its last reader; without a reader, to the end.
     """
     views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in VIEWS and node.inputs[0]}
     root: dict[str, str] = {}

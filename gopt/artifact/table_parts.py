@@ -1,4 +1,4 @@
-"""Which elements of a table a server has, as a piece of the tensor; and tables of which no file has the values."""
+"""The elements of a table on each server, as a piece of the tensor; and tables whose values are in no file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table_layout(entry: TableEntry) -> TableLayout:
 
 
 def part_piece(layout: TableLayout, tensor: str, server: int) -> Piece:
-    """What a server has of a tensor with the table's shape."""
+    """Return the piece of a tensor of the table's shape that a server has."""
     rows, columns = layout.row_ids(server), layout.columns(server)
     elements = len(rows) * len(columns)
     if layout.layout is Layout.MODULO:

@@ -1,4 +1,7 @@
-"""How a bucket is written down: shapes as text, cuts, and what an element weighs. Pure arithmetic."""
+"""Text form of a bucket: shapes, cuts, and bytes per element.
+
+Pure arithmetic.
+"""
 
 from __future__ import annotations
 

@@ -17,12 +17,15 @@ _ELSEWHERE = frozenset({"group", "reduce", "dtype", "shapes", "peer"})
 
 
 class CallSignature(NamedTuple):
-    """What all members of a group must agree on for a call to match. Hashable, and prints as one line."""
+    """Properties of a call on which all members of a group must agree.
+
+    Hashable, and prints as one line.
+    """
 
     op: str
     group: str
     reduce: str
-    """How elements are combined; empty where they are only moved."""
+    """Reduction operator; '' if elements are only moved."""
     layout: tuple[tuple[str, Any], ...]
     """``tensors`` = the payload's shapes as text, then root, tag, cuts, axis and sizes where there are any."""
     dtype: str

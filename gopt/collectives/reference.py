@@ -17,7 +17,7 @@ from gopt.collectives.layout import HALVES, parse_shapes, total_elements
 Contributions = Sequence[Sequence[Array]]
 
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
-"""How two contributions become one; a mean is divided at the end."""
+"""Reduction -> function that combines two contributions; a mean is divided at the end."""
 
 
 def reduced(arrays: Sequence[Array], how: str) -> Array:

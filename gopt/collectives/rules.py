@@ -24,7 +24,7 @@ def nothing(call: Call) -> list[PartialType]:
 
 
 def stated(call: Call) -> list[PartialType]:
-    """What the attribute ``shapes`` says, in the call's dtype."""
+    """Return the types in the attribute ``shapes``, with the call's dtype."""
     shapes = parse_shapes(call["shapes"])
     if not shapes:
         raise InputError(f"{call.op}: shapes is empty")
@@ -135,7 +135,7 @@ def _elements(shape: Shape) -> int | None:
 
 
 def _agrees(found: Shape, wanted: tuple[int | str | None, ...]) -> bool:
-    """Whether two shapes may be the same, as far as both are known."""
+    """Return whether two shapes may be the same, as far as both are known."""
     if found is None:
         return True
     pairs = zip(found, wanted, strict=False)

@@ -1,6 +1,6 @@
-"""The collectives as ONNX schemas: the checker knows them, and shape inference asks their records.
+"""ONNX schemas of the collectives, for the checker and for shape inference.
 
-Importing this module costs nothing; ``register`` imports onnx.
+Importing this module is cheap; ``register`` imports onnx.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnx.defs import OpSchema
 
 _ONNX_WORDS = {"float32": "float", "float64": "double"}
-"""Where ONNX's word for an element type is not the manifest's."""
+"""Element types whose ONNX name differs from that in the manifest."""
 _MANIFEST_WORDS = {word: name for name, word in _ONNX_WORDS.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a collective is: one frozen record that answers every question about it."""
+"""Specification of a collective: one frozen record with its types, numerics, traffic and checks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How gopt writes: to a draft beside the target, under a random name, which takes the target's place in one step.
+"""Atomic writes: a draft with a random name beside the target replaces the target in one step.
 
-``files`` makes new files and syncs them, ``rename`` moves them into place, ``staging_names`` names what is staged,
-``lock`` tells what is being staged from what a dead process left, ``staging`` joins them, ``paths`` resolves targets,
-``signals`` keeps an interrupt out of the steps that belong together.
+``files`` creates new files and syncs them, ``rename`` moves them into place, ``staging_names`` names staged files,
+``lock`` distinguishes live staged files from those that a dead process left, ``staging`` combines these, ``paths``
+resolves targets, ``signals`` defers interrupts during steps that belong together.
 """

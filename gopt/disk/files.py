@@ -18,7 +18,7 @@ BUFFER = 1 << 20
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP)
-"""How file systems say that they sync no folders."""
+"""Error numbers of file systems that cannot sync folders."""
 
 
 class _Raw(io.RawIOBase):
@@ -85,7 +85,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """A folder, and those it lies in, where they are missing; raises OSError."""
+    """Create a folder and its missing parents; raises OSError."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for made in missing:
@@ -93,7 +93,7 @@ def make_folders(path: Path) -> None:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether this is a regular file, not a link to one."""
+    """Return whether this is a regular file, not a link to one."""
     with suppress(OSError):
         return stat.S_ISREG(os.lstat(path).st_mode)
     return False
@@ -109,7 +109,7 @@ def remove(path: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Why something could not be written, in a few words."""
+    """Return a short reason why a write failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
     return error.strerror or str(error)

@@ -46,13 +46,13 @@ def lock_existing(path: Path) -> tuple[int, LockState] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process has the lock of a file; False where there is no such file, or no locks."""
+    """Return whether another process has the lock of a file; False where there is no such file, or no locks."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return try_lock(number, fcntl.LOCK_SH) is LockState.BUSY  # shared: those who only look do not meet
+        return try_lock(number, fcntl.LOCK_SH) is LockState.BUSY  # shared: readers do not exclude each other
     finally:
         os.close(number)
 

@@ -1,4 +1,4 @@
-"""Where a path leads, as the system has it: ``link/../NAME`` lies beside what the link leads to, not the link."""
+"""Resolves paths as the system does: ``link/../NAME`` is beside the target of the link, not beside the link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def real_path(path: str | os.PathLike[str]) -> Path:
     parts = Path(path).parts
     fixed = len(parts) - parts[::-1].index("..") if ".." in parts else 0
     head = os.path.realpath(os.path.join(*parts[:fixed]), strict=True) if fixed else ""
-    if fixed == len(parts):  # ``..`` and ``.`` have no name to stand beside
+    if fixed == len(parts):  # ``..`` and ``.`` have no name of their own
         return Path(head or os.path.realpath(os.curdir))
     whole = Path(os.path.realpath(os.path.join(head, *parts[fixed:-1]) or os.curdir), parts[-1])
     with suppress(FileNotFoundError, NotADirectoryError):

@@ -13,7 +13,7 @@ _HERE = -100
 """AT_FDCWD: relative paths are of the current folder."""
 _NO_REPLACE, _EXCHANGE = 1, 2
 _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
-"""How a system, or a file system, says that it does not know the call or the flag."""
+"""Error numbers of systems or file systems that do not support the call or the flag."""
 
 
 class Unsupported(OSError):
@@ -46,7 +46,7 @@ def _rename(one: Path, other: Path, flag: int) -> None:
 
 @cache
 def renameat2() -> Any:
-    """The C library's call, as a function that returns the number of the error; None where there is none."""
+    """Return the C library's call as a function that returns an error number; None if it is missing."""
     import ctypes
 
     try:

@@ -20,18 +20,18 @@ _TRIES = 100
 
 
 class LeftAsideError(OSError):
-    """What was at the target is intact, but moved aside: it is at ``filename``."""
+    """Raised when the old target is intact but was moved aside, to ``filename``."""
 
 
 @dataclass(slots=True)
 class Staged:
-    """What will be ``target``: a folder or a file that is locked for as long as this process works on it."""
+    """A draft that will become ``target``: a folder or a file, locked while this process works on it."""
 
     path: Path
     target: Path
     _lock: int
     _mine: bool = True
-    """Whether what lies under ``path`` may be removed."""
+    """True if ``path`` may be removed."""
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
@@ -44,11 +44,11 @@ class Staged:
         self.commit((lambda _: None) if os.path.lexists(self.target) else None)
 
     def commit(self, check: Callable[[Path], None] | None = None) -> None:
-        """Take the target's place, and remove what was there; without ``check`` the place must be free.
+        """Replace the target and remove the old one; without ``check`` the target must not exist.
 
-        ``check`` is given the path of what was there, once it is out of the way, and raises to have it back. Whatever
-        is raised, and whenever the process dies, the old or the new one stands there whole; where the file system
-        exchanges no names, it may lie beside it under a name that ``sweep`` knows. Raises FileExistsError, OSError.
+        ``check`` gets the path of the old target once it is moved aside, and raises to restore it. After any error, and
+        if the process dies at any time, the old or the new target exists as a whole; on file systems that cannot
+        exchange names, it may be beside the target under a name that ``sweep`` knows. Raises FileExistsError, OSError.
         """
         if self.path.is_dir():
             sync_folder(self.path)
@@ -186,7 +186,7 @@ def create_staged(target: Path, make: Callable[[Path], None]) -> Staged:
 
 
 def sweep(folder: Path, target: Path | None = None) -> None:
-    """Remove drafts in a folder, of one target or of all, whose process has died, and put back what a target lacks."""
+    """Remove drafts of dead processes in a folder, for one target or all, and restore a missing target."""
     found = []
     with suppress(OSError):
         found = staging_names.find_staged(folder, target)

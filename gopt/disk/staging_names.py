@@ -46,7 +46,7 @@ def find_staged(folder: Path, target: Path | None = None) -> list[StagedEntry]:
 
 
 def displaced_copies(target: Path) -> list[Path]:
-    """Where what stood in a place may lie, that was put aside by a process which then died."""
+    """Return the paths of old targets that a process moved aside before it died."""
     with suppress(OSError):
         return [each.path for each in find_staged(target.parent, target) if each.kind == OLD]
     return []

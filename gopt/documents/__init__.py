@@ -184,7 +184,7 @@ def _told(place: Sequence[str | int]) -> str:
 
 
 def _is_other(given: Any, kind: DocumentKind) -> bool:
-    """Whether a format is another version of the kind's."""
+    """Return whether a format is another version of the kind's."""
     return isinstance(given, str) and given.startswith(f"gopt-{kind.schema}/")
 
 
@@ -265,5 +265,5 @@ def _split(found: Any) -> Any:
 
 
 def safe_name(text: str) -> bool:
-    """Whether a text is the name of a file without a path."""
+    """Return whether a text is the name of a file without a path."""
     return bool(text) and text not in (".", "..") and not set(text) & set("/\\\0") and len(text.encode()) <= 255

@@ -1,9 +1,9 @@
-"""Frozen dataclasses as documents and back: a record's fields say which keys its document has, and of which types.
+"""Converts frozen dataclasses to documents and back: the fields of a record define the keys and types of its document.
 
-``from_document`` takes what has passed its schema, ``to_document`` gives what ``json`` writes. A field is a key of its
-name, or of the one that ``key`` gives; fields with the metadata ``OPTIONAL`` are absent where they have their default.
-Fields may be numbers, texts, booleans, enums, records, tuples of these, mappings from text to these, and None beside
-each; a field of type Any keeps its value as it is.
+``from_document`` takes a document that conforms to its schema, ``to_document`` returns what ``json`` writes. A field is
+a key of its name, or of the one that ``key`` gives; fields with the metadata ``OPTIONAL`` are absent if they have their
+default. Fields may be numbers, texts, booleans, enums, records, tuples of these, mappings from text to these, and None
+as an alternative; a field of type Any keeps its value as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIONAL = {"optional": True}
 """Metadata of a dataclass field whose key is absent where the value is the field's default."""
 
 LINES = {"lines": True}
-"""Metadata of a field with records that stand on a line each where their own record is one of a list."""
+"""Metadata of a field whose records are written one per line if their own record is an item of a list."""
 
 
 def key(name: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def key_of(each: Field[Any]) -> str:
 
 
 def is_optional(each: Field[Any]) -> bool:
-    """Whether the key of a record's field may be absent."""
+    """Return whether the key of a record's field may be absent."""
     return bool(each.metadata.get("optional", False))
 
 
@@ -66,7 +66,7 @@ def document_items(record: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plan(cls: Any, convert: Callable[[Any], Convert | None]) -> list[tuple[str, str, Convert | None, Any]]:
-    """Of every field its name, its key, how its value is converted, and its default where the key may be absent."""
+    """Return for each field its name, key, converter, and its default if the key may be absent."""
     hints = typing.get_type_hints(cls)
     return [
         (each.name, key_of(each), convert(hints[each.name]), each.default if is_optional(each) else MISSING)
@@ -111,7 +111,7 @@ def _is_record(hint: Any) -> bool:
 
 
 def _reader(hint: Any) -> Convert | None:
-    """How a value of a document becomes one of type ``hint``; None: it stays as it is."""
+    """Return the function that converts a document's value to type ``hint``; None if no conversion is needed."""
     if _is_record(hint):
         return _record_reader(hint)
     if isinstance(hint, enum.EnumMeta):
@@ -138,7 +138,7 @@ def _lazy_writer(hint: Any) -> Convert | None:
 
 
 def _line_writer(cls: Any) -> Convert:
-    """As ``_record_writer``, but what stands on lines of its own is an iterator as well."""
+    """Like ``_record_writer``, but a field with ``LINES`` is an iterator."""
     write = _record_writer(cls)
     lazy = [(each.name, key_of(each)) for each in fields(cls) if "lines" in each.metadata]
     hints = typing.get_type_hints(cls)
@@ -172,7 +172,7 @@ def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type
 
 
 def _item(inner: Callable[[Any], Convert | None], arguments: tuple[Any, ...]) -> Convert | None:
-    """How the items of a tuple are converted: all alike, or of types that need no conversion."""
+    """Return the converter of the items of a tuple; all have one type, or need no conversion."""
     if arguments[1:] == (...,):
         return inner(arguments[0])
     assert all(inner(each) is None for each in arguments)

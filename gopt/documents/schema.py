@@ -26,7 +26,7 @@ def first_error(schema: str, found: Any) -> tuple[list[str | int], str] | None:
 
 
 def _in_list(validator: Any, found: dict[str, Any], key: str) -> tuple[list[str | int], str]:
-    """As ``first_error``, where the fault lies in a long list."""
+    """Like ``first_error``, for an error inside a long list."""
     rest, value = _slim(found), found[key]
     good, bad = 0, len(value)  # the first ``good`` ones are as they should be, the first ``bad`` ones are not
     while bad - good > 1:
@@ -70,7 +70,7 @@ def _slim(found: Any) -> Any:
 
 
 _FEW, _MANY, _SLIM = 64, 1000, 50_000
-"""How many items of a list, of a table and of all values the copy keeps."""
+"""Maximum numbers of items of a list, of a table and of all values that the copy keeps."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Collectives that a source already has: recognised, checked and given types, whoever wrote them.
+"""Recognises collectives of a source, of whichever exporter, checks them and gives them types.
 
 ``gopt.comm`` nodes are taken as they are. Of the ``com.microsoft`` ones the group is an integer whose meaning changed
 between schema generations (0 = all ranks or the data group, 1 = data or tensor group), so the user must declare it.
@@ -24,11 +24,11 @@ TORCH = "_c10d_functional"
 COPIES = "gopt.copies"
 """Key of a loaded source's metadata: a line ``VALUE=GROUP`` for each value that a MegatronF copies to a region."""
 HORIZONTAL = 4
-"""The ``group_type`` along which MegatronF and MegatronG go; some of their schemas do not say it."""
+"""The ``group_type`` of MegatronF and MegatronG; some of their schemas omit it."""
 DECLARED = "gopt.group_type"
-"""Key of the model's metadata that may hold what ``--group-type`` says."""
+"""Key of the model's metadata that may contain the value of ``--group-type``."""
 WORLD = "all"
-"""Stands for the group of operators that name none."""
+"""Name of the group of operators that do not specify one."""
 _PACKED = ("NcclAllGather", "NcclReduceScatter")
 _UNSUPPORTED = frozenset([
     "AdasumAllReduce", "HorovodAllReduce", "HorovodBarrier", "AllToAll", "Send", "Recv",
@@ -179,7 +179,7 @@ def _made(node: Node, op_type: str, **attributes: Any) -> Node:
 
 
 def _declare(graph: Graph, groups: Mapping[str, str]) -> None:
-    """Let the header import the dialect, and keep what was declared for whoever reads the source again."""
+    """Import the dialect in the header, and store the declared groups for later readers of the source."""
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
     if not any(opset.domain == COMM for opset in header.opset_import):

@@ -31,7 +31,7 @@ _READ_ELEMENTS = 64
 
 
 class Outline:
-    """What chunks need of a model beside its nodes, copied: the model itself can be freed."""
+    """The parts of a model, besides its nodes, that chunks need; copied, so that the model itself can be freed."""
 
     def __init__(self, model: ModelProto) -> None:
         head = ModelProto(ir_version=model.ir_version)
@@ -45,7 +45,7 @@ class Outline:
         self.declared = {info.name: info for info in copy.value_info}
         self.outputs = {info.name: info for info in copy.output}
         self.consistent = len(self.declared) == len(copy.value_info)
-        """Whether no value is declared twice: of two types, the order in the file decides."""
+        """True if no value is declared twice; of two conflicting types, the order in the file would decide."""
 
 
 def outline(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> Outline | None:
@@ -107,22 +107,24 @@ class _Seen:
         self.types: dict[str, TensorType] = {}
         self._made: dict[Hashable, list[TensorType | None]] = {}
         self._operands: dict[str, Hashable] = {"": ""}
-        """What inference sees of each value: its type, or its content where that may be a shape. Types are few, and one
-        object each where values are declared or inferred: the object's number stands for it."""
+        """Key of each value as inference sees it: its type, or its content if that may be a shape.
+
+        Declared and inferred types are few shared objects, so the key is the object's id.
+        """
         self._operands.update((name, id(kind)) for name, kind in {**graph.inputs, **constants}.items())
         for name, tensor in graph.initializers.items():
             self._operands[name] = (self._operands.get(name), _content(name, tensor))
         self._operands.update((name, ("Constant", node.attribute_bytes())) for name, node in stored.items())
         self._operands.update((name, _array(value)) for name, value in folded.items())
         self._said: dict[str, Hashable] = {"": ""}
-        """What the file says of values that nodes make, which inference holds its own answer against."""
+        """Declarations in the file of values that nodes compute; inference compares its results with them."""
         for table in (model.declared, model.outputs):
             for name, info in table.items():
                 self._said[name] = (self._said.get(name), table is model.outputs, info.type.SerializeToString())
         self._said.update((name, (self._said.get(name), _array(value))) for name, value in folded.items())
 
     def before(self, node: Node) -> bool:
-        """Whether an earlier node shows what this one makes, which is noted then."""
+        """Return whether an earlier node shows what this one makes, which is noted then."""
         try:
             types = self._made.get(self._key(node))
         except KeyError:
@@ -133,7 +135,7 @@ class _Seen:
         return True
 
     def add(self, node: Node, found: Mapping[str, TensorType]) -> None:
-        """Note what inference says of a node: the types of its outputs."""
+        """Record the inferred output types of a node."""
         types = self._made[self._key(node)] = [found.get(name) for name in node.outputs]
         self._note(node, types)
 
@@ -150,7 +152,9 @@ class _Seen:
 
 
 def _content(name: str, tensor: Tensor) -> Hashable:
-    """What inference may see of a stored tensor: all of a small one, and of long floating ones the type."""
+    """Return a key of a stored tensor as inference sees it: the content of a small tensor, the type of a large float
+    tensor.
+    """
     if tensor.type.elements > _READ_ELEMENTS:
         return tensor.type if tensor.type.dtype in FLOATS else name
     return name if tensor.proto is None else (tensor.type, _values(tensor.proto))
@@ -209,7 +213,7 @@ class _Chunks:
     def _model(
         self, nodes: Iterable[Node], made: Mapping[str, None], reads: Iterable[str], folded: Mapping[str, np.ndarray]
     ) -> bytes:
-        """A chunk as a serialized model; values of ``folded`` stand in it as constants."""
+        """Serialize a chunk as a model; the values of ``folded`` become constants in it."""
         body = GraphProto(name=self.model.name or "graph")
         encoded: list[bytes] = []
         for name in reads:

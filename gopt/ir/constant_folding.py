@@ -42,7 +42,7 @@ def fold_small(
         try:
             result = np.asarray(rule(node, [operand for operand in operands if operand is not None]))
         except (ValueError, IndexError, TypeError, KeyError):
-            continue  # a malformed node: whoever needs its type says so
+            continue  # a malformed node: code that needs its type reports it
         if result.size <= _SMALL and result.dtype.name in _INTEGERS:
             known[node.outputs[0]] = folded[node.outputs[0]] = result
     return folded

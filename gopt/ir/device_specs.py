@@ -20,7 +20,7 @@ from gopt.ir.wire_format import field
 IR_VERSION = 11
 """The first version of the format that has them."""
 OWN = "gopt:"
-"""How the device configurations that gopt writes begin: ``gopt:dp=2,tp=4``."""
+"""Prefix of the device configurations that gopt writes: ``gopt:dp=2,tp=4``."""
 _SPECS = NodeProto.DEVICE_CONFIGURATIONS_FIELD_NUMBER
 
 
@@ -37,7 +37,7 @@ class ShardedDim:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a node says of one of its values. ``groups``: for each shard in order, the devices that hold it."""
+    """Sharding spec of one value of a node. ``groups``: for each shard in order, the devices that hold it."""
 
     tensor: str
     node: str
@@ -134,7 +134,9 @@ def _spec(proto: ShardingSpecProto, node: Node, graph: Graph, devices: int) -> T
 
 
 def spec_message(spec: TensorSpec) -> ShardingSpecProto:
-    """A record as it stands in a file: groups of several devices are numbered -1, -2, ... in its map."""
+    """Convert a record to its protobuf message; groups of several devices are numbered -1, -2, ... in its map. in its
+    map.
+    """
     proto = ShardingSpecProto(tensor_name=spec.tensor)
     for place, group in enumerate(spec.groups, 1):
         if len(group) == 1:
@@ -167,7 +169,7 @@ def with_specs(node: Node, specs: Mapping[str, Sequence[TensorSpec]], dropped: I
 
 
 def without_specs(data: bytes) -> bytes:
-    """A serialized node without what it says of devices: of a rank's file, which is a program of one device."""
+    """Return a serialized node without its device specs; a rank's file is a program of one device."""
     if _tag() not in data:
         return data
     proto = NodeProto.FromString(data)

@@ -1,4 +1,4 @@
-"""Values that lie outside the model file: external data beside a model, and the files that ``--state`` names.
+"""Values stored outside the model file: external data beside a model, and the files named by ``--state``.
 
 Paths come from the file, so they are hostile until shown otherwise. A location must be relative, stay in the
 model's folder, and pass through no symbolic link below that folder (the folder itself may be reached through
@@ -96,7 +96,7 @@ def absolute(path: str) -> str:
 
 
 class DataFolder:
-    """The folder of a model, in which its external data must lie."""
+    """The folder of a model, which must contain its external data."""
 
     def __init__(self, model_path: str) -> None:
         # Joined, never normalised: 'link/../m.onnx' is not 'm.onnx' when 'link' is one.
@@ -104,7 +104,7 @@ class DataFolder:
         self._sizes: dict[str, tuple[str, int]] = {}
 
     def tensor(self, proto: onnx.TensorProto, type: TensorType) -> Tensor:
-        """Where the external data of an initializer lies.
+        """Return a tensor that refers to the external data of an initializer.
 
         Raises InputError if the file is missing, too short, or not inside the folder, or if offset or length are
         wrong; UnsupportedError for packed 4-bit values.
@@ -222,6 +222,6 @@ def _number(entries: dict[str, str], key: str, default: int, owner: str) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """Return the message of an error on one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The graph that gopt works on: ONNX nodes as they are, values by name, who makes and who reads them.
+"""The graph that gopt works on: unchanged ONNX nodes, values by name, producers and users of each value.
 
 A thin layer over protobuf: a source node keeps the bytes of its NodeProto and is written back from them, so that
 nothing a user's exporter put there is lost. Bytes take a fifth of the memory of a parsed message.
@@ -71,7 +71,7 @@ class Node:
         self.encoded = encoded
         """The NodeProto of the file, serialized; None for a node that gopt adds. Copies of a node share it."""
         self.sharding = sharding
-        """Which ranks run it, and on what."""
+        """The ranks that run the node, and the placements it runs on."""
         self.source: Node | None = None
         """In a graph that passes rewrite: the node of the source that this one is; None for one that a pass added."""
         self.captures: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """What a report calls the node: its name, or its first output."""
+        """Name of the node in reports: its own name, or that of its first output."""
         return self.name or next((name for name in self.outputs if name), self.op_type)
 
     @property
@@ -124,7 +124,7 @@ class Node:
         return self.outputs[0] or next(filter(None, self.outputs))
 
     def is_a(self, *op_types: str) -> bool:
-        """Whether this is one of the standard operators named."""
+        """Return whether this is one of the standard operators named."""
         return self.op_type in op_types and self.domain in ("", "ai.onnx")
 
     def is_in(self, op_types: Container[str]) -> bool:
@@ -174,10 +174,10 @@ def make_attribute(name: str, value: Any) -> AttributeProto:
 
 @dataclass(slots=True)
 class Tensor:
-    """A constant or an initial value: where it lies, read only when asked for.
+    """A constant or an initial value, read from its source only on demand.
 
-    Either ``array`` holds it, or ``proto`` does, or ``reader`` gives it, or ``path``/``offset`` say where the raw
-    little-endian bytes are, or ``parts`` are its pieces, flattened, one after the other.
+    The source is one of: ``array``; ``proto``; ``reader``, a function that returns the array; ``path`` and ``offset``
+    of raw little-endian bytes; or ``parts``, flattened pieces in order.
     """
 
     type: TensorType
@@ -226,7 +226,9 @@ class Tensor:
         return f"<Tensor {self.type}>"
 
     def flat_slice(self, start: int, stop: int) -> Tensor:
-        """Elements ``start`` to ``stop`` of the flattened tensor, which must lie in a file; nothing is read."""
+        """Return elements ``start`` to ``stop`` of the flattened tensor, which must be stored in a file; nothing is
+        read.
+        """
         type = TensorType(self.type.dtype, (stop - start,))
         return Tensor(type, path=self.path, offset=self.offset + nbytes(type.dtype, start))
 

@@ -15,7 +15,7 @@ from gopt.ir.tensor_proto import check_data, stored_type
 from gopt.ir.types import TensorType, dtype_name, known
 
 _COPIED_BYTES = 16 << 20
-"""Of stored values that are copied, so that the message of the file can be freed."""
+"""Maximum size of stored values, in bytes, that are copied so that the message of the file can be freed."""
 
 
 def read_inputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:

@@ -51,7 +51,7 @@ def add_types(graph: Graph, file: ModelFile, outline: Outline | None) -> None:
 
 
 def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorType]) -> dict[str, TensorType]:
-    """What onnx's shape inference says of a graph as a whole; the model is checked on the way."""
+    """Return the types that onnx's shape inference finds for the whole graph; the model is checked at the same time."""
     nodes, inputs, initializers = graph.nodes, graph.inputs, graph.initializers
     # Where every shape is declared in numbers, as some exporters do, inference adds nothing.
     static = {name for name, kind in graph.types.items() if kind.static and known(kind.dtype)}
@@ -144,7 +144,7 @@ def _copy(
 
 
 def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onnx.ValueInfoProto]:
-    """What ONNX's shape inference says of a model, or has said (``graph``); nothing if it fails."""
+    """Return the value infos that shape inference adds to a model, or has added (``graph``); none if it fails."""
     try:
         if graph is None:
             graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
@@ -153,12 +153,12 @@ def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onn
         if open_ends and not any(map(_long, (*found, *copy.graph.input))):
             graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
             found = (*graph.value_info, *graph.output)
-    except Exception:  # its exceptions have no common base, and no type is worth a refusal: what needs one will say so
+    except Exception:  # its exceptions have no common base; code that needs a missing type reports it
         return ()
     return found
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:
-    """Whether a value is one long row: following its data would make a dimension of each of its elements."""
+    """Return whether a value is one long row: following its data would make a dimension of each of its elements."""
     shape = read_type(info.type).shape
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG

@@ -1,4 +1,4 @@
-"""Loading: an ONNX file becomes a Graph, or is refused in one line.
+"""Loads an ONNX file as a Graph, or refuses it with a one-line message.
 
 Later code relies on what is checked here: every value is defined once and read after it is made, sizes are sane,
 stored bytes match their shapes, and external data lies inside the model's folder. Large values are not copied.
@@ -32,14 +32,14 @@ _PROTOBUF_LIMIT = 2**31 - 1
 
 
 def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
-    """The graph in an ONNX file.
+    """Return the graph in an ONNX file.
 
-    Initializers keep their TensorProto, or say where their external data lies; none is read. ``own`` admits names
-    that begin with ``gopt.``, for reading gopt's own output back.
+    Initializers keep their TensorProto or a reference to external data; none is read. ``own`` permits names that begin
+    with ``gopt.``, for reading gopt's own output.
 
-    Raises InputError if the file is missing, malformed, truncated or hostile, and for whatever ``onnx.checker``
-    refuses with its full check; UnsupportedError for training_info,
-    the Gradient operator, sparse initializers, and inputs or outputs that are not dense tensors.
+    Raises InputError if the file is missing, malformed, truncated or hostile, and for whatever ``onnx.checker`` refuses
+    with its full check; UnsupportedError for training_info, the Gradient operator, sparse initializers, and inputs or
+    outputs that are not dense tensors.
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():

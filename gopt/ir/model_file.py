@@ -1,4 +1,4 @@
-"""The bytes of a model file, and the message that protobuf makes of them while it is needed."""
+"""The bytes of a model file, and its protobuf message while that is needed."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class ModelFile:
         return self._model
 
     def release(self) -> None:
-        """Free the message once nobody else holds a part of it."""
+        """Free the message if no other object refers to a part of it."""
         self._model = None

@@ -20,11 +20,14 @@ _GRAPH_ATTRIBUTES = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
 _SPARSE_ATTRIBUTES = {AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS}
 _LOOKED_AT = _TENSOR_ATTRIBUTES | _GRAPH_ATTRIBUTES | _SPARSE_ATTRIBUTES | {AttributeProto.UNDEFINED}
 _SIZED = frozenset({"num_outputs", "shape", "axes"})
-"""Attributes from which shape inference makes as many outputs or dimensions as they say."""
+"""Attributes that determine how many outputs or dimensions shape inference allocates."""
 
 
 def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
-    """A node of the graph, its outputs defined in ``symbols``; ``own``: it may say which pass of gopt made it."""
+    """Convert a node and define its outputs in ``symbols``.
+
+    ``own``: the node may carry the name of the gopt pass that added it.
+    """
     names, op_type, domain = symbols.defined, proto.op_type, proto.domain
     if type(op_type) is str and type(domain) is str:  # else they are no text, which is refused later
         op_type, domain = sys.intern(op_type), sys.intern(domain)
@@ -68,7 +71,7 @@ def _refuse_spmd(proto: NodeProto) -> None:
 
 
 def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
-    """What the bodies in a node's attributes read from outside, in order; looks at the attributes on the way."""
+    """Return the outer values that the bodies in a node's attributes read, in order; also checks the attributes."""
     _check_operator(proto)
     found: dict[str, None] = {}
     for attribute in proto.attribute:
@@ -117,7 +120,7 @@ def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
 
 
 def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
-    """What a body of control flow reads from outside, its outputs included.
+    """Return the outer values that a control-flow body reads, including those it returns directly.
 
     Read in file order, so that a value used in the body before it is made there counts as one from outside, and
     is found undefined.

@@ -89,7 +89,7 @@ def _check_directory(path: str, size: int) -> None:
         tail = file.read()
     place = tail.rfind(_END)
     if place < 0 or len(tail) < place + 22:
-        return  # zipfile says what is wrong with it
+        return  # zipfile's message names the fault
     (listed,) = struct.unpack_from("<L", tail, place + 12)
     place64 = tail.rfind(_END64, 0, place)
     if listed == 0xFFFFFFFF and place64 >= 0 and len(tail) >= place64 + 48:
@@ -100,7 +100,7 @@ def _check_directory(path: str, size: int) -> None:
 
 
 class _SizeBudget:
-    """How many bytes may still be taken from one archive."""
+    """Number of bytes that may still be read from one archive."""
 
     def __init__(self, size: int) -> None:
         self.most = max(limits.ARCHIVE_FREE, limits.ARCHIVE_GROWTH * size)
@@ -118,7 +118,7 @@ class _SizeBudget:
 
 
 class _Header:
-    """What stands before an array's values."""
+    """The header in front of an array's values."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         start = file.read(8)

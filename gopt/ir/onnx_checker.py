@@ -40,7 +40,7 @@ def check_structure(file: ModelFile) -> None:
 
 
 def accepts(data: bytes, *, full: bool) -> bool:
-    """Whether ``onnx.checker`` accepts a serialized model; ``full``: with shape inference."""
+    """Return whether ``onnx.checker`` accepts a serialized model; ``full``: with shape inference."""
     return _said(data, full=full) is None
 
 
@@ -49,7 +49,7 @@ def _error(file: ModelFile) -> str | None:
     slim = _slim(model)
     if _said(file.data if slim is None else slim.SerializeToString()) is None:
         return None
-    # Once more, with a name for every node: most exporters give them none, and the checker says no other.
+    # Check again with a name for every node: most exporters omit names, and the checker identifies nodes by name only.
     named = ModelProto()
     named.CopyFrom(model if slim is None else slim)
     for node in nested(named.graph.node):
@@ -63,7 +63,7 @@ def _error(file: ModelFile) -> str | None:
 
 
 def _said(data: bytes, *, full: bool = True) -> str | None:
-    """What the checker says of a model; None where it accepts it."""
+    """Return the checker's message about a model; None if it accepts the model."""
     try:
         onnx.checker.check_model(data, full_check=full)
     except UnicodeDecodeError:
@@ -81,7 +81,7 @@ def _line(text: str) -> str:
 
 
 def _node(text: str, said: str) -> str:
-    """The node that a message is about, where the checker names it beside what it says."""
+    """Return the node that a message is about, if the checker names it."""
     found = _NODE.search(text)
     if found is None or not found.group(1):
         return ""
@@ -106,7 +106,7 @@ def _value(model: ModelProto) -> str:
 
 
 def _sound(info: onnx.ValueInfoProto) -> bool:
-    """Whether a declared type is one at all."""
+    """Return whether a declared type is one at all."""
     try:
         onnx.checker.check_value_info(info)
     except Exception:  # as above
@@ -187,7 +187,7 @@ def _large(tensor: TensorProto) -> bool:
 
 
 def _large_constant(node: NodeProto) -> bool:
-    """Whether a node is a plain Constant with a large value, which gopt has looked at itself."""
+    """Return whether a node is a plain Constant with a large value, which gopt has looked at itself."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.input:
         return False
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:

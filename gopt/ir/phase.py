@@ -1,4 +1,4 @@
-"""Where in a training step a node stands."""
+"""Phase of a node in a training step."""
 
 from __future__ import annotations
 

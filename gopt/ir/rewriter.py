@@ -15,7 +15,9 @@ from gopt.sharding.placements import EVERYWHERE, Sharding
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 _BEHIND = 1e-3
-"""How far behind its forerunner a node is due, where one node of the source is 1: chains stay in front of the next."""
+"""Distance in the order between a node and the one it follows; source nodes are 1 apart, so chains stay before the
+next.
+"""
 
 
 class GraphRewriter:
@@ -27,18 +29,18 @@ class GraphRewriter:
         self.reasons: dict[str, str] = {}
         """First output of a source node that some or all ranks lose -> why."""
         self.replaced: dict[str, tuple[str, ...]] = {}
-        """Value of a source node that was removed -> the values that stand for it now."""
+        """Value of a removed source node -> the values that replace it."""
         self.owners: dict[str, str] = {}
         """First output of a source node in ``reasons`` -> the parameter that it is for."""
         self._gone: set[int] = set()
         self._added: list[Node] = []
         self._changed = False
         self._made: dict[str, Node] = {}
-        """What this pass makes -> the node that does."""
+        """Value -> the node of this pass that produces it."""
 
     @cached_property
     def _priority(self) -> dict[int, float]:
-        """Where each node is due, by id."""
+        """Position at which each node is due, by id."""
         return {id(node): float(place) for place, node in enumerate(self.graph.nodes)}
 
     @cached_property
@@ -87,9 +89,9 @@ class GraphRewriter:
         self._priority[id(node)] = float("inf")
 
     def move(self, node: Node, place: float) -> None:
-        """Let a node of the graph be due at a place of the order as it was: 7.5 is between nodes 7 and 8.
+        """Schedule a node at a position of the original order: 7.5 is between nodes 7 and 8.
 
-        Nodes that are due at one place keep their order; one whose inputs come later stands right behind them.
+        Nodes due at one position keep their order. A node whose inputs are produced later follows them directly.
         """
         self._priority[id(node)] = place
         self._changed = True
@@ -114,8 +116,10 @@ class GraphRewriter:
         return self._producers[source.first_output]
 
     def remove(self, source: Node, why: str, *, of: str = "", by: Mapping[str, str] = NOTHING) -> None:
-        """Remove this graph's copy of a source node. ``of``: the parameter that it is for; ``by``: what stands for its
-        values now."""
+        """Remove this graph's copy of a source node.
+
+        ``of``: the parameter that the node serves; ``by``: source value -> its replacement.
+        """
         self._changed = True
         self._gone.add(id(self._producers[source.first_output]))
         self.annotate(source, why, of=of)
@@ -129,7 +133,7 @@ class GraphRewriter:
         self._gone.add(id(self._producers[output]))
 
     def annotate(self, source: Node, why: str, *, of: str = "") -> None:
-        """Say why a source node is not on every rank; ``of``: the parameter that it is for."""
+        """Record why a source node does not run on every rank; ``of``: the parameter that the node serves."""
         name = source.first_output
         self.reasons.setdefault(name, why)
         if of:

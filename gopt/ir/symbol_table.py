@@ -7,7 +7,7 @@ from gopt.errors import InputError
 from gopt.ir.external_data import show
 
 RESERVED = "gopt."
-"""How every name begins that gopt makes."""
+"""Prefix of all names that gopt creates."""
 
 
 def text(name: str) -> str:
@@ -22,9 +22,9 @@ class SymbolTable:
 
     def __init__(self, reserved_hint: str | None, *, function: bool = False) -> None:
         self.reserved_hint = reserved_hint
-        """What to say of a name that is gopt's own; None admits such names."""
+        """Hint of the error for a name with gopt's prefix; None permits such names."""
         self.function = function
-        """Whether this is the body of a function, in which attributes refer to those of the call."""
+        """True in the body of a function, where attributes may refer to those of the call."""
         self.defined: dict[str, str] = {"": ""}
         """Every name that is defined, with itself: readers take this object, so that a name is in memory once and is
         hashed once."""

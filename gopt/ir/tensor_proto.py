@@ -1,4 +1,4 @@
-"""A tensor that the model file itself holds: its type, and whether its bytes are as many as its dimensions say."""
+"""Tensors stored in the model file itself: their type, and a check that the data matches the dimensions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.ir.external_data import check_dims, data_fields
 from gopt.ir.types import TensorType, dtype_name
 
-_TYPED_DATA = {  # dtype -> (field, entries per element); everything else lies in int32_data
+_TYPED_DATA = {  # dtype -> (field, entries per element); all other dtypes are stored in int32_data
     "float32": ("float_data", 1.0), "complex64": ("float_data", 2.0), "float64": ("double_data", 1.0),
     "complex128": ("double_data", 2.0), "int64": ("int64_data", 1.0), "uint64": ("uint64_data", 1.0),
     "uint32": ("uint64_data", 1.0), "string": ("string_data", 1.0),
@@ -31,7 +31,7 @@ def stored_type(proto: TensorProto, owner: str) -> TensorType:
 
 
 def check_data(proto: TensorProto, kind: TensorType, owner: str) -> None:
-    """Raises InputError unless the tensor holds as many bytes or entries as its dimensions say."""
+    """Raise InputError unless the number of stored bytes or entries matches the dimensions."""
     if len(fields := data_fields(proto)) > 1:
         raise InputError(f"{owner} holds data in more than one field: {fields[0]} and {fields[1]}")
     if proto.HasField("raw_data"):

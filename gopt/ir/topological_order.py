@@ -43,9 +43,9 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
 
 
 def check_order(nodes: Sequence[Node], given: set[str]) -> None:
-    """Raise InputError unless the nodes can run in file order, as ONNX demands: for the value that stands in the way.
+    """Raise InputError, naming the value, unless the nodes can run in file order, as ONNX demands.
 
-    ``given``: the values that no node makes.
+    ``given``: the values that no node computes.
     """
     made = set(given)
     for node in nodes:

@@ -33,7 +33,7 @@ _LISTS = {("attribute", 7): 4, ("attribute", 8): 0, ("tensor", 1): 0}
 """Packed lists that become Python's: the bytes of an element, or 0 where it ends with a byte below 128."""
 _CONTINUED = bytes(range(128, 256))
 _NAMES = (b"\x0a", b"\x12")
-"""What stands before an input and an output of a serialized node."""
+"""Tags of the input and output fields of a serialized node."""
 
 
 def check_parts(data: bytes) -> None:
@@ -101,7 +101,7 @@ def field(number: int, data: bytes) -> bytes:
 
 @functools.lru_cache(1024)
 def _head(number: int, size: int) -> bytes:
-    """What stands before a message of ``size`` bytes."""
+    """Return the tag and length that precede a submessage of ``size`` bytes."""
     head = bytearray((number << 3 | _BYTES,))
     while size > 127:
         head.append(size & 127 | 128)

@@ -42,7 +42,7 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
 
 
 def _fits(found: Placements, wanted: Placements) -> bool:
-    """Whether a value may be held so: it may follow less, and lie on the same one member."""
+    """Return whether a value may be held so: it may follow less, and lie on the same one member."""
     return all(
         one == other
         or (isinstance(other, PerMember) and isinstance(one, Replicated))
@@ -63,7 +63,7 @@ def _check_zeros(program: SpmdProgram) -> None:
 
 
 def _check_statistics(program: SpmdProgram) -> None:
-    """Every running statistic still follows the batch: over micro-steps through what each of them makes of it."""
+    """Check that every running statistic depends on the batch, in each micro-step through the previous result."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     held = [state for state in program.states if state.input in statistics]
     if not held:
@@ -79,7 +79,7 @@ def _check_statistics(program: SpmdProgram) -> None:
 
 
 def _zero(node: Node) -> bool:
-    """Whether a constant is zeros; ConstantOfShape without a value makes them."""
+    """Return whether a constant is zeros; ConstantOfShape without a value makes them."""
     if not node.attributes:
         return node.is_a("ConstantOfShape")
     value = node.attributes.get("value")
@@ -88,7 +88,7 @@ def _zero(node: Node) -> bool:
 
 @dataclass(slots=True)
 class _Blame:
-    """Says of a state that fails why, and where the fault came in."""
+    """Builds the error for a state that fails the check, naming where the fault entered."""
 
     program: SpmdProgram
     shardings: Shardings

@@ -64,7 +64,7 @@ class _Made:
         return self.add("Slice", [self.node.inputs[piece.strips], *cut, self.constant("axis", [self.axis])], name)
 
     def filled(self, count: int, role: str, value: np.ndarray) -> str:
-        """Places that nobody has."""
+        """Return a constant block of ``count`` places that no member has."""
         dims = list(self.here.types[self.node.inputs[0]].dims)
         dims[self.axis] = count
         shape = self.constant(f"{role}.shape", dims)
@@ -88,7 +88,7 @@ class _Made:
 
 
 def strips(node: Node, here: Here) -> Lowered:
-    """What a member has that others need."""
+    """Return the strips of a member that other members need."""
     made = _Made.of(node, here)
     pieces = made.halo.strip_pieces(made.member)
     if not pieces:
@@ -97,7 +97,7 @@ def strips(node: Node, here: Here) -> Lowered:
 
 
 def join(node: Node, here: Here) -> Lowered:
-    """A member's window: its own places, those of strips, and what stands beside the dimension."""
+    """Return a member's window: its own places, those of strips, and padding beyond the dimension."""
     made = _Made.of(node, here)
     halo, member = made.halo, made.member
     runs = [pieces[0] for _, pieces in halo.runs(member)]

@@ -56,8 +56,10 @@ def check_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _SharedValues:
-    """What all ranks have in a phase: value -> the number of the shared block that makes it, -1 if it is given. And of
-    each shared block the values that it reads and that are a rank's own, each with a node that does."""
+    """Values that all ranks have in a phase: value -> index of the shared block that produces it, -1 for an input.
+
+    For each shared block also the rank-local values that it reads, each with a reader.
+    """
 
     made: dict[str, int]
     wanted: list[dict[str, Node]]

@@ -67,7 +67,7 @@ def shard_slice(node: Node, here: Here) -> Lowered:
 
 
 def local_concat(node: Node, here: Here) -> Lowered:
-    """Those of the operands that the rank has, one after the other; an empty tensor where it has none."""
+    """Concatenate the operands that the rank has; an empty tensor if it has none."""
     names, output = [name for name in node.inputs if name in here.present], node.outputs[0]
     if not names:
         type = TensorType(here.types[output].dtype, (0,))

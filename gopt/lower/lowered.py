@@ -1,4 +1,4 @@
-"""What a layout operator becomes on one rank, and what it may ask of the rank."""
+"""Lowering of a layout operator on one rank, and the rank's context that it may use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gopt.ir.types import TensorType
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What a layout operator asks of a rank: its coordinates, the values it has, the types of values."""
+    """Context of a layout operator on a rank: its coordinates, the values it has, the types of values."""
 
     coordinates: Mapping[str, int]
     present: Set[str]

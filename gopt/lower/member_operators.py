@@ -83,7 +83,7 @@ def dim_slice(node: Node, here: Here) -> Lowered:
 
 
 def member_gather(node: Node, here: Here) -> Lowered:
-    """What the member has of what is chosen, zeros for the rest."""
+    """Return the selected elements that the member has, and zeros for the others."""
     part, (data, indices), output = _Part.of(node, here), node.inputs, node.outputs[0]
     zero = {part.name("zero"): np.zeros((), numpy_dtype(here.types[data].dtype))}
     if part.start == part.stop:  # nothing to choose from

@@ -1,4 +1,6 @@
-"""What one rank has: its nodes, its states and accumulators, its constants. Records; ``specialise`` makes them."""
+"""Records of one rank: its nodes, states, accumulators and constants; ``specialise`` builds them. Records;
+``specialise`` makes them.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,10 @@ class RankGraph:
 
     @property
     def nodes(self) -> list[Node]:
-        """All nodes in order. Made anew on every call, as long as the graph: ask for blocks or calls where they do."""
+        """All nodes in order.
+
+        The list is built on every call, in time linear in the graph: use blocks or calls where they suffice.
+        """
         return [node for block in self.blocks for node in block.nodes]
 
     def graph(self) -> Graph:

@@ -32,7 +32,7 @@ def common_states(program: SpmdProgram) -> list[RankState]:
 
 
 def _apart(program: SpmdProgram, state: ShardedState) -> bool:
-    """Whether ranks hold different parts of a state."""
+    """Return whether ranks hold different parts of a state."""
     return state.sharded or any(part.tensor in program.parts for part in state.slices)
 
 
@@ -44,7 +44,7 @@ class Specialiser:
         self._items = list(_items(phase.graph.nodes))
         self._locals = list(_local_values(program, phase))
         self._variants: dict[Hashable, tuple[Node, ...]] = {}
-        """What ranks alike have of a node."""
+        """Nodes that a source node becomes, shared by equal ranks."""
         self._blocks: dict[tuple[int, ...], Block] = {}
         self._version = opset(program.graph)
 
@@ -81,7 +81,7 @@ class Specialiser:
                 at.out.types[summed.input] = type
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
-        """What the rank has of a node that is not the same on all ranks."""
+        """Return the rank's nodes for a node that differs between ranks."""
         if isinstance(node.origin, RefoldedCall) and node.op_type == REFOLD:
             return self._refold(at, node, node.origin)
         if not node.sharding.covers(at.coordinates):
@@ -125,7 +125,7 @@ class Specialiser:
         return nodes
 
     def _close(self, at: _Rank, own: list[Node]) -> None:
-        """Make a block of the nodes that stand between two shared ones; ranks alike get the same."""
+        """Close the block of nodes between two shared blocks; equal ranks share it."""
         if own:
             key = tuple(map(id, own))
             if key not in self._blocks:
@@ -147,7 +147,7 @@ class Specialiser:
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank in the making: what it has so far, and names that stand for others."""
+    """A rank under construction: its nodes so far, and its renamed values."""
 
     number: int
     coordinates: dict[str, int]

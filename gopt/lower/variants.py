@@ -1,4 +1,4 @@
-"""Where programs of ranks with parts of other sizes must agree: states, their order, calls that join the ranks."""
+"""Checks that programs of ranks with parts of different sizes agree in states, their order, and calls between ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _refuse_single(program: SpmdProgram, other: SpmdProgram) -> None:
 
 
 def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
-    """What all variants must have alike, each as a list in order."""
+    """Yield the properties that must be equal in all variants, each with a name and as an ordered list."""
     yield "states", [(each.input, each.output, *(part.tensor for part in each.slices)) for each in program.states]
     yield "accumulators", [(each.input, each.output) for each in program.accumulators]
     yield "buckets", list(program.layout)

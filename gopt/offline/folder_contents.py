@@ -92,7 +92,9 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
 
 
 def _of_run(folder: Path, manifest: Manifest, servers: int) -> Manifest:
-    """The manifest for as many trainers as the run had that wrote a checkpoint: a start may say how many."""
+    """Return the manifest with the number of trainers of the run that wrote a checkpoint, which may differ from the
+    file's.
+    """
     trainers = len(open_index(folder).files) - servers
     return manifest.with_trainers(trainers) if 1 <= trainers <= limits.RANKS else manifest
 
@@ -110,7 +112,7 @@ def read_mesh(path: str | os.PathLike[str]) -> Mesh:
 
 
 def _home(path: str | os.PathLike[str]) -> Path:
-    """The folder that has the manifest: of a checkpoint the one it lies in."""
+    """Return the folder that contains the manifest: for a checkpoint, the folder that contains it."""
     folder = Path(path)
     check_folder(folder, checkpoints=True)
     if not (folder / INDEX_FILE).is_file():
@@ -149,7 +151,7 @@ def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, man
 
 
 def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:
-    """Refuse a folder that lacks ranks which hold states; raises InputError."""
+    """Raise InputError if ranks that hold states are missing in a folder."""
     there = {rank.rank for rank in manifest.ranks}
     total = manifest.total_ranks
     if len(there) == total or all(state.tensor in values for state in manifest.states):
@@ -219,7 +221,7 @@ def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int
 
 
 def _tiled(places: Collection[Place], type: TensorType) -> bool:
-    """Whether places tile a tensor: all its rows dealt out by one step, or a grid of boxes."""
+    """Return whether places tile a tensor: all its rows dealt out by one step, or a grid of boxes."""
     dealt = [every for box, every in places if every is not None and box is None]
     if dealt:
         step = dealt[0][1]
@@ -230,7 +232,7 @@ def _tiled(places: Collection[Place], type: TensorType) -> bool:
 
 
 def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Tensor]) -> Tensor:
-    """What is in a box, or in some rows, from its pieces by their start."""
+    """Return the elements of a box, or of some rows, from its pieces by their start."""
     whole, place = type if within == (None, None) else TensorType(type.dtype, place_shape(within, type.dims)), 0
     for start in sorted(pieces):
         part = pieces[start].type

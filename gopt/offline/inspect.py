@@ -1,4 +1,4 @@
-"""What a model or an output folder is, as records: roles, the rule behind each update, controls, casts, bytes."""
+"""Describes a model or an output folder as records: roles, the rule behind each update, controls, casts, bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NamedValue:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """An optimizer state of a parameter; ``role`` is what the rule makes of it ('' when it is not known)."""
+    """An optimizer state of a parameter; ``role`` is its role in the rule ('' if unknown)."""
 
     name: str
     kind: str
@@ -92,7 +92,7 @@ class Casts:
 
 @dataclass(frozen=True, slots=True)
 class Inspection(HtmlTable):
-    """What a training step is."""
+    """Description of a training step."""
 
     file: str
     sha256: str
@@ -111,7 +111,7 @@ class Inspection(HtmlTable):
     metrics: tuple[NamedValue, ...]
     bytes: Mapping[str, int]
     couplings: tuple[Coupling, ...]
-    """Where the step of several ranks is not that of one large batch."""
+    """Places at which the step of several ranks differs from that of one large batch."""
     mappings: tuple[RegionMapping, ...]
     """Calls along axes whose ranks see the same samples, with their duals."""
     notes: tuple[str, ...]
@@ -127,7 +127,7 @@ class Inspection(HtmlTable):
 
 
 def inspect_model(source: Source) -> Inspection:
-    """What the step of a source is; nothing is changed."""
+    """Describe the step of a source, which is not changed."""
     training = source.training
     graph, notes = training.graph, list(training.notes)
     recogniser = Recogniser(training)
@@ -219,9 +219,9 @@ def _parameters(
 
 
 def _directed(rules: Mapping[str, Rule]) -> dict[str, Rule]:
-    """The rules with ``maximize`` where they go up the gradient they are given.
+    """Return the rules, with ``maximize`` set for those that ascend the gradient.
 
-    Of a single parameter, or of some among others, the sign may as well be the backward's last: then it is None.
+    For a single parameter, or a few among others, the sign may belong to the backward: then it is None.
     """
     known = [rule for rule in rules.values() if rule.recognised]
     sure = True if len(known) > 1 and all(rule.flipped for rule in known) else None

@@ -1,4 +1,4 @@
-"""What an output folder is: mesh, states, passes, and what each rank holds and sends, by its manifest and report."""
+"""Describes an output folder by its manifest and report: mesh, states, passes, and each rank's state and traffic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gopt.offline.inspect_split import SplitInspection, inspect_split
 
 @dataclass(frozen=True, slots=True)
 class RankInspection:
-    """What one rank holds, and the calls it makes in a step."""
+    """States of one rank, and its calls in a step."""
 
     rank: int
     parameters: int
@@ -38,7 +38,7 @@ class RankInspection:
 
 @dataclass(frozen=True, slots=True)
 class FolderInspection(HtmlTable):
-    """What an output folder is, by its own manifest and report."""
+    """Description of an output folder, from its manifest and report."""
 
     folder: str
     mesh: tuple[tuple[str, int], ...]
@@ -68,7 +68,7 @@ class FolderInspection(HtmlTable):
 
 
 def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection | SplitInspection:
-    """What is in an output folder; raises InputError where its manifest or report is missing or broken."""
+    """Describe an output folder; raises InputError if its manifest or report is missing or broken."""
     folder = Path(path)
     check_folder(folder)
     manifest, _ = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""What one file of a trainer or a server is: its messages, the states it carries, and its operators."""
+"""Describes one file of a trainer or a server: its messages, its states, and its operators."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class RoleInspection(HtmlTable):
 
 
 def inspect_role(path: str | os.PathLike[str]) -> RoleInspection | None:
-    """What a file of a split is; None for any other model. Raises InputError for a damaged file.
+    """Describe a file of a split; None for any other model. Raises InputError for a damaged file.
 
-    A server's file carries its states as inputs with an initial value; so do trainers what stays local.
+    A server's file has its states as inputs with an initial value; so does a trainer's for local states.
     """
     graph = load(path, own=True)
     role = graph.metadata.get(ROLE)

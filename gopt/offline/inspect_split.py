@@ -1,4 +1,4 @@
-"""What a folder of trainers and servers is, by its manifest and report."""
+"""Describes a folder of trainers and servers, by its manifest and report."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ServerInspection:
 
 @dataclass(frozen=True, slots=True)
 class SplitInspection(HtmlTable):
-    """What trainers and servers share out, and what travels; bytes are those of one step.
+    """Distribution of a split over trainers and servers, and its traffic; bytes are those of one step.
 
-    ``messages``: what one trainer pushes. ``local``: states of the source that stay on trainers. ``balance``: bytes of
+    ``messages``: pushes of one trainer. ``local``: states of the source that stay on trainers. ``balance``: bytes of
     parameters and states of the fullest server over the mean.
     """
 
@@ -81,7 +81,7 @@ class SplitInspection(HtmlTable):
 
 
 def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) -> SplitInspection:
-    """What a split is; raises InputError where the report is of something else."""
+    """Describe a split; raises InputError if the report belongs to another output."""
     records = split_records(report.pipeline)
     if records is None or {len(each) for each in _by_server(records[1])} != {entry.servers}:
         raise InputError("report.json is not that of this split", "write the folder again with gopt split")

@@ -31,7 +31,7 @@ EMBED = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Merged(HtmlTable):
-    """What ``merge`` wrote."""
+    """Result of ``merge``."""
 
     model: str
     data: str

@@ -21,7 +21,10 @@ need the links inside a node."""
 
 @dataclass(slots=True)
 class Weighed:
-    """Choices of all meshes; ``remarks``: by mesh, what its figures do not say, or why it was not weighed."""
+    """Choices of all meshes.
+
+    ``remarks``: by mesh, limits of its figures, or the reason why it was not weighed.
+    """
 
     found: list[Choice] = field(default_factory=list)
     meshes: list[Mesh] = field(default_factory=list)
@@ -75,7 +78,7 @@ def weigh(
 
 
 def _remarks(split: SpmdProgram) -> Iterator[str]:
-    """What a row of figures does not say of a mesh."""
+    """Yield costs of a mesh that its row of figures leaves out."""
     record = split.passes[0].record
     if split.split and record.note:
         yield record.note

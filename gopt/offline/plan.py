@@ -32,7 +32,10 @@ _FIXED = 1
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """What a choice sets of the pass ``shard``; ``bucket_mb`` None: its default. A field more is a knob more."""
+    """The options of ``shard`` that a choice sets; ``bucket_mb`` None: its default.
+
+    Each field is one dimension of the search space.
+    """
 
     stage: int = 2
     partition: str = "flat"
@@ -78,7 +81,7 @@ class Choice:
 
     @property
     def seconds(self) -> float:
-        """What calls add to a step for each batch, to three digits; 0 without links."""
+        """Seconds that calls add to a step for each batch, to three digits; 0 without links."""
         return 0.0 if self.times is None else float(f"{self.times.exposed / self.batches:.3g}")
 
     def __repr__(self) -> str:
@@ -208,7 +211,7 @@ class RankedChoice:
         return {**self.choice.to_json(), "fits": self.fits, "why": self.why}
 
     def entry(self, weighed: int, memory: int | None, link: str | None) -> ChoiceEntry:
-        """What the report says of it, as the best of ``weighed`` choices under these limits."""
+        """Return the report's entry of this choice, as the best of ``weighed`` choices under these limits."""
         limits = {"weighed": weighed, "memory": memory, "link": link}
         return from_document(ChoiceEntry, {**limits, **self.to_json()})
 
@@ -283,7 +286,7 @@ def _praise(choice: Choice, memory: int | None) -> str:
 
 
 def _cause(choice: Choice, first: Choice) -> str:
-    """What makes a choice slower than the first: latency of its calls, or bytes that do not overlap."""
+    """Return why a choice is slower than the first: latency of its calls, or bytes that do not overlap."""
     mine, theirs = choice.costs, first.costs
     if choice.times is not None and first.times is not None:
         starts = choice.times.latency / choice.batches - first.times.latency / first.batches

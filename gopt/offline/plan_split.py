@@ -1,4 +1,4 @@
-"""What each way to place parameters on servers costs, best first; nothing is written, and no graph is rewritten."""
+"""Ranks the ways to place parameters on servers by cost; nothing is written, and no graph is rewritten."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SplitChoice:
 
 @dataclass(frozen=True, slots=True)
 class RankedSplit:
-    """A choice with whether it fits, and why it stands where it does."""
+    """A choice, whether it fits the limits, and the reason for its rank."""
 
     choice: SplitChoice
     fits: bool

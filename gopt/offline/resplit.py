@@ -41,7 +41,7 @@ def resplit(
 
 
 def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
-    """The fields of ``SplitOptions`` that a folder says, as far as they go with those that are given."""
+    """Return the ``SplitOptions`` stored in a folder, as far as they are compatible with the given ones."""
     manifest = held.manifest
     fields: dict[str, Any] = {
         "loss_reduction": LossReduction.parse(manifest.loss_reduction), "accumulate": manifest.accumulate,
@@ -92,7 +92,7 @@ def _drop_of_tables(
 
 
 def _of_mode(settings: SplitSettings, mode: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """What only some modes have."""
+    """Return the options that exist in some modes only."""
     found: dict[str, Any] = {}
     for name, value, default, modes in (
         ("compensation", settings.compensation, None, _APART),

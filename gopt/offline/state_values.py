@@ -29,7 +29,10 @@ OF_MODULE = (StateKind.PARAMETER, StateKind.STATISTIC)
 
 @dataclass(frozen=True, slots=True)
 class StateDict:
-    """What ``save_state_dict`` wrote: so many tensors; ``missing``: states without a value."""
+    """Result of ``save_state_dict``: the number of tensors, and their bytes.
+
+    ``missing``: states without a value.
+    """
 
     file: str
     tensors: int
@@ -46,8 +49,11 @@ class StateDict:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What ``load_values`` wrote. ``data``: the file of values beside the model, or ''; ``loaded``: states that got a
-    value; ``kept``: states that the file does not name; ``unknown``: names that are no state, and were left out."""
+    """Result of ``load_values``.
+
+    ``data``: the file of values beside the model, or ''. ``loaded``: the number of states that got a value. ``kept``:
+    states that the file does not contain. ``unknown``: names that are no state, and were ignored.
+    """
 
     model: str
     data: str

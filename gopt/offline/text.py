@@ -47,7 +47,7 @@ def canonical_text(graph: Graph, training: TrainingGraph | None = None) -> str:
 
 
 class _Roles:
-    """What to remark about inputs, inner values and outputs."""
+    """Remarks about inputs, inner values and outputs."""
 
     def __init__(self, training: TrainingGraph | None) -> None:
         self.inputs: dict[str, str] = {}
@@ -71,7 +71,7 @@ def _noted(line: str, note: str) -> str:
 
 
 def sharding_notes(sharding: Sharding) -> list[str]:
-    """Where a node runs or a state lies, as a note for each axis; none where that is everywhere."""
+    """Return a note per axis on the members that run a node or hold a state; none if these are all members."""
     notes = []
     for axis, place in sharding.by_axis:
         if isinstance(place, OnMember):

@@ -1,4 +1,4 @@
-"""How long a step's calls take on the links between ranks."""
+"""Estimates the time of a step's calls on the links between ranks."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class BodyBuilder:
     # --- what a node has ----------------------------------------------------------------------------------------
 
     def has(self, slot: str) -> bool:
-        """Whether an input slot has a value."""
+        """Return whether an input slot has a value."""
         return slot in self.slot_values.scalars or slot in self.slot_values.weights[self.weight]
 
     def attribute(self, name: str) -> Any:

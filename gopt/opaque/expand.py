@@ -27,7 +27,7 @@ from gopt.opaque.table_body import opset, same_body, table_body
 
 PREFIX = "gopt.update"
 MADE = "expand"
-"""What ``gopt.pass`` says of a node that a body brought."""
+"""Value of ``gopt.pass`` for a node that comes from an expanded body."""
 DEPTH = 100
 _SMALL = 1024
 """Bytes up to which a constant takes part in inferring types."""
@@ -246,7 +246,7 @@ class _Expansion:
         body.node.extend(node.to_proto() for node in nodes)
         try:
             result = onnx.shape_inference.infer_shapes(model, data_prop=True, strict_mode=False)
-        except Exception:  # its exceptions have no common base; who needs a type says so
+        except Exception:  # its exceptions have no common base; code that needs a type reports it
             return
         for info in result.graph.value_info:
             type = read_type(info.type)

@@ -14,7 +14,7 @@ from gopt.opaque.table_body import opset, table_body
 def with_functions(
     nodes: Iterable[tuple[Node, FunctionProto | None]], header: ModelProto
 ) -> tuple[list[Node], list[FunctionProto]]:
-    """Nodes whose bodies are functions of the file, and the functions that its header lacks.
+    """Return the nodes whose bodies are functions of the file, and the functions missing from its header.
 
     A second body of one operator gets an overload of its own, and so do the nodes that need it.
     """

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from gopt.opaque.body_builder import BodyBuilder
 
 Values = dict[str, str]
-"""Slot -> the value that stands in it; an absent slot is left out."""
+"""Slot -> its value; absent slots are left out."""
 
 
 class Arrangement(str, Enum):
-    """How a node lists the values of several weights."""
+    """Order in which a node lists the values of several weights."""
 
     SINGLE = "one weight a node"
     GROUPED = "scalars, then one group of slots per weight"

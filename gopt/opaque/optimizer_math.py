@@ -108,5 +108,5 @@ def low_precision_copy(b: BodyBuilder, new: str) -> None:
             if b.has("update_signal")
             else b.shared("true", lambda: b.const(True, "bool"))
         )
-        # Read even where it is always replaced: a state that its own update does not read cannot be told.
+        # Read it even if it is always replaced: a state that its own update does not read cannot be recognised.
         b.result("new_narrow_weight", b.op("Where", signal, narrow, b.formal("narrow_weight")))

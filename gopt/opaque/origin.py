@@ -17,8 +17,8 @@ __all__ = ["SHARED", "OpaqueCall", "Origin"]
 class OpaqueCall:
     """One node that was expanded. ``operator`` is its record, None for a function of the model.
 
-    ``slot_values`` names the values in its slots as they stand in the expanded graph (no sequence is among them); of a
-    function of the model, all in one table under the names of its operands.
+    ``slot_values``: the values of its slots in the expanded graph (no sequence is among them); for a function of the
+    model, all in one table under the names of its operands.
     """
 
     number: int

@@ -15,7 +15,7 @@ from gopt.opaque.table_body import table_body
 from gopt.sharding.placements import Sharding
 
 REFOLD = "Refold"
-"""The operator of ``gopt.spmd`` that stands for a refolded one; ``specialise`` resolves it."""
+"""The operator of ``gopt.spmd`` that represents a refolded one; ``specialise`` resolves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RefoldedWeight:
     covers: tuple[CoveredRange, ...]
 
     def holds(self, tensor: CoveredRange, coordinates: Mapping[str, int]) -> bool:
-        """Whether a rank updates elements of a tensor."""
+        """Return whether a rank updates elements of a tensor."""
         if self.sharding.flat is None:
             return self.sharding.covers(coordinates)
         start, stop = self.sharding.part(coordinates)

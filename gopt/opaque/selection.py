@@ -16,10 +16,11 @@ _THROUGH = frozenset({
 
 
 def select_opaque_nodes(graph: Graph) -> set[int]:
-    """Nodes (by id) to expand: operators of the table, and calls of the model's functions that make a new state.
+    """Return the ids of the nodes to expand: operators of the table, and calls of model functions that compute a new
+    state.
 
-    From every output that is no scalar a walk goes back through values of its own shape; a call on the way that reads
-    that shape is a part of an update, or lies beside one and may be expanded as well.
+    From every non-scalar output a walk goes back through values of its own shape. A call on the walk that reads that
+    shape is part of an update, or close to one, and may be expanded as well.
     """
     functions = {(each.domain, each.name, each.overload): each for each in graph.header.functions}
     chosen = {id(node) for node in graph.nodes if (node.domain, node.op_type) in OPERATORS}
@@ -35,7 +36,7 @@ def _key(node: Node) -> tuple[str, str, str]:
 
 
 def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, str], object]) -> bool:
-    """Whether a function, or one that it calls, branches or loops."""
+    """Return whether a function, or one that it calls, branches or loops."""
     stack, seen = [key], set()
     while stack:
         top = stack.pop()

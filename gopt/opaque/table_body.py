@@ -43,7 +43,7 @@ def table_body(
 
 
 def same_body(held: FunctionProto, made: FunctionProto) -> bool:
-    """Whether a function of the file equals the body of the table."""
+    """Return whether a function of the file equals the body of the table."""
     copy = FunctionProto()
     copy.CopyFrom(held)
     for field in ("overload", "doc_string"):

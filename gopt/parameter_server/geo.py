@@ -74,7 +74,7 @@ def geo_homes(training: TrainingGraph) -> Homes:
 
 
 def _reads(index: GraphIndex, value: str, wanted: str, cut: set[str]) -> bool:
-    """Whether a value is computed from another one in the update."""
+    """Return whether a value is computed from another one in the update."""
     stack, seen = [value], set[str]()
     while stack:
         name = stack.pop()

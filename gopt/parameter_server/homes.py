@@ -98,7 +98,7 @@ def _in_update(index: GraphIndex, name: str) -> bool:
 
 
 def _follows(index: GraphIndex, state: State) -> bool:
-    """Whether a state follows the update, and is no running statistic."""
+    """Return whether a state follows the update, and is no running statistic."""
     return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated)
 
 

@@ -148,7 +148,7 @@ def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
 
 
 def _private(subgraph: UpdateSubgraph, updates: Updates) -> bool:
-    """Whether a tensor has reductions, and all of them are of it alone."""
+    """Return whether a tensor has reductions, and all of them are of it alone."""
     roots = [updates.scalar_reductions.get(updates.reduction_of.get(n.outputs[0], "")) for n in subgraph.reductions]
     return bool(roots) and all(root is not None and len(root.leaves) == 1 and not root.epilogue for root in roots)
 
@@ -276,7 +276,7 @@ class _Units:
         return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
 
     def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
-        """Whether what a replicated update computes is read beyond it: then every server must have it."""
+        """Return whether what a replicated update computes is read beyond it: then every server must have it."""
         if all(each.mode is not Mode.REPLICATED for each in subgraphs):
             return False
         graph = self.training.graph

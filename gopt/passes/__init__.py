@@ -28,7 +28,7 @@ DEFAULT = (
     "overlap",
     "prune",
 )
-"""The pipeline when the user says nothing."""
+"""The default pipeline."""
 
 
 def find(name: str) -> Pass:

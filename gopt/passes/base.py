@@ -1,4 +1,4 @@
-"""What a pass is: a name, a frozen dataclass of options, and a function from step and options to a change."""
+"""Interface of a pass: a name, a frozen dataclass of options, and a function from program and options to a result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.program import SpmdProgram
 from gopt.suggestions import did_you_mean
 
 _MOST = 1 << 63
-"""What a number of an option stays below: a report can hold it."""
+"""Exclusive upper bound of numeric options, so that a report can represent them."""
 
 
 def _never(program: SpmdProgram) -> str:
@@ -24,8 +24,11 @@ def _never(program: SpmdProgram) -> str:
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. ``after`` names passes that must have run before it when both are in the pipeline; ``needed`` says
-    of a step before any pass why its ranks would be wrong without this one, '' where they would not."""
+    """One rewrite.
+
+    ``after``: passes that must run before it if both are in the pipeline. ``needed``: function from the unchanged
+    program to the reason why its ranks would be wrong without this pass, '' if they would not.
+    """
 
     name: str
     options: type

@@ -28,9 +28,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a gather makes, ``nbytes`` of it, is read by the nodes from place ``first`` to ``last``.
+    """Lifetime of a gathered value of ``nbytes`` bytes: nodes ``first`` to ``last`` read it.
 
-    ``copy``: the last reader of an earlier gather of the same values, -1 for none.
+    ``copy``: the last reader of an earlier gather of the same values, -1 if there is none.
     """
 
     first: int
@@ -87,9 +87,10 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
 
 
 def issue(windows: Sequence[Window], prefetch: int, limit: float | None) -> list[Issue]:
-    """Where each gather is issued; ``windows`` in the order of first use, ``limit`` in bytes.
+    """Return the place at which each gather is issued.
 
-    Every gather is alive while it is read; what room is left goes to prefetches, in order of use. Pure.
+    ``windows``: in the order of first use; ``limit``: in bytes. Every gather is live while it is read; remaining memory
+    goes to prefetches, in order of use. Pure.
     """
     room = None if limit is None else _Room(windows, limit)
     result = []
@@ -168,7 +169,7 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
 
 
 def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
-    """Whether each node depends on the result of a call, gathers before use aside."""
+    """Return, per node, whether it depends on the result of a call other than a gather before use."""
     behind: set[str] = set()
     waits = []
     for place, node in enumerate(nodes):
@@ -190,7 +191,7 @@ def _take_along(nodes: Sequence[Node], due: dict[int, float], free: Mapping[int,
 
 
 def _ahead(nodes: Sequence[Node], gathers: Sequence[CollectiveCall], issues: Sequence[Issue]) -> dict[int, float]:
-    """Place of each gather -> where it is due, with the nodes that make its inputs where those stand later."""
+    """Return gather -> place at which it is due, also for the nodes that produce its inputs if they are later."""
     due = {call.place: each.at - 0.25 for call, each in zip(gathers, issues)}
     if not due:
         return {}

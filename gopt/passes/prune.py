@@ -16,9 +16,9 @@ class Options:
 
 
 def prune(program: SpmdProgram, options: Options) -> PassResult:
-    """Remove nodes and calls whose results nobody reads; outputs and states are always kept.
+    """Remove nodes and calls whose results are never read; outputs and states are always kept.
 
-    Guarantees: every value that is left is an output or has a reader. On the wire: without the calls that nobody reads.
+    Guarantees: every remaining value is an output or has a reader. On the wire: unused calls disappear.
     """
     graph = program.graph
     needed = program.results()

@@ -22,7 +22,7 @@ from gopt.program import SpmdProgram
 
 
 class Keep(str, Enum):
-    """What becomes of the ranks' statistics."""
+    """Policy for the ranks' statistics."""
 
     MEAN = "mean"
     ROOT = "root"
@@ -145,7 +145,7 @@ def _share(
 
 
 def needed(program: SpmdProgram) -> str:
-    """Why a step cannot do without this pass."""
+    """Return the reason why a step needs this pass; '' if it does not."""
     held = next((state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC), None)
     if held is None or program.mesh.data_ranks == 1:
         return ""

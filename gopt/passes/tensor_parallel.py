@@ -26,15 +26,18 @@ from gopt.tensor_parallel.split import split_step
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``parameters``: what you say of some by name (``up*:column;head*:replicate``: column, row, vocab, expert,
-    replicate, or dimN; ``up*:expert@ep`` along another axis than tp); ``inputs``: which dimension of a batch input is
-    shared out (``mask:dim2@cp``, or whole); ``gradients``: over which axes the gradients of some parameters are shared
-    (``*.norm.weight:tp+cp``, or none), held against what the step computes; ``auto``: whether others are found by
-    structure; ``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: along tp, between
-    two pairs of products, activations are shared out by tokens; ``regather``: what is gathered in the forward is
-    gathered again in the backward, and not kept; ``configuration``: the device configuration of the file
-    whose sharding specs count; none: no one; '': the one that fits the mesh; ``link``: the links between ranks, as gopt
-    plan takes them: conflicts are settled by time on them; '': by bytes."""
+    """Options of the pass.
+
+    ``parameters``: the splits of some parameters (``up*:column;head*:replicate``: column, row, vocab, expert,
+    replicate, or dimN; ``up*:expert@ep`` along another axis than tp). ``inputs``: the dimension along which a batch
+    input is split (``mask:dim2@cp``, or whole). ``gradients``: the axes over which the gradients of some parameters are
+    split (``*.norm.weight:tp+cp``, or none), checked against the step. ``auto``: other splits are inferred from the
+    structure. ``sizes``: how a dimension is divided: balanced, ceil or floor-last. ``sequence``: along tp, activations
+    between two pairs of products are split by tokens. ``regather``: values gathered in the forward are gathered again
+    in the backward instead of kept. ``configuration``: the device configuration of the file whose sharding specs count;
+    none: no configuration; '': the one that fits the mesh. ``link``: the links between ranks, as in gopt plan;
+    conflicts are settled by time on them; '': by bytes.
+    """
 
     parameters: str = ""
     inputs: str = ""
@@ -90,7 +93,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
 
 
 def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], made: Sequence[Propagated]) -> dict[str, Any]:
-    """What the report says: of another axis than tp with its name."""
+    """Return the facts for the report; those of an axis other than tp are under its name."""
     parameters: dict[str, str] = {}
     mappings: Counter[str] = Counter()
     whole: dict[str, int] = {}
@@ -139,7 +142,7 @@ def _make_variants(
 
 
 def needed(program: SpmdProgram) -> str:
-    """Why a step cannot do without this pass."""
+    """Return the reason why a step needs this pass; '' if it does not."""
     axes = splitting_axes(program.mesh, program.training)
     return f"nothing else splits the computation along {axes[0]}: its ranks would be copies" if axes else ""
 

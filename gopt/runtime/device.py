@@ -1,4 +1,4 @@
-"""Where a rank's values live: the interface that the executor and the trainer use, and the default, host memory."""
+"""Device memory of a rank: the interface that the executor and the trainer use, and the default, host memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Device(Protocol):
     emulates_half: bool
     """Whether operators on halves are lowered to float32 ones, and transposed operands are read in place."""
     tuning: Tuning
-    """What makes steps faster on this device."""
+    """Step optimizations on this device."""
 
     def sessions(self) -> SessionCache:
         """An empty cache whose sessions run here."""

@@ -77,7 +77,7 @@ class _HalfEmulation:
     def _meets_half(self, node: Node) -> bool:
         if _names_half(node):
             return True
-        # What an operator makes of inputs that are no halves is none either, unless an attribute says so.
+        # A result of operands that are not half precision is not either, unless an attribute says so.
         read = {self._dtype(name, node) for name in node.reads}  # all of them, so that no unknown one hides
         return not LOW_PRECISION.isdisjoint(read)
 
@@ -172,7 +172,7 @@ def _has_halves(graph: Graph) -> bool:
 
 
 def _names_half(node: Node) -> bool:
-    """Whether an attribute of the node, or of one in its bodies, names a half."""
+    """Return whether an attribute of the node, or of one in its bodies, names a half."""
     if node.proto is not None:
         return bool(node.proto.attribute) and _mentions_half(node.proto)
     return any(map(_attribute_names_half, node.to_proto().attribute)) if node.attributes else False
@@ -198,7 +198,7 @@ def _function_nodes(graph: Graph) -> Iterable[NodeProto]:
 
 
 def _functions_meet_halves(graph: Graph) -> bool:
-    """Whether a function of the model is called with a half, or makes one inside."""
+    """Return whether a function of the model is called with a half, or makes one inside."""
     names = {(function.domain, function.name) for function in graph.header.functions}
     if not names:
         return False

@@ -1,4 +1,4 @@
-"""What is decided of a rank's program before any memory exists: steps, buffers, and which of them ranks may share.
+"""Plans a rank's program before memory is allocated: steps, buffers, and which buffers ranks may share.
 
 The order of events is: every rank plans (here), the ranks agree on shared memory, each rank allocates and compiles
 (``gopt.runtime.executor``).

@@ -77,7 +77,7 @@ class Float64Graph:
 
 
 class _KernelProbe:
-    """Asks the runtime, once for each kind of node, whether it has a kernel."""
+    """Tests, once for each kind of node, whether the runtime has a kernel."""
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
         self.types = dict(graph.types) | dict(graph.inputs)
@@ -87,7 +87,7 @@ class _KernelProbe:
 
     def accepts(self, node: Node) -> bool:
         if any(not known(self.types[name].dtype) if name in self.types else True for name in node.reads):
-            return True  # nothing to try it with: the program will say
+            return True  # cannot be tested; compilation reports it
         key = self._key(node)
         if key not in self._known:
             self._known[key] = self._try(node)

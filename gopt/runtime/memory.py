@@ -27,7 +27,10 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 class Pool:
-    """Arrays whose memory is used again once nobody has a view of it any more. Threads may share one."""
+    """Arrays whose memory is reused once no view of it is referenced.
+
+    Threads may share one.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, list[Array]] = {}
@@ -53,7 +56,7 @@ class Pool:
 
 
 def packed_view(arrays: Sequence[Array]) -> Array | None:
-    """Arrays that lie one behind the other in one flat array, as that; None where they do not."""
+    """Return arrays that are adjacent in one flat array as that array; None if they are not adjacent."""
     if len(arrays) == 1:
         return arrays[0].reshape(-1) if arrays[0].flags.c_contiguous else None
     base = arrays[0].base
@@ -78,7 +81,7 @@ def is_aligned(array: Array) -> bool:
 
 
 def same_memory(one: Array, other: Array) -> bool:
-    """Whether two arrays begin at one place."""
+    """Return whether two arrays begin at one place."""
     return address_of(one) == address_of(other)
 
 

@@ -1,4 +1,4 @@
-"""Nodes and types put back into a small ONNX model, for whoever runs or infers."""
+"""Converts nodes and types back into a small ONNX model, for sessions and shape inference."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def build_model(
 
 
 def is_constant(graph: Graph, name: str) -> bool:
-    """Whether a value is stored and cannot be fed."""
+    """Return whether a value is stored and cannot be fed."""
     return name in graph.initializers and name not in graph.inputs
 
 
 def is_small(tensor: Tensor) -> bool:
-    """Whether a constant may stand inside a model. Strings always do: no engine takes them by reference."""
+    """Return whether a constant may stand inside a model. Strings always do: no engine takes them by reference."""
     return tensor.type.dtype == "string" or tensor.nbytes <= EMBEDDED
 
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime says when a node fails, in one short line: which node, and why."""
+"""Shortens ONNX Runtime's message about a failed node to one line: the node and the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gopt.errors import RunError
 
 _NODE = re.compile(r"while running (\w+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
 _PLACE = re.compile(r"\S+\.(?:cc|cu|cuh|h|hpp):\d+ (?:[^()]*::[^()]*\([^()]*\)(?: const)? )?")
-"""Where in its own sources it gave up, and in which function."""
+"""Source position and function of the runtime in which it failed."""
 _INDEX = re.compile(r"idx=(-?\d+) must be within the inclusive range \[(-?\d+),(-?\d+)\]")
 MAX_TEXT = 200
 """Characters of a reason."""

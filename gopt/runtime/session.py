@@ -145,7 +145,7 @@ def _session(model: bytes, disabled: set[str]) -> Any:
 
 
 def refusal(error: Exception) -> RunError:
-    """What it means that a session cannot be built."""
+    """Return the RunError for a session that cannot be built."""
     kind = NoKernelError if type(error).__name__ == "NotImplemented" else RunError
     return kind(f"ONNX Runtime refuses a segment: {first_line(error)}")
 
@@ -158,7 +158,7 @@ def first_line(error: Exception) -> str:
 
 
 def address_of(array: Array) -> int:
-    """Where an array's memory begins."""
+    """Return the address of an array's memory."""
     place: int = array.__array_interface__["data"][0]
     return place
 
@@ -234,7 +234,7 @@ class Value:
 
     @property
     def address(self) -> int:
-        """Where its memory begins."""
+        """Address of the value's memory."""
         if self._address is None:
             self._address = address_of(self.array)
         return self._address

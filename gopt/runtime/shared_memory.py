@@ -1,4 +1,4 @@
-"""What ranks agree on before any memory exists: buffers that a call may keep in memory shared by the ranks of a host.
+"""Agreement before memory is allocated: buffers that a call may place in memory shared by the ranks of a host.
 
 A rank's plan lists requests. The engine grants those that all members of a group can have; the program is compiled
 with what was granted, and keeps all other buffers to itself.
@@ -79,7 +79,7 @@ CallBuffer: TypeAlias = Array | SharedSend | SharedGather
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """What was granted, by ``Key``, or by the number of the call in a file."""
+    """Granted buffers, by ``Key``, or by the number of the call in a file."""
 
     sends: Mapping[Any, SharedSend] = field(default_factory=dict)
     gathers: Mapping[Any, SharedGather] = field(default_factory=dict)

@@ -18,7 +18,7 @@ Box = tuple[tuple[int, ...], ...]
 
 
 def box_of(sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]) -> Box | None:
-    """What a rank has of a tensor; None where that is all of it."""
+    """Return the box of a tensor that a rank has; None if it has the whole tensor."""
     box: list[tuple[int, ...]] = [(0, size) for size in shape]
     sharded = [(axis, place) for axis, place in sharding.by_axis if isinstance(place, Shard)]
     for axis, place in sharded:
@@ -27,7 +27,7 @@ def box_of(sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, i
 
 
 def _both(dimension: tuple[int, ...], parts: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
-    """The ranges of a dimension that lie in its parts as well."""
+    """Intersect the ranges of a dimension with its parts."""
     if dimension == (0, size):
         return tuple(end for part in parts for end in part)
     both = ((max(start, first), min(stop, last)) for start, stop in ranges_of(dimension) for first, last in parts)
@@ -52,12 +52,12 @@ def box_shape(box: Box) -> tuple[int, ...]:
 
 
 def box_elements(box: Box) -> int:
-    """How many elements a box holds."""
+    """Return the number of elements of a box."""
     return prod(box_shape(box))
 
 
 def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
-    """Whether distinct boxes tile a tensor as a grid: each dimension is shared out among the same ranges everywhere.
+    """Return whether distinct boxes tile a tensor as a grid: each dimension has the same ranges everywhere.
 
     Along each dimension ranks hold one of a few parts, so that whatever they hold is a grid. Linear in the boxes, for
     a tensor of any size.
@@ -70,7 +70,7 @@ def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
 
 
 def _shared_out(side: Iterable[tuple[int, ...]], size: int) -> bool:
-    """Whether ranges of a dimension lie end to end."""
+    """Return whether ranges cover a dimension without gaps or overlaps."""
     place = 0
     for start, stop in sorted(part for ends in side for part in ranges_of(ends)):
         if start != place:
@@ -80,7 +80,9 @@ def _shared_out(side: Iterable[tuple[int, ...]], size: int) -> bool:
 
 
 def rows_of(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
-    """The elements of a whole tensor, flattened, that a box is: whole rows of it. None where it is none."""
+    """Return the range of flattened elements that a box covers, if it consists of whole rows; else None. None where it
+    is none.
+    """
     if not box or len(box[0]) != 2 or any(ends != (0, size) for ends, size in zip(box[1:], shape[1:])):
         return None
     row = prod(shape[1:])
@@ -88,7 +90,7 @@ def rows_of(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
 
 
 def take(array: np.ndarray, box: Box | None) -> np.ndarray:
-    """What a box holds of a whole tensor; the tensor itself where the box is None."""
+    """Return the box of a whole tensor; the tensor itself if the box is None."""
     return array if box is None else array[_index(box)]
 
 

@@ -1,4 +1,4 @@
-"""Which parameter the elements of a bucket belong to: what goes into a bucket must come out in the same order.
+"""Checks which parameter the elements of a bucket belong to: packing and unpacking must use the same order.
 
 A ``FlatShard`` says which elements of a bucket a member has, and not whose they are. One sweep follows that: gradients,
 states and low-precision copies belong to a parameter; what an update makes of them belongs to the same one.
@@ -56,7 +56,7 @@ class _BucketOrder:
             parameter = state.tensor if state.kind is StateKind.PARAMETER else state.of
             if parameter is not None:
                 self._expected.update({state.tensor: parameter, state.updated: parameter})
-        shared = Counter(training.gradients.values())  # a gradient of several parameters says nothing
+        shared = Counter(training.gradients.values())  # a gradient of several parameters determines no owner
         self._expected.update((name, of) for of, name in training.gradients.items() if shared[name] == 1)
         for node in training.graph.nodes:
             if node.is_a("Cast") and node.inputs[0] in self._expected:
@@ -129,7 +129,7 @@ class _BucketOrder:
             expected = self._expected.get(name)
             given = owners.get(offset)
             if not elements:
-                continue  # an empty part is nobody's
+                continue  # an empty part belongs to no parameter
             if given is not None and given.elements == elements:
                 self._check_result(node, name, given.tensor)
                 self._own([name], given.tensor)
@@ -158,7 +158,7 @@ class _BucketOrder:
             self._keep(node.outputs, self._merged(node, parts) if parts else self._joined(node.inputs))
 
     def _compute(self, node: Node, inputs: Sequence[str], outputs: Sequence[str], *, elementwise: bool) -> None:
-        """What an update or a pass computes belongs to the one parameter that it reads."""
+        """Assign the results of an update or pass node to the one parameter that it reads."""
         parts = [self.contents[name] for name in inputs if name in self.contents]
         if parts and elementwise:
             self._keep(outputs, self._merged(node, parts))
@@ -213,7 +213,7 @@ class _BucketOrder:
         return self._named(zip(names, accumulate(sizes, initial=0), sizes, repeat(0)))
 
     def _merged(self, node: Node, parts: Sequence[Contents]) -> Contents:
-        """What operands have together; raises InvariantError where they differ."""
+        """Return the common content of the operands; raises InvariantError if they differ."""
         first = parts[0]
         if all(part is first or part == first for part in parts):
             return first

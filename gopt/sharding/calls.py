@@ -49,7 +49,7 @@ Rule = Callable[[Conversion, Operand], Placement]
 
 
 def convert(call: Conversion, operand: Operand) -> Placement:
-    """What a call makes of an operand; raises Mismatch."""
+    """Return the placement of a call's result for an operand; raises Mismatch."""
     return CONVERSIONS.get(call.op_type, _own)(call, operand)
 
 
@@ -61,8 +61,11 @@ def _own(call: Conversion, operand: Operand) -> Placement:
 
 
 def beside(call: Conversion, operand: Operand, moved: bool) -> Placement:
-    """What becomes of a placement along an axis that is not of the group; ``moved``: the call changes the value along
-    its own axes. A reduction passes through terms only where the two may change places."""
+    """Return the placement along an axis outside the call's group.
+
+    ``moved``: the call changes the value along its own axes. A reduction passes through terms only if the two
+    reductions commute.
+    """
     given = operand.placement
     if isinstance(given, Partial) and moved and "Reduce" in call.op_type:
         linear = {"sum", "mean"}
@@ -114,7 +117,10 @@ def reduce_scatter(call: Conversion, operand: Operand) -> Placement:
 
 
 def all_gather(call: Conversion, operand: Operand) -> Placement:
-    """Sharded -> replicated, where the shards lie as the call says. In a source, members' own values joined are too."""
+    """Sharded -> replicated; the shards must match the attributes of the call.
+
+    In a source, members' own values may be concatenated too.
+    """
     given = operand.placement
     if isinstance(given, FlatShard):
         if not call.alone or given != FlatShard.whole(tuple(call.attributes.get("cuts", (0,)))):
@@ -129,8 +135,11 @@ def all_gather(call: Conversion, operand: Operand) -> Placement:
 
 
 def broadcast(call: Conversion, operand: Operand) -> Placement:
-    """On the root -> replicated. One member's own data stay that: to hand them to all reduces nothing. Running
-    statistics may be one member's: they feed no gradient."""
+    """Value on the root -> replicated.
+
+    One member's own data keep that placement: to broadcast them reduces nothing. Running statistics may be one
+    member's: they feed no gradient.
+    """
     given = operand.placement
     if isinstance(given, Replicated):
         return REPLICATED

@@ -49,7 +49,7 @@ class Conversion:
 
     @property
     def mapping(self) -> Mapping | None:
-        """Which mapping it is; None where there is none: a value that is replicated has no terms."""
+        """The region mapping of the conversion; None if there is none: a replicated value has no terms."""
         before, after = self.before, self.after
         if before == after:
             return Mapping.NOTHING
@@ -69,9 +69,9 @@ class Conversion:
 
     @property
     def halo(self) -> Halo | None:
-        """The parts and windows between which it lies; None for a mapping that has no windows.
+        """The parts and windows that the halo exchange connects; None for a mapping without windows.
 
-        A dimension that is shared out anew is one as well: each member's new part is its window.
+        A dimension that is resharded is one as well: each member's new part is its window.
         """
         return _halo(self.before, self.after)
 

@@ -21,8 +21,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Places ``[start, stop)`` of the dimension that stand from ``at`` on in what a member holds: ``strips``: in the
-    joined strips of all members, else in its own value."""
+    """Places ``[start, stop)`` of the dimension, stored from position ``at`` on.
+
+    ``strips``: stored in the concatenated strips of all members, else in the member's own value.
+    """
 
     start: int
     stop: int
@@ -44,13 +46,13 @@ class Halo:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> Halo:
-        """That of a node of ``gopt.spmd``."""
+        """Parse the attributes of a node of ``gopt.spmd``."""
         ends = attributes["ranges"]
         return cls(tuple(attributes["sizes"]), tuple(zip(ends[::2], ends[1::2])), str(attributes["kind"]))
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What a node says of it."""
+        """Return the attributes of the node."""
         return {
             "sizes": list(self.sizes), "ranges": [end for each in self.ranges for end in each], "kind": self.kind,
         }  # fmt: skip
@@ -67,7 +69,7 @@ class Halo:
 
     @cached_property
     def held(self) -> Ranges:
-        """What each member has before: its part, or the places of its window that there are."""
+        """Range of each member before the exchange: its part, or the places of its window inside the dimension."""
         if self.kind == "cut":
             return ((0, self.length),) * len(self.ranges)
         return self._there if self.kind == "sum" else self.parts
@@ -78,12 +80,12 @@ class Halo:
 
     @cached_property
     def wanted(self) -> Ranges:
-        """What each member has behind it, without what lies beyond the dimension."""
+        """Range of each member after the exchange, clipped to the dimension."""
         return self.parts if self.kind == "sum" else self._there
 
     @cached_property
     def strips(self) -> tuple[tuple[Range, ...], ...]:
-        """Of each member, the runs of places that others want, in order."""
+        """Ranges of each member that other members need, in order."""
         if self.kind == "cut":
             return ((),) * len(self.ranges)
         return tuple(
@@ -104,7 +106,7 @@ class Halo:
 
     @cached_property
     def _joined_at(self) -> tuple[tuple[Piece, ...], ...]:
-        """Of each member, its strips as they stand in the joined ones."""
+        """Positions of each member's strips in the concatenated strips."""
         found, at = [], 0
         for strips in self.strips:
             pieces = []
@@ -115,14 +117,14 @@ class Halo:
         return tuple(found)
 
     def own(self, member: int, at: Range) -> Piece:
-        """Places of what a member holds; where they stand in it."""
+        """Return the piece for a range of a member's own value."""
         if self.kind == "cut":
             return Piece(*at, at[0])
         first, _ = (self.ranges if self.kind == "sum" else self.parts)[member]
         return Piece(*at, at[0] - first)
 
     def strip_pieces(self, member: int) -> list[Piece]:
-        """Where a member's strips stand in what it holds."""
+        """Return the positions of a member's strips in its own value."""
         return [self.own(member, each) for each in self.strips[member]]
 
     def sources(self, member: int) -> list[Piece]:
@@ -137,8 +139,10 @@ class Halo:
         return found
 
     def runs(self, member: int) -> list[tuple[Range, list[Piece]]]:
-        """What a member wants, in runs of places in order, each with all that there is of it: one piece in an exchange,
-        every term in a sum, none where a sum has no terms."""
+        """Return the ranges that a member needs, in order, each with all available pieces.
+
+        One piece in an exchange, every term in a sum, none if a sum has no terms there.
+        """
         low, high = self.wanted[member]
         if low >= high:
             return []
@@ -167,14 +171,14 @@ def shared_like(sizes: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def window(dim: int, ranges: Ranges, length: int, border: str = "zeros") -> Shard | Window:
-    """A window; the parts themselves where windows lie end to end and are all of the dimension."""
+    """Return a window; a Shard if the windows partition the dimension."""
     if tiled(ranges, length):
         return Shard(dim, tuple(stop - start for start, stop in ranges))
     return Window(dim, ranges, length, border)
 
 
 def tiled(ranges: Sequence[Range], length: int) -> bool:
-    """Whether ranges lie end to end and are all of a dimension: parts of it."""
+    """Return whether ranges partition a dimension."""
     ends = [0, *(end for each in ranges for end in each), length]
     return all(a == b for a, b in zip(ends[::2], ends[1::2])) and all(start <= stop for start, stop in ranges)
 

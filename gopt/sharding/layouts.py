@@ -17,7 +17,7 @@ _IDENTITY = {"sum": 0.0, "any": 0.0, "all": 1.0, "max": float("-inf"), "min": fl
 
 
 def identity(op: str, dtype: str) -> float | int:
-    """What a member without a term gives to a reduction, in a type."""
+    """Return the neutral element of a reduction in a dtype: the contribution of a member without a term."""
     value = _IDENTITY[op]
     if abs(value) == float("inf") and dtype not in FLOATS:
         info = np.iinfo(dtype)
@@ -84,7 +84,7 @@ def local_concat(use: Layout, operands: Sequence[Operand]) -> Placement:
 
 
 def select(use: Layout, operands: Sequence[Operand]) -> Placement:
-    """What some members have -> a term of a reduction that all have; ``reduce`` says of which."""
+    """Value of some members -> a term on all members; ``reduce`` gives the reduction."""
     operand, op = operands[0], str(use.attributes["reduce"])
     given = operand.placement
     if op not in _IDENTITY:

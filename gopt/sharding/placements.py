@@ -88,7 +88,8 @@ class Shard:
         return len(self.sizes) > 1 and sum(size > 0 for size in self.sizes) == 1
 
     def fits(self, other: Shard) -> bool:
-        """Whether two axes can shard one value so: other dimensions, or each part of one is whole runs of the other.
+        """Return whether two axes can shard one value so: other dimensions, or each part of one is whole runs of the
+        other.
 
         Of one dimension, parts are then equal, and a member of both axes has the elements that both parts have.
         """
@@ -104,7 +105,7 @@ class Shard:
 
 
 Ranges = tuple[tuple[int, int], ...]
-"""Of each member, the first place of a dimension and the one behind the last."""
+"""For each member, the first place of a dimension and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +126,18 @@ class _Places:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What each member has."""
+        """Number of places of each member."""
         return tuple(stop - start for start, stop in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class Window(_Places):
-    """Member i has places ``ranges[i]`` of dimension ``dim``: what an operator reads that slides along it. Ranges of
-    neighbours overlap, and may leave out places that nobody reads.
+    """Member i has places ``ranges[i]`` of dimension ``dim``, as read by an operator that slides along it.
 
-    ``length``: elements of the whole dimension. A place in front of 0 or behind ``length`` holds what ``border`` says:
-    zeros, or lowest: what nothing of the type is below. So no member pads the dimension, at the edges neither.
+    Ranges of neighbours overlap, and may omit places that are never read.
+
+    ``length``: elements of the whole dimension. A place before 0 or at ``length`` and above is filled according to
+    ``border``: zeros, or the lowest value of the type. So no member pads the dimension, not even at its ends.
     """
 
     border: str = "zeros"
@@ -146,8 +148,10 @@ class Window(_Places):
 
 @dataclass(frozen=True, slots=True)
 class WindowTerms(_Places):
-    """The dual of a ``Window``: member i has terms of a sum for places ``ranges[i]``. A place that nobody has is zero;
-    terms for places in front of 0 or behind ``length`` belong to nothing."""
+    """The dual of a ``Window``: member i has terms of a sum for places ``ranges[i]``.
+
+    A place that no member has is zero; terms for places outside 0 to ``length`` are discarded.
+    """
 
     def __str__(self) -> str:
         return f"terms of a sum for places {[list(each) for each in self.ranges]} of dimension {self.dim}"
@@ -234,7 +238,7 @@ Part: TypeAlias = Shard | Window | WindowTerms
 PARTS = (Shard, Window, WindowTerms)
 Placement: TypeAlias = Replicated | PerMember | OnMember | Part | FlatShard | Partial | FlagCount
 Place: TypeAlias = Replicated | OnMember | FlatShard
-"""Where a node runs along an axis: on every member, on one, or on those that have elements of a part of a bucket."""
+"""Members that run a node along an axis: all, one, or those with elements of a part of a bucket."""
 Placements: TypeAlias = tuple[Placement, ...]
 """One placement per axis of the mesh that has several members, in mesh order."""
 REPLICATED = Replicated()
@@ -262,7 +266,7 @@ class Sharding:
         return next((place for name, place in self.by_axis if name == axis), REPLICATED)
 
     def covers(self, coordinates: Mapping[str, int]) -> bool:
-        """Whether a rank has some of it; ``coordinates``: the rank's index by axis."""
+        """Return whether a rank has some of it; ``coordinates``: the rank's index by axis."""
         return all(place.covers(coordinates[axis]) for axis, place in self.by_axis)
 
     @property

@@ -1,4 +1,4 @@
-"""What a node makes of operands with given placements, along one axis: one rule per operator family.
+"""Propagates placements through nodes, along one axis: one rule per operator family.
 
 A rule sees one axis of the mesh at a time. It gives the placement of all results, or raises Mismatch for the first
 operand that the operator cannot take so. An operator without a rule of its own takes operands that are equal on all
@@ -30,7 +30,7 @@ from gopt.sharding.placements import (
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A value that a node reads: its placement along the axis, and what rules ask of its type."""
+    """An operand of a node: its placement along the axis, and the properties of its type that rules need."""
 
     name: str
     placement: Placement
@@ -110,7 +110,7 @@ def whole(use: Use) -> Placement:
 
 
 def elementwise(use: Use) -> Placement:
-    """Element by element: shards that lie alike, with values of one element that are equal on all members."""
+    """Elementwise operators: equal shards, with one-element values that are equal on all members."""
     flat = next((each.placement for each in use.operands if isinstance(each.placement, FlatShard)), None)
     if flat is None:
         return whole(use)
@@ -161,7 +161,7 @@ def partial(use: Use) -> Placement:
 
 
 def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Sequence[Operand]) -> Partial | None:
-    """What an operator makes of terms; None where the reduction does not pass through it."""
+    """Return the placement of a result of partial operands; None if operator and reduction do not commute."""
     op, on, kind = placement.op, placement.on, use.op_type
     if kind in _MOVES and use.operands[0] in terms:
         return placement
@@ -217,7 +217,7 @@ def on_member(use: Use, member: int) -> Placement:
 
 
 def _alone(use: Use, member: int) -> Placement:
-    """A node on a part of a bucket that lies on one member: any operator, on whole values."""
+    """A node on one member's part of a bucket: any operator, on whole values."""
     if not use.standard or use.op_type not in ELEMENTWISE:
         return OnMember(member)
     rest = [operand for operand in use.operands if operand.placement != use.place]
@@ -232,7 +232,7 @@ _COMBINES = {
     "sum": ("Add", "Sub", "Sum"), "mean": ("Add", "Sub", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",),
     "all": ("And",), "count": ("Add", "Sum"),
 }  # fmt: skip
-"""How partial values are joined into one of the same kind."""
+"""Operators that combine partial values into one of the same kind."""
 _COMPARES = ("Equal", "Greater", "Less")
 FULL_REDUCTIONS = {
     "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceMean": "mean", "ReduceMax": "max",

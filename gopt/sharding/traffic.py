@@ -21,7 +21,7 @@ GATHERS = frozenset({"AllGather", "Broadcast"})
 
 
 class Carries(str, Enum):
-    """What a call moves."""
+    """Content of a call."""
 
     GRADIENTS = "gradients"
     PARAMETERS = "parameters"
@@ -30,10 +30,13 @@ class Carries(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One call where it stands. Positions count the graph's nodes in order; ``len(nodes)`` is the end of the step.
+    """A call at its position in the order.
 
-    ``ready``: position of the last node of the source or call that its inputs depend on; -1: at hand from the start.
-    ``first``: the first node that computes with a result, calls that pass it on aside. ``last``: the last reader.
+    Positions count the graph's nodes in order; ``len(nodes)`` is the end of the step.
+
+    ``ready``: position of the last source node or call that its inputs depend on; -1: available from the start.
+    ``first``: the first node that computes with a result; calls that forward it do not count. ``last``: the last
+    reader.
     """
 
     node: Node
@@ -47,7 +50,7 @@ class CollectiveCall:
     sent: float
     """Bytes a rank sends, the mean over all ranks (contract section 4)."""
     hidden: bool
-    """Whether a heavy operator stands between the call and ``first``: independent work to hide behind."""
+    """True if a heavy operator is between the call and ``first``: independent work that can overlap the call."""
     before_use: bool
     """Whether it gathers what a rank holds from the start, for nodes of this very step: it may be issued ahead."""
     beside: float = 0.0
@@ -107,7 +110,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
 
 
 def measure(calls: Sequence[CollectiveCall]) -> Overlap:
-    """What the calls can hide behind, and the largest sum of gathered bytes that are alive at once."""
+    """Return how many calls can overlap with computation, and the peak of live gathered bytes."""
     shares = {}
     for kind in Carries:
         sent = [(call.sent_as(kind), call.hidden) for call in calls]
@@ -130,9 +133,9 @@ def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
 
 
 def ready_at(nodes: Sequence[Node]) -> list[int]:
-    """For each node, the place of the last node it waits for that cannot itself be moved freely.
+    """Return, for each node, the position of the last immovable node that it waits for.
 
-    Nodes of the source and calls stand where they stand; what passes made between them (casts, joins) goes along.
+    Source nodes and calls are immovable; nodes that passes add between them (casts, joins) move along.
     """
     made: dict[str, int] = {}
     result = []
@@ -176,7 +179,7 @@ class _Kinds:
         return Carries.OTHER if all(map(self._small, node.outputs)) else Carries.GRADIENTS
 
     def beside(self, node: Node) -> float:
-        """The part of a call of gradients that is none, by bytes."""
+        """Return the fraction, by bytes, of a gradient call that is not gradients."""
         small = [self._small(name) for name in node.outputs]
         if self.of(node) is not Carries.GRADIENTS or len(node.inputs) != len(small) or not any(small):
             return 0.0

@@ -1,7 +1,7 @@
-"""How every value of the rank-independent graph is sharded: one sweep in order of the nodes, no rank is made.
+"""Derives the sharding of every value of the rank-independent graph: one sweep over the nodes, without building ranks.
 
-Each node is held against the rule of its operator, axis by axis; the first that breaks one is named. What must hold
-of states at the end is in ``gopt.lower.agreement``.
+Each node is checked against the rule of its operator, axis by axis; the error names the first violation. Conditions on
+the final states are in ``gopt.lower.agreement``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Shardings:
 
     program: SpmdProgram
     strict: bool = True
-    """Whether a node that breaks a rule is an error; else what it makes lies where it runs."""
+    """If true, a violated rule is an error; else the node's results get the placement at which it runs."""
     axes: tuple[str, ...] = field(init=False)
     known: dict[str, Placements] = field(default_factory=dict)
     _equal: Placements = field(init=False)
@@ -54,11 +54,11 @@ class Shardings:
     _everywhere: Placements = field(init=False)
     """Each member's own along all axes."""
     _placed_values: set[str] = field(default_factory=set)
-    """What some members have, as ``specialise`` knows it: sharded states, and what nodes with a place make."""
+    """Values of some members only, as in ``specialise``: sharded states, and results of nodes with a place."""
     _symbols: set[str] = field(default_factory=set)
     """Names of dimensions of inputs: all ranks have batches of one shape."""
     _index: GraphIndex | None = None
-    """Who makes each value, once it is asked."""
+    """Producers of each value, built on first use."""
 
     def __post_init__(self) -> None:
         mesh = self.program.mesh
@@ -85,7 +85,7 @@ class Shardings:
         }  # fmt: skip
 
     def state(self, state: ShardedState) -> Placements:
-        """How a state must be sharded, before the step and behind it."""
+        """Return the placements that a state must have, before the step and after it."""
         if state.local:
             return self._own
         placed = self._placed(self._equal, state.sharding)
@@ -96,13 +96,13 @@ class Shardings:
         return tuple(PER_MEMBER if axis in axes else place for axis, place in zip(self.axes, placed))
 
     def _batch(self, name: str) -> Placements:
-        """How an input of the batch is: each rank's own, also along the axes that are fed parts of it."""
+        """Return the placements of a batch input: rank-local, also along axes that receive parts of it."""
         fed = self.program.fed.get(name)
         axes = fed.sharding_axes if fed is not None else ()
         return tuple(PER_MEMBER if axis in axes else own for axis, own in zip(self.axes, self._own))
 
     def accumulator(self, held: Accumulator) -> Placements:
-        """How an accumulator must be: each rank's own sums, or shards of sums over the group that shards."""
+        """Return the placements of an accumulator: rank-local sums, or shards of sums over the sharding group."""
         if held.reduced:
             return self._equal
         placed = self._placed(self._own, held.sharding)
@@ -207,7 +207,7 @@ class Shardings:
         return Use(node.op_type, operands, place, single, dtype, standard)
 
     def _zero(self, name: str) -> bool:
-        """Whether a value is a constant zero."""
+        """Return whether a value is a constant zero."""
         if self._index is None:
             self._index = GraphIndex(self.program.graph)
         return is_zero(self._index, name)
@@ -237,7 +237,7 @@ class Shardings:
         self._give(node, tuple(made))
 
     def _check_there(self, node: Node, axis: int, operands: Sequence[Operand]) -> None:
-        """A guard and a join ask who has a value: only nodes with a place, and states, say so."""
+        """Check that the operands of a guard or join have a place: only nodes with a place, and states, provide one."""
         if node.op_type in ("Select", "LocalConcat"):
             for operand in operands:
                 if operand.name not in self._placed_values:
@@ -280,7 +280,7 @@ class Shardings:
         self._give(node, made)
 
     def _converted(self, node: Node, axis: int) -> list[Placement]:
-        """What a call makes of each operand along an axis, of its group or beside it."""
+        """Return the placements of a call's results along an axis, inside or outside its group."""
         group = self.program.mesh.live(str(node.attributes["group"]))
         operands = self._operands(node.inputs, axis)
         inside = self.axes[axis] in group
@@ -302,7 +302,7 @@ class Shardings:
             raise self._offence(node, axis, wrong) from None
 
     def _mixed(self, node: Node, name: str, one: Placements, other: Placements) -> Placements:
-        """What a call makes of operands that do not lie alike along axes beside its own."""
+        """Return the placements of a call's result if its operands differ along axes outside its group."""
         made: list[Placement] = []
         for axis, (a, b) in enumerate(zip(one, other)):
             if a != b and not {type(a), type(b)} <= {Replicated, PerMember}:
@@ -335,14 +335,14 @@ class Shardings:
             self.known.pop("", None)  # an absent result is no value
 
     def _placed(self, placements: Placements, sharding: Sharding) -> Placements:
-        """``placements``, but for the axes along which a sharding says otherwise."""
+        """Return ``placements``, replaced along the axes for which ``sharding`` gives others."""
         if sharding is EVERYWHERE:
             return placements
         said = dict(sharding.by_axis)
         return tuple(said.get(axis, placement) for axis, placement in zip(self.axes, placements))
 
     def _place(self, sharding: Sharding, axis: int) -> Place:
-        """Where a node runs along an axis."""
+        """Return the members that run a node along an axis."""
         place = sharding.on(self.axes[axis]) if sharding is not EVERYWHERE else REPLICATED
         assert isinstance(place, (Replicated, OnMember, FlatShard))
         return place

@@ -1,4 +1,4 @@
-"""What each axis of the mesh splits: weights, the batch that ranks are fed, or samples for experts."""
+"""Determines what each mesh axis splits: weights, the batch, or samples for experts."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class AxisSplit:
 
     @property
     def seeds(self) -> dict[str, Placement]:
-        """Where propagation begins."""
+        """Return the placements at which propagation begins."""
         return {**self.states, **self.fed}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asks for: see the options of the pass ``tensor-parallel``."""
+    """The user's request: see the options of the pass ``tensor-parallel``."""
 
     parameters: tuple[Pattern, ...] = ()
     inputs: tuple[Pattern, ...] = ()

@@ -33,7 +33,7 @@ class Builder:
 
     @property
     def root(self) -> str:
-        """How the names of what it makes begin."""
+        """Prefix of the names of new values."""
         return f"gopt.{PASS}." if self.axis in ("tp", "local") else f"gopt.{PASS}.{self.axis}."
 
     def add(

@@ -182,7 +182,7 @@ class Checker:
         return found.terms
 
     def _strips(self, name: str) -> tuple[str, Hashable] | None:
-        """Of which value a value has the joined strips of all members, and which."""
+        """Return the source value of concatenated strips, and their halo record; None for other values."""
         call = self.made.get(name)
         strips = self.made.get(call.inputs[0]) if call is not None and call.op_type == "AllGather" else None
         return (strips.inputs[0], _record(strips)) if strips is not None and strips.op_type == "HaloStrips" else None

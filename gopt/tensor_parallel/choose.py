@@ -189,7 +189,7 @@ class _Trace:
     seen: dict[str, Shard] = field(default_factory=dict)
 
     def through(self, name: str, shard: Shard) -> bool:
-        """Whether a value can be had in parts without another value in whole; notes the weights."""
+        """Return whether a value can be had in parts without another value in whole; notes the weights."""
         stack = [(name, shard)]
         while stack:
             value, part = stack.pop()
@@ -205,7 +205,7 @@ class _Trace:
         return True
 
     def _behind(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """What a value is made of, in parts; None where it cannot be had so."""
+        """Return the parts that a value is computed from; None if it cannot be computed in parts."""
         forward = self.forward
         if name in forward.of_weights:
             items = forward.weights(name, shard)
@@ -233,7 +233,7 @@ class _Trace:
         ]  # fmt: skip
 
     def _column(self, node: Node, strategy: Strategy) -> bool:
-        """Whether a product takes its parts from a weight alone."""
+        """Return whether a product takes its parts from a weight alone."""
         parts = [name for name, place in zip(node.inputs[:2], strategy.operands) if isinstance(place, Shard)]
         return bool(parts) and all(name in self.forward.of_weights for name in parts)
 

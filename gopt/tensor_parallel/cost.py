@@ -60,6 +60,6 @@ class Packed:
         return cls(graph, frozenset(name for node in graph.nodes for name in node.outputs if name not in awaited))
 
     def has(self, name: str, phase: Phase | None) -> bool:
-        """Whether a call on a value is packed that stands in some phase."""
+        """Return whether a call on a value is packed that stands in some phase."""
         type = self.graph.type_of(name)
         return phase is Phase.UPDATE or name in self.late or (type.static and type.elements == 1)

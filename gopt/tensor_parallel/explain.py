@@ -1,4 +1,4 @@
-"""Where a placement came from: the chain of nodes and operands from a value back to a choice."""
+"""Explains a placement: the chain of nodes and operands from a value back to a choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward of a step as the search for splits sees it: who makes a value, who reads it, what can be had in parts."""
+"""The forward graph for the search for splits: producers, users, and which values can be computed in parts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Forward:
         return bare_strategies(self.operator(node), slot, shard)
 
     def static(self, *names: str) -> bool:
-        """Whether the shapes of values are known."""
+        """Return whether the shapes of values are known."""
         return all(self.training.graph.type_of(name).static for name in names)
 
     def unflattened(self, name: str) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Forward:
         return self._free[name, shard]
 
     def _ahead(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """What readers make of the parts of a value; None where one needs the whole value."""
+        """Return what readers compute from the parts of a value; None if one needs the whole value."""
         found: list[tuple[str, Shard]] = []
         for node in self.users.get(name, ()):
             options = self.strategies(node, Slot(node.inputs.index(name)), shard)
@@ -158,7 +158,7 @@ def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strat
 
 
 def sums(strategy: Strategy) -> bool:
-    """Whether members have terms of a result."""
+    """Return whether members have terms of a result."""
     return any(isinstance(each, Partial) for each in strategy.results)
 
 

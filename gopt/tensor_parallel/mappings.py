@@ -28,7 +28,7 @@ _SUMS = ("sum", "mean")
 
 
 def is_mapping(node: Node, axes: Collection[str]) -> bool:
-    """Whether a node is a mapping along one of the axes that split the computation."""
+    """Return whether a node is a mapping along one of the axes that split the computation."""
     known = node.op_type in (*_MOVES, "AllReduce", "ReduceScatter") and node.domain in (COMM, SPMD)
     return known and node.attributes.get("group") in axes and (len(node.inputs) == 1 or node.op_type in HALO)
 

@@ -120,7 +120,7 @@ def _axes(pattern: Pattern, mesh: Mesh, splitting: Sequence[str]) -> frozenset[s
 
 
 def _summed(value: str, axis: str, producers: Mapping[str, Node]) -> bool:
-    """Whether a call over the axis completes a gradient, or what it is a move or a cast of."""
+    """Return whether a call over the axis completes a gradient, or what it is a move or a cast of."""
     while (node := producers.get(value)) is not None:
         if node.domain == COMM:
             group = str(node.attributes["group"])

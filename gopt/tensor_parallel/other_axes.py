@@ -31,7 +31,7 @@ class OtherAxes:
         return tuple(checker.of(name) for checker in self.checkers)
 
     def fit(self, placed: Iterable[tuple[str, Placement]]) -> bool:
-        """Whether values can be placed so along one more axis."""
+        """Return whether values can be placed so along one more axis."""
         if not self.checkers:
             return True
         return all(
@@ -40,7 +40,7 @@ class OtherAxes:
         )  # fmt: skip
 
     def adds(self, node: Node, placement: Placement) -> bool:
-        """Whether a mapping along one of these axes hands on what is placed so along the new one."""
+        """Return whether a mapping along one of these axes hands on what is placed so along the new one."""
         try:
             beside(node, Operand(node.inputs[0], placement))
         except Mismatch:
@@ -48,7 +48,7 @@ class OtherAxes:
         return True
 
     def allow(self, nodes: Sequence[Node]) -> bool:
-        """Whether nodes can stand in the graph as these axes split it."""
+        """Return whether nodes can stand in the graph as these axes split it."""
         for checker in self.checkers:
             known, checker.known = checker.known, ChainMap({}, checker.known)
             try:

@@ -1,4 +1,4 @@
-"""What a user says of parameters and inputs by name: ``*.qkv.weight:column;head*:replicate;up*:expert@ep``."""
+"""User patterns for parameters and inputs by name: ``*.qkv.weight:column;head*:replicate;up*:expert@ep``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 WORDS = ("column", "row", "vocab", "expert", "replicate")
 FED = ("whole",)
-"""What may be said of inputs of the batch, beside a dimension."""
+"""Allowed patterns of batch inputs, besides a dimension."""
 _DIM = re.compile(r"dim(\d+)(?:/(\d+))?(?:=(\d+(?:\+\d+)*))?")
 
 

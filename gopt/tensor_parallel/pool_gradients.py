@@ -17,7 +17,7 @@ from gopt.sharding.placements import Placement, Ranges, Shard, WindowTerms
 from gopt.tensor_parallel.operators import Constants, operator
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
-"""What changes the placement of a value alone."""
+"""Operators that change only the placement of a value."""
 Maker = Callable[[str], Node | None]
 
 
@@ -102,21 +102,21 @@ def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Pla
 
 
 def _counts(node: Node, name: str) -> bool:
-    """Whether a value is the places that a pool took, row by row."""
+    """Return whether a value is the places that a pool took, row by row."""
     pool = node.is_a("MaxPool") or (node.domain == SPMD and node.op_type == "MemberMaxPool")
     plain = not node.attributes.get("storage_order", 0)
     return pool and plain and len(node.outputs) > 1 and node.outputs[1] == name
 
 
 def _single(pool: Node) -> bool:
-    """Whether a pool takes every place by itself."""
+    """Return whether a pool takes every place by itself."""
     given = pool.attributes
     alone = all(size == 1 for key in ("kernel_shape", "strides") for size in given.get(key, ()))
     return alone and not any(given.get("pads", ()))
 
 
 def _firsts(node: Node, graph: Graph, constants: Constants, rank: int) -> bool:
-    """Whether a Slice takes the first place of every plane."""
+    """Return whether a Slice takes the first place of every plane."""
     rows = slices(operator(node, graph, constants))
     if rows is None or any(rows.get(dim, (-1, 0))[0] for dim in range(2, rank)):
         return False
@@ -125,7 +125,7 @@ def _firsts(node: Node, graph: Graph, constants: Constants, rank: int) -> bool:
 
 
 def _logical(name: str, maker: Maker) -> str:
-    """What a value was before mappings."""
+    """Return the value before mappings were applied."""
     node = maker(name)
     while node is not None and node.domain in (COMM, SPMD) and node.op_type in _MAPPINGS:
         name = node.inputs[0]

@@ -163,7 +163,7 @@ def _counted(slide: Sliding) -> np.ndarray:
 
 
 def is_training(operator: Operator) -> bool:
-    """Whether a BatchNormalization makes statistics of its batch, in a form that is known here."""
+    """Return whether a BatchNormalization makes statistics of its batch, in a form that is known here."""
     return operator.opset >= 14 and bool(operator.attributes.get("training_mode", 0))
 
 

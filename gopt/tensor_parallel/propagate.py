@@ -88,7 +88,7 @@ class _Sweep:
     converted: dict[tuple[str, Placement, Phase | None], str] = field(default_factory=dict)
     """A value, a placement, and the phase that made it so, where phases gather anew -> what it is called."""
     moves: dict[str, Node] = field(default_factory=dict)
-    """What a node makes that moves elements alone -> the node."""
+    """Result of a node that only moves elements -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
     windows: Windows = field(init=False)
     weights: set[str] = field(default_factory=set)
@@ -178,7 +178,7 @@ class _Sweep:
                 self._settle(name, self.windows.part(placement), [node])
 
     def _scattered(self, node: Node) -> bool:
-        """Whether members scatter what they have into the windows that it is of, and sum those."""
+        """Return whether members scatter what they have into the windows that it is of, and sum those."""
         found = self.windows.scattered(node, self.placements)
         if found is None:
             return False
@@ -210,7 +210,7 @@ class _Sweep:
         return True
 
     def _passes_terms(self, node: Node, known: Sequence[Placement]) -> bool:
-        """Whether a node hands terms on: all its operands are terms, of which it is the one reader."""
+        """Return whether a node hands terms on: all its operands are terms, of which it is the one reader."""
         if is_mapping(node, self.others.axes):
             sole = isinstance(known[0], Partial) and self.readers[node.inputs[0]] == 1
             return sole and self.others.adds(node, known[0])
@@ -330,5 +330,5 @@ class _Sweep:
         self.windows.note(placement)
 
     def _named(self, value: str, role: str) -> str:
-        """What a mapping of a value is called."""
+        """Return the name of a mapping's result."""
         return f"{self.build.root}{value.removeprefix(f'gopt.{PASS}.')}.{role}"

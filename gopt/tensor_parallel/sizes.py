@@ -1,4 +1,4 @@
-"""How a dimension is shared out among members: the rules by name."""
+"""Rules, by name, that divide a dimension among members."""
 
 from __future__ import annotations
 

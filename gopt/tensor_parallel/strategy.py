@@ -1,4 +1,4 @@
-"""How a node is split along an axis: of the strategies that its links give, the one that costs least."""
+"""Chooses how a node is split along an axis: the cheapest of the strategies that its links allow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gopt.tensor_parallel.tokens import Tokens
 from gopt.tensor_parallel.window_nodes import Windows
 
 Weight: TypeAlias = tuple[float, int]
-"""What a strategy costs, and in how many calls: of two that cost as much, the one with fewer calls is taken."""
+"""Cost of a strategy, and its number of calls, which breaks ties."""
 FREE: Weight = (0.0, 0)
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Behind these, a dimension that one member has all of cannot be told from another of its length."""
@@ -65,7 +65,7 @@ class StrategyChooser:
         return whole
 
     def aimed(self, node: Node) -> bool:
-        """Whether a result must be sharded."""
+        """Return whether a result must be sharded."""
         return bool(self._aims(node))
 
     def _aims(self, node: Node) -> list[tuple[Slot, Placement]]:
@@ -108,7 +108,7 @@ class StrategyChooser:
         return best, least
 
     def _weigh(self, node: Node, known: Sequence[Placement], option: Strategy) -> Weight:
-        """What a strategy costs: to place operands and results, and to complete terms."""
+        """Return the cost of a strategy: to place operands and results, and to complete terms."""
         costs = [self._moved(node, name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name]
         for name, placement in zip(node.outputs, option.results):
             aim = self.wanted.get(name)

@@ -1,4 +1,4 @@
-"""Where the samples and tokens of a batch stand in a value, and how they are shared out."""
+"""Positions of the samples and tokens of a batch in a value, and how they are divided."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tokens:
         return replace(made[0], more=tuple(made[1:])) if made else None
 
     def batch(self, type: TensorType) -> Shard | None:
-        """How an input of the batch is shared out; None where it has no such dimension."""
+        """Return the shard of a batch input; None if it has no such dimension."""
         if not type.static or len(type.dims) <= self.dim or type.dims[: self.dim + 1] != self._shape:
             return None
         return Shard(self.dim, self.sizes, self.runs)
@@ -74,7 +74,7 @@ class Tokens:
         return (self.samples, self.length)[: self.dim + 1]
 
     def shard(self, type: TensorType) -> Shard | None:
-        """How a value is shared out by tokens; None where it has no dimension of them."""
+        """Return the shard of a value by tokens; None if it has no dimension of tokens."""
         return next((shard for each in (self, *self.more) if (shard := each._own(type)) is not None), None)
 
     def _own(self, type: TensorType) -> Shard | None:

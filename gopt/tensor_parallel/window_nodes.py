@@ -17,7 +17,7 @@ from gopt.tensor_parallel.pool_gradients import Scattered, scattered
 
 @dataclass(slots=True)
 class Windows:
-    """What propagation keeps for windows, while it goes through a graph."""
+    """State of propagation for windows, while it processes a graph."""
 
     graph: Graph
     constants: Constants
@@ -62,7 +62,7 @@ def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) 
 
 
 def counted_as(node: Node, read: Placement) -> bool:
-    """Whether such a pool counts through the window that it reads."""
+    """Return whether such a pool counts through the window that it reads."""
     given = node.attributes
     if not isinstance(read, (Shard, Window)) or given["axis"] != read.dim or list(given["ranges"]) != _ends(read):
         return False
@@ -75,7 +75,7 @@ def _ends(read: Shard | Window) -> list[int]:
 
 
 def taken(node: Node) -> tuple[Placement, ...]:
-    """How the operands of a node of ``gopt.spmd`` that makes windows, or parts of them, must be placed."""
+    """Return the placements that the operands of a window node of ``gopt.spmd`` must have."""
     halo, dim = Halo.of(node.attributes), int(node.attributes["axis"])
     before: dict[str, Placement] = {
         "exchange": Shard(dim, halo.sizes), "cut": REPLICATED, "sum": WindowTerms(dim, halo.ranges, halo.length),
@@ -85,7 +85,7 @@ def taken(node: Node) -> tuple[Placement, ...]:
 
 
 def placed(node: Node) -> Placement:
-    """How the result of such a node is placed."""
+    """Return the placement of such a node's result."""
     halo, dim = Halo.of(node.attributes), int(node.attributes["axis"])
     if node.op_type == "HaloStrips":
         return Shard(dim, halo.strip_sizes)

@@ -23,8 +23,11 @@ Tamper = Callable[[int, Values], None]
 
 @dataclass(frozen=True, slots=True)
 class RankResults:
-    """What a step of all ranks made. ``outputs``: by rank; ``losses``: micro-step, rank, value; ``gradients``: the
-    local ones by micro-step and data rank, as the ranks sent them, where they could be seen."""
+    """Results of a step of all ranks.
+
+    ``outputs``: by rank. ``losses``: micro-step, rank, value. ``gradients``: the local ones by micro-step and data
+    rank, as the ranks sent them, where they are visible.
+    """
 
     outputs: list[Values]
     losses: list[tuple[int, int, np.ndarray]]
@@ -33,7 +36,10 @@ class RankResults:
 
 @dataclass(slots=True)
 class AllRanks:
-    """The ranks; ``which`` says of each which batch it sees, ``phases`` how often each file runs in a step."""
+    """The ranks of a verification.
+
+    ``which``: the batch of each rank; ``phases``: how often each file runs in a step.
+    """
 
     ranks: list[RankPrograms]
     mesh: Mesh
@@ -45,7 +51,7 @@ class AllRanks:
     """Gradient -> what each rank has of it, where dimensions are sharded."""
 
     def held(self, states: Values) -> list[Values]:
-        """What every rank holds of these states."""
+        """Return the part of these states that each rank holds."""
         return [each.feeds(states) for each in self.ranks]
 
     def joined(self, key: str, values: Sequence[Values]) -> Values:
@@ -96,7 +102,7 @@ class AllRanks:
         return self.boxes[name][rank] if name in self.boxes else None
 
     def _has_first(self, rank: int, gradient: str) -> bool:
-        """Whether a rank has the first element of a gradient."""
+        """Return whether a rank has the first element of a gradient."""
         return all(dimension[0] == 0 for dimension in self._box(gradient, rank) or ())
 
     def _note(self, seen: Values, name: str, value: np.ndarray, rank: int) -> None:
@@ -111,9 +117,9 @@ class AllRanks:
 
 
 def gradient_boxes(manifest: Manifest, gradients: Mapping[str, str]) -> dict[str, list[Box | None]]:
-    """Gradient -> what each rank has of it, for parameters of which dimensions are sharded: as its states say.
+    """Return gradient -> the box of it that each rank has, for parameters whose dimensions are sharded.
 
-    A gradient of parameters that are not split alike is whole on every rank.
+    A gradient of parameters with different shardings is whole on every rank.
     """
     mesh = manifest.mesh.mesh()
     owners = {state.tensor: state.of or state.tensor for state in manifest.states}

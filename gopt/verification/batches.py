@@ -16,10 +16,10 @@ from gopt.verification.random_inputs import RandomInputs
 
 
 class Batches(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     def batch(self, number: int, part: int) -> Values:
-        """What data rank ``part`` sees in a micro-step, counted over all steps from 0."""
+        """Return the batch of data rank ``part`` in micro-step ``number``, counted over all steps from 0."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""How close is equal (contract section 7): distances, allowances, and the ledger of one step's comparisons."""
+"""Tolerances (contract section 7): distances, allowances, and the record of one step's comparisons."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def distance(value: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two flat arrays hold the same bits in the same type."""
+    """Return whether two flat arrays hold the same bits in the same type."""
     if one.dtype != other.dtype or one.size != other.size or not one.size:
         return False
     if not (one.flags.c_contiguous and other.flags.c_contiguous):
@@ -73,12 +73,12 @@ def floating(array: np.ndarray) -> bool:
 
 
 def finite(array: np.ndarray) -> bool:
-    """Whether all elements are numbers, and none is infinite."""
+    """Return whether all elements are numbers, and none is infinite."""
     return not floating(array) or bool(np.isfinite(np.asarray(array, np.float64)).all())
 
 
 def became_not_finite(new: np.ndarray, old: np.ndarray) -> bool:
-    """Whether an element that was finite no longer is, or has become no number at all."""
+    """Return whether an element that was finite no longer is, or has become no number at all."""
     if not floating(new):
         return False
     made, was = np.asarray(new, np.float64), np.asarray(old, np.float64)
@@ -115,7 +115,7 @@ class Ledger:
         self.enter(rank, name, kind, self.error(name, value, wanted, start))
 
     def error(self, name: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> float:
-        """How far a value is off, in tolerances."""
+        """Return the error of a value, in multiples of its tolerance."""
         return ratio(distance(value, wanted), self.allowed(name, wanted, start))
 
     def part(self, rank: int, name: str, kind: str, error: float) -> None:

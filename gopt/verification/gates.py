@@ -37,7 +37,10 @@ class Gate:
     scheduled: bool
 
     def outcomes(self, values: Mapping[str, np.ndarray]) -> set[bool]:
-        """Which ways it went: whether it was true, or left what it clips as it was. Empty: it was not seen."""
+        """Return the observed outcomes: True for a true flag, or for an element that a clip left unchanged.
+
+        Empty if the values of the gate are missing.
+        """
         if self.output not in values or (self.operand and self.operand not in values):
             return set()
         made = np.asarray(values[self.output])
@@ -70,7 +73,7 @@ def find_gates(training: TrainingGraph) -> list[Gate]:
 
 
 def _gate_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
-    """The value that tells how a gate stands, and what it clips; None where a node is no gate."""
+    """Return the value that shows the state of a gate, and the value that it clips; None if the node is no gate."""
     types = index.graph.types
     if node.is_a(*COMPARE):
         return node.outputs[0], ""
@@ -99,7 +102,7 @@ def gate_outputs(update: Graph, gates: Sequence[Gate]) -> list[str]:
 
 
 class Coverage:
-    """Which gates were seen which ways."""
+    """The states in which each gate was seen."""
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         self.gates = gates

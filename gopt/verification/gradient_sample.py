@@ -1,4 +1,4 @@
-"""Which gradients of a large model are confirmed by finite differences: some of every kind, drawn from the seed.
+"""Selects the gradients of a large model that are checked by finite differences: some of every kind, from the seed.
 
 States and losses are never sampled. A gradient's kind is the equivalence class of its parameter's update, its shape and
 the operator that makes it, so that every class is seen, and in it every sort of layer.

@@ -61,7 +61,7 @@ def lazy_tables(training: TrainingGraph, plan: ServerPlanEntry | None) -> tuple[
 def with_kept_rows(
     tables: Sequence[LazyTable], before: Values, new: Values, touched: Mapping[str, np.ndarray]
 ) -> Values:  # fmt: skip
-    """New states of the source, with rows of tables that nobody touched as they were; ``touched``: by table."""
+    """Return the new states of the source with untouched rows of tables unchanged; ``touched``: by table."""
     found = dict(new)
     for table in tables:
         rows = touched[table.parameter]

@@ -68,6 +68,6 @@ class _ReferenceRank:
 
 
 def run_in_lockstep(program: Executor, feeds: Sequence[Values], own: CollectiveCallback) -> list[Values]:
-    """What every data rank makes of its own feeds."""
+    """Run the program for every data rank with its own feeds; returns the results of each."""
     mesh = Mesh((("shard", len(feeds)),))
     return run_ranks([_ReferenceRank(program, own) for _ in feeds], list(feeds), mesh)

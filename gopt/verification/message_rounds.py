@@ -57,7 +57,9 @@ class MessageRounds:
         self._deadline = deadline or DEADLINE
 
     def __call__(self, programs: Sequence[Any], feeds: Sequence[Values], mesh: Mesh) -> list[Values]:
-        """What each program makes of its feeds. Without servers among them, trainers run a micro-step."""
+        """Run each program with its feeds and return the results; without servers, trainers run a micro-step. Without
+        servers among them, trainers run a micro-step.
+        """
         members = _Round(self._trainers, self._plan, feeds, self._deadline)
         results: list[Values] = [{} for _ in programs]
 

@@ -1,6 +1,6 @@
-"""What a verification has really seen: states that changed, gradients that differ between ranks, gates both ways.
+"""Records what a verification observed: states that changed, gradients that differ between ranks, gates in both states.
 
-Zero against zero shows nothing, and a gradient that is equal on all ranks cannot show that its reduction is missing.
+Two zeros that agree prove nothing, and a gradient that is equal on all ranks cannot reveal a missing reduction.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Observations:
                         self.apart.add(name)
 
     def doubt(self, result: Verification) -> None:
-        """Say what was never seen to happen; states that are noise need not change."""
+        """Add a doubt for each expected event that was not observed; states that are noise need not change."""
         own = self._own()
         for parameter, gradient in self.training.gradients.items():
             if gradient not in self.alive:
@@ -92,7 +92,7 @@ class Observations:
 
 
 def _moved(new: np.ndarray, old: np.ndarray) -> bool:
-    """Whether a finite element changed."""
+    """Return whether a finite element changed."""
     if not floating(new):
         return not np.array_equal(new, old)
     difference = np.asarray(new, np.float64) - np.asarray(old, np.float64)

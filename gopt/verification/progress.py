@@ -1,4 +1,4 @@
-"""What a verification says while it runs: the phase, and how far it is where that can be counted."""
+"""Progress messages of a verification: the phase, and a count where there is one."""
 
 from __future__ import annotations
 

@@ -30,9 +30,10 @@ LEAST_OPSET = 13
 
 @dataclass(frozen=True, slots=True)
 class RandomInput:
-    """An input that stands for a random node. ``first``, ``second``: low and high, or mean and deviation.
+    """An input that replaces a random node.
 
-    ``shared``: the node has a seed, so that every rank draws the same.
+    ``first``, ``second``: low and high, or mean and deviation. ``shared``: the node has a seed, so that every rank
+    draws the same.
     """
 
     type: TensorType
@@ -48,12 +49,12 @@ class RandomInput:
 
 @dataclass(frozen=True, slots=True)
 class RandomInputs:
-    """The inputs that stand for random nodes, by name."""
+    """The inputs that replace random nodes, by name."""
 
     fed: Mapping[str, RandomInput] = field(default_factory=dict)
 
     def draw(self, seed: int, number: int, part: int) -> Values:
-        """What a data rank draws in a micro-step, counted over all steps."""
+        """Draw the inputs of a data rank in a micro-step, counted over all steps."""
         return {
             name: each.draw(np.random.default_rng([seed, 11, place, number, 0 if each.shared else part + 1]))
             for place, (name, each) in enumerate(self.fed.items())
@@ -143,7 +144,7 @@ def _with_inputs(graph: Graph, nodes: list[Node], writer: _Writer, random_inputs
 
 
 class _Writer:
-    """Writes what stands in a random node's place; ``constants`` and ``made`` (types) collect what that needs."""
+    """Emits the replacement of a random node; ``constants`` and ``made`` (types) collect what it needs."""
 
     def __init__(self, types: Mapping[str, TensorType]) -> None:
         self.types = types

@@ -38,14 +38,14 @@ class RankPrograms:
         return next(p.graph.inputs[input] for p in self.programs.values() if input in p.graph.inputs)
 
     def carry(self, held: Values, outputs: Values) -> None:
-        """Put what a phase made of states and accumulators in their place."""
+        """Store the states and accumulators that a phase computed."""
         carried: tuple[LocalState | LocalAccumulator, ...] = (*self.states, *self.sums)
         for each in carried:
             if each.output in outputs:
                 held[each.input] = np.asarray(outputs[each.output])
 
     def feeds(self, start: Values) -> Values:
-        """What the rank reads of its states, from whole tensors, and accumulators at zero."""
+        """Return the rank's feeds for its states, cut from whole tensors, and zero accumulators."""
         feeds = {}
         for state in self.states:
             parts = [cut(piece, start[piece.tensor]) for piece in state.pieces]

@@ -74,8 +74,10 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
 
 
 def _local(node: Node, data: Collection[str]) -> bool:
-    """Whether a node makes what is local to ranks that see other data: as the source does, or completed along axes
-    that split the computation, in a call of its own or a packed one."""
+    """Return whether a node's results are local to ranks that see different data, as in the source.
+
+    That includes completion along axes that split the computation, in a call of its own or a packed one.
+    """
     if node.domain != COMM:
         return node.made_by in ("", "tensor-parallel")
     if node.op_type in MESSAGES:
@@ -104,5 +106,5 @@ def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: 
 
 
 def refuse_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """What a graph of one rank alone answers to a collective over axes that see different data."""
+    """Raise for a collective over axes that see different data: a graph of one rank cannot run it."""
     raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")

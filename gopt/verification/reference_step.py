@@ -1,4 +1,4 @@
-"""What a step should give: local gradients of every batch by the source, then its own update of their mean."""
+"""Computes the expected step: local gradients of every batch by the source, then its own update of their mean."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Batches = Sequence[Sequence[Values]]
 
 @dataclass(frozen=True, slots=True)
 class LocalResults:
-    """What the batches give before anything is reduced, by micro-step and data rank.
+    """Results of the batches before any reduction, by micro-step and data rank.
 
     ``gradients``: by name, as the variant wants them; ``statistics``: the new ones of each data rank at the end;
     ``weights`` (``--loss-reduction``) and ``shown`` (values that the update reads as a mean) of all batches in turn.
@@ -40,7 +40,7 @@ class LocalResults:
     weights: list[float] = field(default_factory=list)
     shown: list[Values] = field(default_factory=list)
     touched: dict[str, np.ndarray] = field(default_factory=dict)
-    """Of tables that are updated lazily: which rows were pushed."""
+    """Row ids that were pushed, by table with lazy updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,10 @@ class ReferenceProgram:
         reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
         statistics: str = "mean", lazy: Sequence[LazyTable] = (),
     ) -> None:  # fmt: skip
-        """``statistics``: of which ranks new ones are: their ``mean``, or those of the ``root``; ``lazy``: tables of
-        which rows that nobody pushed stay as they are."""
+        """``statistics``: the ranks of which new statistics are: their ``mean``, or those of the ``root``.
+
+        ``lazy``: tables whose rows stay unchanged unless they were pushed.
+        """
         self.training = training
         self.reduction = reduction
         self.shared = shared
@@ -113,7 +115,7 @@ class ReferenceProgram:
         return LocalResults(losses, gradients, statistics, weights, shown, touched)
 
     def varied(self, variant: Variant, made: Values, last: bool) -> Values:
-        """Those of some values that are gradients, as the variant wants them; ``last``: of the last data rank."""
+        """Return the gradients among some values, modified by the variant; ``last``: they are of the last data rank."""
         return {
             name: variant.vary(np.asarray(made[name]), name == self.marked and last)
             for name in dict.fromkeys(self.training.gradients.values())
@@ -139,7 +141,9 @@ class ReferenceProgram:
         return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.gate_outputs})
 
     def means(self, local: LocalResults) -> Values:
-        """What the update reads of every gradient: its mean over all batches, unless the loss is reduced otherwise."""
+        """Return the operand of the update for every gradient: the mean over all batches, or as ``--loss-reduction``
+        defines.
+        """
         every = [values for turn in local.gradients for values in turn]
         return {
             name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
@@ -159,7 +163,9 @@ class ReferenceProgram:
 
 
 def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """What the update reads of the gradients of all ranks and micro-steps. What weighs nothing is left out."""
+    """Combine the gradients of all ranks and micro-steps; terms of weight zero are left out. What weighs nothing is
+    left out.
+    """
     if reduction.rule is LossRule.MEAN:
         return mean_of(values)
     if reduction.rule is LossRule.SUM:

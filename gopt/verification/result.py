@@ -1,4 +1,4 @@
-"""What a verification found: differences, what could not be confirmed, and which of the three ends that makes."""
+"""Result of a verification: differences, doubts, and the outcome that follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gopt.verification.gradient_sample import GradientSample
 
 
 class Outcome(str, Enum):
-    """How a verification ends."""
+    """Outcome of a verification."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -25,7 +25,7 @@ EXIT_CODES = {Outcome.EQUAL: 0, Outcome.DIFFERENT: 1, Outcome.UNCONFIRMED: 4}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far a value is off, counted in tolerances.
+    """Error of a value, in multiples of its tolerance.
 
     ``error_over_tolerance``: the distance over what is allowed, a number without a unit; above 1 is a failure. Times
     ``Verification.tolerance`` it is the relative error of the value's change since the first step.
@@ -78,7 +78,7 @@ class Doubt:
 
 @dataclass(slots=True)
 class Verification(HtmlTable):
-    """What a verification found.
+    """Result of a verification.
 
     ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
     in tolerances: see ``Difference``. ``failures``: every value that was out of tolerance, by kind and name.
@@ -186,7 +186,7 @@ def _size(error: float) -> float:
 
 
 def _refuted(confirmation: GradientCheck) -> bool:
-    """Whether a value was shown to be no gradient, as against not shown to be one."""
+    """Return whether a value was shown to be no gradient, as against not shown to be one."""
     verdict = getattr(confirmation, "verdict", None)
     return not confirmation.holds if verdict is None else verdict.name == "REFUTED"
 

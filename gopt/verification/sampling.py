@@ -15,7 +15,7 @@ from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 
 DEFAULT_BOUND = 2
 HYPER = 0.01
-"""What a floating hyper-parameter (a learning rate) is when the user gives none."""
+"""Default of a floating hyper-parameter, such as a learning rate."""
 IGNORED = 1 / 8
 """Share of labels that are drawn as ones to ignore, where there are such."""
 PASSING = ("Cast", "Where", "Concat", "Clip", "Max", "Min", "ScatterND", "ScatterElements")
@@ -25,8 +25,11 @@ INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What an integer input may be: at least 0 and below ``bound``, but none of ``masked``, which the forward compares
-    it with (padding); now and then ``ignored`` (a label's ``ignore_index``, which points at nothing)."""
+    """Range of an integer input: at least 0 and below ``bound``, without ``masked``.
+
+    ``masked``: values that the forward compares the input with (padding). ``ignored``: drawn now and then (a label's
+    ``ignore_index``, which is no class).
+    """
 
     bound: int = DEFAULT_BOUND
     masked: frozenset[int] = frozenset()
@@ -156,5 +159,5 @@ def _draw_state(type: TensorType, kind: StateKind, generator: np.random.Generato
 
 
 def hyper(type: TensorType) -> np.ndarray:
-    """A hyper-parameter nobody set."""
+    """Return the default of a hyper-parameter."""
     return np.full(type.dims, HYPER if type.dtype in FLOATS else 1, numpy_dtype(type.dtype))

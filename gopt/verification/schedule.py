@@ -1,4 +1,4 @@
-"""Start values at which the gates of a schedule stand the other way: counters on both sides of a threshold, flags."""
+"""Start values that put the gates of a schedule in their other state: counters on both sides of a threshold, flags."""
 
 from __future__ import annotations
 

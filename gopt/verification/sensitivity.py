@@ -1,4 +1,4 @@
-"""How much of a step is rounding: the reference run again from states that are off by one unit in the last place.
+"""Measures rounding in a step: the reference runs again from states that are off by one unit in the last place.
 
 The disturbed states are read by forward and backward alone; the update works on the true ones, so that what is measured
 is what rounding does to gradients and by way of them, and not the disturbance itself. The mean of the gradients is
@@ -143,7 +143,7 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def norm(value: np.ndarray) -> float:
-    """Of the finite part, in float64."""
+    """Return the norm of the finite part, in float64."""
     wide = np.asarray(value, np.float64)
     with np.errstate(all="ignore"):
         size = length(wide)

@@ -98,7 +98,7 @@ def _judge(
 
 
 def _has_like(training: TrainingGraph, mapping: RegionMapping) -> bool:
-    """Whether another mapping of the same form has its dual."""
+    """Return whether another mapping of the same form has its dual."""
     made = {name: node for node in training.graph.nodes if node.domain == COMM for name in node.outputs}
 
     def form(each: RegionMapping) -> tuple[object, ...]:
@@ -167,13 +167,13 @@ class _Measured:
         self._known: dict[str, bool | None] = {}
 
     def fits(self, name: str) -> bool | None:
-        """Whether a parameter's gradient is proportional to the change of the loss; None: it cannot be measured."""
+        """Test whether a gradient is proportional to the change of the loss; None if that cannot be measured."""
         if name not in self._known:
             self._known[name] = self._fits(name)
         return self._known[name]
 
     def matters(self, value: str) -> bool:
-        """Whether the loss depends on a value of the forward: where it does not, no gradient flows back through it."""
+        """Return whether the loss depends on a value of the forward; if not, no gradient flows back through it."""
         reader = Float64Graph(subgraph(self._graph, self._graph.nodes, [value], ()), self._cache)
         behind = Float64Graph(subgraph(self._graph, self._graph.nodes, [self.training.loss], [value]), self._cache)
         for point in self.points:
@@ -262,7 +262,7 @@ class _Measured:
 
 
 def _rest(along: np.ndarray, rise: np.ndarray) -> float:
-    """What no factor explains, relative."""
+    """Return the relative residual after the best factor."""
     length = float(np.linalg.norm(along))
     if not length:
         return 1.0

@@ -30,7 +30,7 @@ MOST = 64
 
 
 class Program(Protocol):
-    """What runs a graph: an Executor, or one in float64."""
+    """A program of one graph: an Executor, or one in float64."""
 
     graph: Graph
 
@@ -48,7 +48,7 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
 
 
 def run_members(program: Program, feeds: Sequence[Feeds], members: Mesh) -> list[Values]:
-    """What every member makes of its own feeds; ``members``: the axes along which the source has calls."""
+    """Run every member with its own feeds; ``members``: the axes along which the source has calls."""
     return run_ranks([program for _ in feeds], list(feeds), members)
 
 
@@ -91,7 +91,7 @@ class SourceMembers:
 
 
 def run_source(program: Program, feeds: Mapping[str, Any], call: CollectiveCallback) -> Values:
-    """Run a part of the source, whoever answers its calls."""
+    """Run a part of the source; ``call`` answers its collectives."""
     return call.run(program, dict(feeds)) if isinstance(call, SourceMembers) else program.run(dict(feeds), call)
 
 

@@ -19,7 +19,7 @@ from gopt.verification.compare import Values
 
 @dataclass(frozen=True, slots=True)
 class PushedRows:
-    """What a trainer pushed of a table: rows by their numbers in the whole table, in any order and several times."""
+    """Rows of a table that a trainer pushed, by row id, in any order and with repetitions."""
 
     ids: np.ndarray
     rows: np.ndarray
@@ -36,7 +36,10 @@ def _own(entry: TableEntry, place: int) -> tuple[slice, slice]:
 
 
 def read_rows(entry: TableEntry, states: Sequence[Values], ids: np.ndarray, dtype: str) -> np.ndarray:
-    """Rows of a table; ``states``: what each server was fed. Raises RunError for a row that is none."""
+    """Return rows of a table.
+
+    ``states``: the feeds of each server. Raises RunError for a row id out of range.
+    """
     whole = np.empty((entry.rows, entry.width), numpy_dtype(entry.dtype))
     for place, server in enumerate(entry.servers):
         part = whole[_own(entry, place)]
@@ -51,7 +54,7 @@ def read_rows(entry: TableEntry, states: Sequence[Values], ids: np.ndarray, dtyp
 def merge_pushes(
     entry: TableEntry, server: int, pushed: Mapping[int, PushedRows], reduce: str, dtype: str
 ) -> list[np.ndarray]:
-    """What a server merges: its own numbers of the rows that were pushed, and their gradients."""
+    """Merge pushed rows on one server; returns its local row ids and their gradients."""
     wide = np.dtype(np.float32) if dtype in HALVES else numpy_dtype(dtype)
     counted = {n: each for n, each in sorted(pushed.items()) if reduce != "weighted" or each.weight}
     touched = sorted({int(id) % entry.rows for each in counted.values() for id in each.ids})

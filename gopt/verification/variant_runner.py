@@ -29,7 +29,10 @@ from gopt.verification.variants import PLAIN, Variant
 
 @dataclass(slots=True)
 class VariantRunner:
-    """What all variants share. ``noise``: gradients that rounding alone makes, found by the plain variant."""
+    """Runs variants, and keeps the state that they share.
+
+    ``noise``: gradients that consist of rounding only, found by the plain variant.
+    """
 
     result: Verification
     all_ranks: AllRanks
@@ -88,7 +91,7 @@ class VariantRunner:
         self.silent -= heard
 
     def _tell(self, variant: Variant, number: int, not_finite: Sequence[str], made: RankResults) -> None:
-        """Say that the reference left the numbers: as a doubt where nothing was done to it, else as a note."""
+        """Report that the reference became non-finite: a doubt for an unmodified variant, else a note."""
         if not not_finite:
             return
         more = f", and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
@@ -178,7 +181,7 @@ class _StepComparison:
         return ledger
 
     def _floors(self, base: ReferenceStep, moved: Sensitivity, statistics: Collection[str]) -> dict[str, float]:
-        """What rounding may do to states."""
+        """Return the changes of states that rounding may cause."""
         floors = {
             name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
             for name in statistics

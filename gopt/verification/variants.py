@@ -47,7 +47,7 @@ PLAIN = Variant("gradients as they are", extra=False)
 CLIP_INACTIVE = Variant("gradients × 1/64", scale=1 / 64)
 CLIP_ACTIVE = Variant("gradients × 64", scale=64.0)
 CLIP_ACTIVE_SMALL = Variant("gradients × 4", scale=4.0)
-"""Where the source cannot bear more."""
+"""Factor for a source that overflows with a larger one."""
 CLIP_INACTIVE_LARGE = Variant("gradients × 1/4096", scale=1 / 4096)
 CLIP_ACTIVE_LARGE = Variant("gradients × 4096", scale=4096.0)
 INFINITE = Variant("one infinite gradient", infinite=True)
@@ -81,7 +81,7 @@ class VariantProgram:
         return self.program.run(feeds, varied)
 
     def _rows(self, gradient: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        """What is pushed of a table: where the gradient is to turn infinite, its first element is pushed as well."""
+        """Return the pushed rows of a table; to make the gradient infinite, row 0 is pushed as well."""
         if gradient not in self.gradients:
             return inputs
         *given, ids, rows = inputs
@@ -94,7 +94,7 @@ class VariantProgram:
 
 
 def has_finite_check(training: TrainingGraph) -> bool:
-    """Whether an update looks for infinities: a test on gradients whose result gates a state."""
+    """Return whether an update looks for infinities: a test on gradients whose result gates a state."""
     tests = {"IsInf", "IsNaN"}
     gradient_values = set(training.gradients.values())
     behind = set(gradient_values)

@@ -1,4 +1,4 @@
-"""Which variants a verification runs: gradients of all sizes, gates both ways, what moves a state that stood still."""
+"""Chooses the variants of a verification: gradients of all scales, gates in both states, states that did not change."""
 
 from __future__ import annotations
 

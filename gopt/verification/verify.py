@@ -74,7 +74,7 @@ class Verifier:
         """``deadline``: seconds that one piece of a graph may run; None: without an end."""
         advance("reading the source")
         self.transport: Transport = run_ranks
-        """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
+        """Runs one phase of all ranks: on threads, unless the caller sets another engine."""
         self.folder = Path(folder)
         check_folder(self.folder)
         self.manifest, self.mesh = read_manifest(self.folder)
@@ -130,7 +130,7 @@ class Verifier:
 
     @property
     def parts(self) -> int:
-        """How many ranks see different data."""
+        """Number of ranks that see different data."""
         return max(self.which) + 1
 
     def run(

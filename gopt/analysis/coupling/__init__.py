@@ -1,4 +1,4 @@
-"""Where the samples of a batch are coupled, so that a sharded step is not the step of one large batch."""
+"""Finds where a step couples the samples of a batch, so that sharding it differs from the step of one large batch."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class CouplingContext:
             self.found.append(Coupling(kind, name, node.op_type, what, exact))
 
     def alike(self, name: str, axis: int, mark: Mark) -> bool:
-        """Whether a value that does not depend on the batch is equal for every sample of its dimension ``axis``."""
+        """Return whether a batch-independent value is equal for every sample of its dimension ``axis``."""
         key = (name, axis, mark.outer, mark.inner)
         if key not in self._alike:
             self._alike[key] = self._is_alike(name, axis, mark)
@@ -131,7 +131,7 @@ class CouplingContext:
         return False
 
     def _of_data(self, node: Node, axis: int) -> bool:
-        """Whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""
+        """Return whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""
         start = axis_of(node, self.rank(node.inputs[0]), 0)
         return not start <= axis < start + self.rank(node.inputs[1])
 

@@ -15,7 +15,9 @@ Letters = Sequence[Hashable]
 
 
 def settled(context: CouplingContext, mark: Mark, constant: float = 0.0) -> Mark:
-    """Whether a sum over samples is a mean, by its factor or the constant last multiplied into it."""
+    """Return ``mark`` as a mean if its factor, or the constant last multiplied in, divides by the batch size; else
+    unchanged.
+    """
     for factor in (constant, mark.factor):
         says = division(factor, context.batch, mark.sizes) if context.batch else None
         if says is not None and says.by_batch:

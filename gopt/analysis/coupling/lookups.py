@@ -78,7 +78,9 @@ def scatter_nd(context: CouplingContext, node: Node) -> Marks:
 
 
 def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mark | None) -> Mark:
-    """Scattered samples whose dimension lies behind those that the indices name, so that samples stay apart."""
+    """Return the mark of scattered samples. The sample dimension must follow the indexed ones, so that samples stay
+    apart.
+    """
     data, indices, updates = node.inputs
     front, named = context.rank(indices) - 1, context.shape(indices)[-1]
     drawn = [name for name, own in ((updates, given), (data, into)) if own is None and name in context.marks]
@@ -97,7 +99,7 @@ def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mar
 
 
 def _zero(context: CouplingContext, name: str) -> bool:
-    """Whether a value is known to be zeros."""
+    """Return whether a value is known to be zeros."""
     value, producer = context.constant(name), context.index.producers.get(name)
     if producer is not None and producer.is_a("ConstantOfShape"):
         fill = producer.attributes.get("value")

@@ -14,7 +14,7 @@ from math import isclose, prod
 
 
 class Relation(Enum):
-    """How a value of one large batch follows from the ranks' own values."""
+    """Relation between a value of the one large batch and the values of the ranks."""
 
     SAMPLES = "samples"
     """Concatenated along one axis."""
@@ -36,7 +36,7 @@ REDUCED = frozenset((Relation.SUM, Relation.MEAN, Relation.WEIGHTED, Relation.GA
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a value depends on the samples of a batch: a relation with its details.
+    """Relation of a value to the samples of a batch, with its details.
 
     ``SAMPLES``: dimension ``axis`` is ``outer`` x samples x ``inner``, row-major. ``factor``: constants multiplied into
     it since it was last changed otherwise, 0 where one is not known. ``mixed``: an earlier fact says already that
@@ -76,11 +76,11 @@ Marks = list[Mark | None]
 
 
 class Untraceable(Exception):
-    """The sample dimension cannot be followed past a node; the text says why."""
+    """Raised when the sample dimension cannot be followed through a node; the text gives the reason."""
 
 
 class CouplingKind(str, Enum):
-    """Why a step is not the step of one large batch."""
+    """Reason why a step is not the step of one large batch."""
 
     STATISTICS = "statistics"
     """A value reduced over samples flows back into values of single samples."""
@@ -96,7 +96,7 @@ class CouplingKind(str, Enum):
     REDUCTION = "loss_reduction"
     """The gradients are reduced otherwise than the loss is."""
     PLACE = "by_place"
-    """Samples are told apart by their place in the batch."""
+    """The position of a sample in the batch decides how it is treated."""
     UNKNOWN = "unknown"
 
 
@@ -133,14 +133,16 @@ def products(sizes: Iterable[int]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What a constant factor of a sum says: it divides by the batch, by other dimensions alone, or may do either."""
+    """Possible meanings of a constant factor of a sum: it divides by the batch, by other dimensions alone, or by
+    either.
+    """
 
     by_batch: bool
     by_others: bool
 
 
 def division(factor: float, batch: int, sizes: Iterable[int]) -> Division:
-    """Whether ``factor`` is one over the number of samples, times other reduced dimensions."""
+    """Test whether 1 / ``factor`` is the batch size times other reduced sizes, or a product of such sizes alone."""
     if not factor:
         return Division(False, False)
     known = products(sizes)

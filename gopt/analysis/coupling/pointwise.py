@@ -1,4 +1,4 @@
-"""Element by element: operands are aligned from the back, and all samples must lie along one dimension."""
+"""Elementwise operators: operands are aligned at the last dimension, and all samples must be along one dimension."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def start(graph: Graph, batch: Sequence[str]) -> CouplingContext:
 
 
 def propagate(context: CouplingContext, nodes: Iterable[Node]) -> None:
-    """Mark what the nodes make; they stand in order."""
+    """Set the marks of the results of ``nodes``, which must be in topological order."""
     for node in nodes:
         marks = [context.marks[name] for name in node.reads if name in context.marks]
         if not marks:

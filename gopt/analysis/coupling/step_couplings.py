@@ -19,9 +19,9 @@ from gopt.program import SpmdProgram
 
 @dataclass(frozen=True, slots=True)
 class CouplingSummary:
-    """All couplings of a step, and what its loss is: a mean, a sum, or a mean weighted ``by`` a value.
+    """All couplings of a step, and the kind of its loss: a mean, a sum, or a mean weighted ``by`` a value.
 
-    ``loss`` is None where it could not be followed, or is none of these.
+    ``loss`` is None when the loss cannot be traced or is of no such kind.
     """
 
     couplings: tuple[Coupling, ...]
@@ -101,7 +101,7 @@ def notes(couplings: Sequence[Coupling]) -> list[str]:
 
 
 def _loss(context: CouplingContext, training: TrainingGraph) -> None:
-    """Whether the loss is a mean over samples."""
+    """Record a coupling unless the loss is a mean over samples."""
     loss = training.loss
     mark, node = context.marks.get(loss), context.index.producers.get(loss)
     if node is None or mark is None or mark.kind in (Relation.UNKNOWN, Relation.MEAN) or mark.mixed:
@@ -177,5 +177,5 @@ def _driven(context: CouplingContext, training: TrainingGraph) -> None:
 
 
 def _trained(context: CouplingContext, training: TrainingGraph, value: str) -> bool:
-    """Whether a value depends on a parameter."""
+    """Return whether a value depends on a parameter."""
     return not ancestors(context.index, [value])[1].isdisjoint(state.tensor for state in training.parameters)

@@ -1,10 +1,11 @@
-"""Which values ranks must average so that their step is that of one large batch: statistics, and their cotangents.
+"""Finds the values that ranks must average to compute the step of one large batch: statistics and their cotangents.
 
-Let every value in which samples are reduced be replaced by its mean over the ranks, in forward and backward. Then a
-rank computes its part of the step of one large batch: the transpose of a mean over ranks is a mean over ranks, so the
-backward needs the same treatment as the forward and nothing else. What must be true of the forward is that means are
-right there: a bare sum that single samples read grows with the batch, and a maximum is no mean. Only values that
-single samples, statistics or products with other reduced values read need it; gradients are averaged as ever.
+Replace every value in which samples are reduced by its mean over the ranks, in forward and backward. Then a rank
+computes its part of the step of one large batch: the transpose of a mean over ranks is a mean over ranks, so the
+backward needs the same treatment as the forward and nothing else. This requires that a mean is correct for each of
+these forward values: a bare sum that single samples read grows with the batch, and a maximum is not a mean. Only values
+that single samples, statistics or products with other reduced values read must be averaged; gradients are averaged as
+usual.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gopt.ir.types import FLOATS
 
 MAX_ITERATIONS = 8
 LINEAR = (None, Relation.SUM, Relation.MEAN)
-"""What a gradient may be, for the mean over ranks to be right; None: alike on all ranks already."""
+"""Relations for which a mean over ranks gives the correct gradient; None: equal on all ranks already."""
 
 
 def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
@@ -68,7 +69,7 @@ def _kind(context: CouplingContext, name: str) -> Relation | None:
 
 
 def _statistics(training: TrainingGraph, context: CouplingContext) -> dict[str, Node]:
-    """New statistics that are made of reduced values, with the nodes that make them."""
+    """Return the new statistics that depend on reduced values, with the nodes that compute them."""
     names = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     return {name: context.index.producers[name] for name in names if _kind(context, name) in REDUCED}
 
@@ -97,7 +98,7 @@ def _sound(training: TrainingGraph, context: CouplingContext, nodes: list[Node],
 
 
 def _single(context: CouplingContext, node: Node) -> bool:
-    """Whether a node makes values of single samples."""
+    """Return whether a node makes values of single samples."""
     return any(_kind(context, name) is Relation.SAMPLES for name in node.outputs)
 
 

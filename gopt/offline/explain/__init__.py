@@ -17,11 +17,13 @@ __all__ = ["Fact", "Story", "explain"]
 
 
 def explain(path: str | os.PathLike[str], name: str) -> Story:
-    """What became of ``name`` in an output folder of ``gopt shard`` or ``gopt split``: where it came from, which ranks
-    hold what of it, in which bucket it travels, why it was removed or added, and what stands for it now.
+    """Return the story of ``name`` in an output folder of ``gopt shard`` or ``gopt split``.
+
+    It covers the origin, the ranks and the elements they hold, the bucket, the reason for removal or addition, and the
+    replacement.
 
     ``name`` is an operator, a value, a state, a parameter, a bucket (``b0``), or a key or table of a split. Raises
-    InputError where the folder is broken, OptionError for a name that it does not have.
+    InputError if the folder is broken, OptionError for an unknown name.
     """
     folder = Path(path)
     check_folder(folder)

@@ -1,4 +1,4 @@
-"""An output folder by name: what its manifest, report, source and first rank say."""
+"""Index of an output folder by name, built from its manifest, report, source and first rank."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FolderIndex:
 
     @cached_property
     def stands_for(self) -> Mapping[str, list[str]]:
-        """Value of the ranks -> the operators and states of the source for which it stands."""
+        """Value of the ranks -> the operators and states of the source that it replaces."""
         found: dict[str, list[str]] = {}
         ops = ((each.name, each.replaced_by) for facts in self.removed_ops.values() for each in facts)
         values = ((each.name, each.replaced_by) for facts in self.removed_vars.values() for each in facts)

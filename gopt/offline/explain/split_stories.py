@@ -37,7 +37,7 @@ def _told(key: KeyEntry) -> str:
 
 
 def table_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """A table whose rows lie on servers, by its parameter."""
+    """Explain a table whose rows are on servers, by its parameter."""
     plan = index.manifest.parameter_server
     for table in () if plan is None else plan.tables:
         if name in (table.parameter, *table.inputs, *table.outputs, *table.gradients):

@@ -1,4 +1,4 @@
-"""The stories: each looks at a name as one kind of thing, and says nothing where it is none."""
+"""The stories: each treats a name as one kind of thing, and yields nothing if it is of another kind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def state_story(index: FolderIndex, name: str) -> Iterator[Fact]:
 
 
 def _holders(index: FolderIndex, state: SourceState) -> Iterator[Fact]:
-    """Which ranks hold which elements."""
+    """List the elements of a state on each rank."""
     total = state.type.elements
     for local in index.manifest.common.state:
         if any(piece.tensor == state.tensor for piece in local.pieces):
@@ -112,7 +112,7 @@ def _call(about: str, node: Node, name: str) -> Fact:
 
 
 def _update(index: FolderIndex, parameter: str) -> Iterator[Fact]:
-    """What became of the operators of a parameter's update."""
+    """Explain what the passes did to the operators of a parameter's update."""
     rows: dict[tuple[str, str], list[OpFact]] = {}
     for fact in chain.from_iterable(index.removed_ops.values()):
         if fact.of == parameter:
@@ -228,7 +228,7 @@ def _removed(index: FolderIndex, facts: Sequence[OpFact | RemovedVarFact]) -> It
 
 
 def _left(index: FolderIndex, ranks: str) -> str:
-    """The ranks that are left where some lack something."""
+    """Return the ranks that are not in ``ranks``."""
     lost: set[int] = set()
     for part in ranks.split(","):
         first, _, last = part.partition("-")
@@ -237,7 +237,7 @@ def _left(index: FolderIndex, ranks: str) -> str:
 
 
 def _described(index: FolderIndex, name: str) -> str:
-    """A value that stands for another, with its size on the ranks."""
+    """Describe a replacement value, with its size on the ranks."""
     for fact in index.added_vars.get(name, ()):
         count = len(index.stands_for.get(name, ()))
         shared = f"; it stands for {count} of the source" if count > 1 else ""

@@ -1,4 +1,4 @@
-"""What ``explain`` returns."""
+"""The result of ``explain``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Story(HtmlTable):
-    """All that an output folder says of one name. ``kind`` is what the name is first of all."""
+    """All facts of an output folder about one name. ``kind`` is the primary kind of the name."""
 
     folder: str
     name: str

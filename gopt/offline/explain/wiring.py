@@ -1,4 +1,4 @@
-"""Who makes and who reads what in one graph."""
+"""Producers and users of the values of one graph."""
 
 from __future__ import annotations
 

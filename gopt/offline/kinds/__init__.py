@@ -1,4 +1,4 @@
-"""What a file or a folder is, by its content: see ``registry`` for the kinds that are known."""
+"""Describes a file or a folder by its content; ``registry`` lists the known kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A path that may be anything: its first bytes, and its ONNX message where it has one, each read when asked for."""
+"""A path that may be anything: its first bytes, and its ONNX message where it has one, each read on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gopt.ir.external_data import naming, regular_size
 from gopt.ir.load import read_file
 
 HEAD = 4096
-"""Bytes by which files that are no ONNX are told apart."""
+"""Bytes read to distinguish files that are not ONNX."""
 
 
 class Candidate:
@@ -28,7 +28,7 @@ class Candidate:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of the file; raises InputError where there is none, or it is no regular file."""
+        """Size of the file in bytes; raises InputError if it is missing or not a regular file."""
         with naming(os.fspath(self.path)):
             return regular_size(os.fspath(self.path))
 
@@ -42,7 +42,7 @@ class Candidate:
 
     @cached_property
     def model(self) -> ModelProto | None:
-        """The message of an ONNX model; None for what is none, or a damaged one."""
+        """The message of an ONNX model; None for other and for damaged files."""
         if self.is_folder:
             return None
         try:

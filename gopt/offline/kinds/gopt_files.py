@@ -1,4 +1,4 @@
-"""What gopt itself writes beside ranks: manifests, reports, and checkpoints with their indices."""
+"""Files that gopt writes besides ranks: manifests, reports, and checkpoints with their indices."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def is_report(candidate: Candidate) -> bool:
 
 
 def is_checkpoint(candidate: Candidate) -> bool:
-    """Whether this is a step of a checkpoint, its index, or a folder with complete steps."""
+    """Return whether this is a step of a checkpoint, its index, or a folder with complete steps."""
     if candidate.is_folder:
         return (candidate.path / INDEX_FILE).is_file() or bool(complete_steps(candidate.path))
     return stated_format(candidate) == FORMAT
 
 
 def inspect_manifest(candidate: Candidate) -> ManifestInspection:
-    """What a manifest lists; raises InputError where it is damaged."""
+    """Describe a manifest; raises InputError if it is damaged."""
     path = candidate.path
     manifest = from_document(Manifest, documents.read_json(path, documents.MANIFEST))
     files = {name for rank in manifest.ranks for name in rank.files.values()}
@@ -119,7 +119,7 @@ def inspect_manifest(candidate: Candidate) -> ManifestInspection:
 
 
 def inspect_report(candidate: Candidate) -> ReportInspection:
-    """What a report says of a rewrite; raises InputError where it is damaged."""
+    """Describe a report of a rewrite; raises InputError if it is damaged."""
     report = from_document(Report, documents.read_json(candidate.path, documents.REPORT))
     return ReportInspection(
         candidate.path.name, report.source.file, report.mesh.axes, tuple(each.name for each in report.pipeline),

@@ -22,7 +22,7 @@ from gopt.offline.inspect import NamedValue
 HOW_TO_TRAIN = (
     "to train it, export forward, loss, backward and update as one graph (docs/inspect.md shows how); then gopt shard"
 )
-"""How a training step is made of a model that has none."""
+"""How to turn a model without a training step into one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class InferenceInspection(HtmlTable):
 
 
 def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
-    """What a model is of which ``refusal`` says that it is no training step.
+    """Describe a model which ``refusal`` found not to be a training step.
 
     Raises ``refusal`` for a damaged file, and for a graph that has states, or may have them inside of functions.
     """
@@ -97,7 +97,7 @@ def _named(graph: Graph, values: Mapping[str, Any]) -> tuple[NamedValue, ...]:
 
 
 def _notes(graph: Graph) -> tuple[str, ...]:
-    """What a user meets who wants to train this very graph."""
+    """Return remarks for a user who wants to train this graph."""
     notes = []
     quantized = sum(
         node.op_type.startswith(("QLinear", "Quantize", "Dequantize", "DynamicQuantize")) for node in graph.nodes

@@ -26,7 +26,7 @@ MOST = 32
 
 @dataclass(frozen=True, slots=True)
 class OrtArtifactsInspection(HtmlTable):
-    """The parts that a folder has, None for what it lacks; ``others``: its other models, such as ``eval_model.onnx``.
+    """The parts of a folder, None for a missing one; ``others``: its other models, such as ``eval_model.onnx``.
 
     ``notes``: what does not fit, such as parameters without values.
     """
@@ -48,12 +48,12 @@ class OrtArtifactsInspection(HtmlTable):
 
 
 def is_ort_artifacts(candidate: Candidate) -> bool:
-    """Whether a folder has one of the two graphs, whatever its name."""
+    """Return whether a folder has one of the two graphs, whatever its name."""
     return candidate.is_folder and any(is_ort_training(each) or is_ort_optimizer(each) for each in _files(candidate))
 
 
 def inspect_ort_artifacts(candidate: Candidate) -> OrtArtifactsInspection:
-    """What the files of a folder are; raises InputError for a damaged checkpoint."""
+    """Describe the files of a folder; raises InputError for a damaged checkpoint."""
     files = list(_files(candidate))
     training = next((inspect_ort_training(each) for each in files if is_ort_training(each)), None)
     optimizer = next((inspect_ort_optimizer(each) for each in files if is_ort_optimizer(each)), None)
@@ -74,7 +74,7 @@ def _notes(
     training: OrtTrainingInspection | None, optimizer: OrtOptimizerInspection | None,
     checkpoint: OrtCheckpointInspection | None,
 ) -> Iterator[str]:  # fmt: skip
-    """What is missing, and what does not fit."""
+    """Yield missing parts and inconsistencies."""
     parts = {"training graph": training, "optimizer graph": optimizer, "checkpoint": checkpoint}
     lacking = [name for name, part in parts.items() if part is None]
     if lacking:

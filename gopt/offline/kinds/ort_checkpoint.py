@@ -42,7 +42,10 @@ class OrtGroup:
 
 @dataclass(frozen=True, slots=True)
 class OrtCheckpointInspection(HtmlTable):
-    """A checkpoint. ``nominal``: it names tensors without values; ``external``: values lie in a file beside it."""
+    """A checkpoint.
+
+    ``nominal``: it names tensors without values; ``external``: the values are in a file beside it.
+    """
 
     file: str
     file_bytes: int
@@ -64,7 +67,7 @@ def is_ort_checkpoint(candidate: Candidate) -> bool:
 
 
 def inspect_ort_checkpoint(candidate: Candidate) -> OrtCheckpointInspection:
-    """What a checkpoint holds; raises InputError for a damaged one."""
+    """Describe a checkpoint; raises InputError for a damaged one."""
     if candidate.size > limits.DOCUMENT_BYTES * 64:
         raise InputError(f"{candidate.path} is too long for a FlatBuffer: {candidate.size} bytes")
     data = candidate.path.read_bytes()

@@ -50,7 +50,7 @@ class OrtTrainingInspection(HtmlTable):
 
 @dataclass(frozen=True, slots=True)
 class OrtOptimizerInspection(HtmlTable):
-    """The optimizer graph of artifacts; ``max_norm`` of a clip of all gradients, None where there is none."""
+    """The optimizer graph of artifacts; ``max_norm`` of a clip of all gradients, None if there is no such clip."""
 
     file: str
     file_bytes: int
@@ -69,7 +69,7 @@ def is_ort_training(candidate: Candidate) -> bool:
 
 
 def is_ort_optimizer(candidate: Candidate) -> bool:
-    """Whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
+    """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
     model = candidate.model
     if model is None or next(_of_type(model, *OPTIMIZERS), None) is None:
         return False
@@ -77,7 +77,7 @@ def is_ort_optimizer(candidate: Candidate) -> bool:
 
 
 def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
-    """Which parameters a training graph has gradients of, and its forward and backward."""
+    """Describe a training graph: the parameters with gradients, forward and backward."""
     model = candidate.model
     assert model is not None
     body = model.graph
@@ -101,7 +101,7 @@ def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
 
 
 def inspect_ort_optimizer(candidate: Candidate) -> OrtOptimizerInspection:
-    """Which optimizer a graph is, and its constants."""
+    """Describe an optimizer graph: its optimizer and constants."""
     model = candidate.model
     assert model is not None
     node = next(_of_type(model, *OPTIMIZERS))

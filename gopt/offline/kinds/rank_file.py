@@ -44,7 +44,7 @@ def is_rank_file(candidate: Candidate) -> bool:
 
 
 def inspect_rank_file(candidate: Candidate) -> RankFileInspection:
-    """What one rank runs; raises InputError for a damaged file."""
+    """Describe the program of one rank; raises InputError for a damaged file."""
     path = candidate.path
     graph = load(path, own=True)
     operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes)

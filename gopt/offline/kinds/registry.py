@@ -21,7 +21,7 @@ from gopt.offline.kinds.unknown import looks_like
 
 
 class Described(Protocol):
-    """What every kind is described by."""
+    """Base of the descriptions of all kinds."""
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -67,7 +67,7 @@ def kind_of(candidate: Candidate) -> Kind | None:
 
 
 def inspect_path(path: str | os.PathLike[str]) -> Described | None:
-    """What describes a path; None where it may be a step or an inference model.
+    """Return the description of a path; None if it may be a step or an inference model.
 
     Raises InputError for damaged files, and for files of other tools, with what they look like.
     """

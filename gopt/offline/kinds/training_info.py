@@ -47,7 +47,7 @@ def has_training_info(candidate: Candidate) -> bool:
 
 
 def inspect_training_info(candidate: Candidate) -> TrainingInfoInspection:
-    """What the entries of a model's ``training_info`` do."""
+    """Describe the entries of a model's ``training_info``."""
     model = candidate.model
     assert model is not None
     steps = []

@@ -1,4 +1,4 @@
-"""What a file looks like that is of no kind gopt inspects."""
+"""Guesses the format of a file of no kind that gopt inspects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOOKS = (
 
 
 def looks_like(candidate: Candidate) -> InputError | None:
-    """The error for a file that is of another kind; None where nothing can be told."""
+    """Return the error for a file of another kind; None if the format cannot be guessed."""
     head = candidate.head
     for look in LOOKS:
         if head[look.offset : look.offset + len(look.magic)] == look.magic:

@@ -41,13 +41,13 @@ class ValuesInspection(HtmlTable):
 
 
 def is_safetensors(candidate: Candidate) -> bool:
-    """Whether a file begins with the length of a JSON header that fits into it."""
+    """Return whether a file begins with the length of a JSON header that fits into it."""
     head = candidate.head
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= candidate.size - 8
 
 
 def is_npz(candidate: Candidate) -> bool:
-    """Whether a file is a zip archive of arrays."""
+    """Return whether a file is a zip archive of arrays."""
     if not candidate.head.startswith(b"PK\x03\x04"):
         return False
     try:

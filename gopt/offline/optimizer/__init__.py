@@ -1,4 +1,4 @@
-"""Which optimizer updates a parameter, with which constants, and which controls it has.
+"""Identifies the optimizer that updates a parameter, its constants, and the controls around it.
 
 A rule is found by running the update on numbers, and accepted only if it reproduces them. In the order in which
 ``recogniser`` uses them:

@@ -16,7 +16,7 @@ _ROLES = {"mean": "first moment", "square": "second moment", "peak": "infinity n
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """The places of the mean, the square or peak, and the maximum of squares (0: there is none), with their forms."""
+    """Indices of the mean, the square or peak, and the maximum of squares (0: there is none), with their forms."""
 
     m: int
     v: int

@@ -187,7 +187,7 @@ class _Norms:
         return next((kind for kind in found if kinds == {kind}), "")
 
     def _kind(self, leaf: str) -> str:
-        """Which norm of one gradient a reduction is; '' where that is not its own to tell."""
+        """Return the norm of one gradient that a reduction computes; '' if it cannot be determined."""
         node = self.harness.producers[leaf]
         if node.is_a("ReduceSum", "ReduceMax"):
             source = self.harness.producers.get(node.inputs[0])

@@ -67,10 +67,10 @@ class Evidence:
             dict.fromkeys([*self.inputs, *before]),
             key=lambda name: (name not in harness.hyper, name not in harness.inputs),
         )
-        """What the step size may be: a hyper-parameter first, an input before a computed value."""
+        """Candidates for the step size: hyper-parameters first, inputs before computed values."""
 
     def corrections(self) -> list[Correction]:
-        """What the moments may be divided by: nothing, or 1 - beta^t for each scalar t that the update sees."""
+        """Return candidate divisors of the moments: none, or 1 - beta^t for each scalar t that the update reads."""
         ones = [1.0] * len(self.fits)
         found = [Correction(False, ones, ones)]
         for name in self.inputs if self.fits[0].first else ():
@@ -121,7 +121,7 @@ class Evidence:
         return "", 0
 
     def is_(self, name: str, values: Sequence[float]) -> bool:
-        """Whether a scalar has these values in the trials."""
+        """Return whether a scalar has these values in the trials."""
         return all(close(run.number(name), value) for run, value in zip(self.runs, values))
 
     def decay(self, sizes: Sequence[float], correction: Correction, found: bool) -> tuple[Hyper, bool]:

@@ -12,7 +12,7 @@ from gopt.offline.optimizer.sampler import Form, Sampler
 
 Hyper = float | bool | None
 ABOUT = 2e-5
-"""How well two stored constants such as 0.9 and 1 - 0.9 agree."""
+"""Relative tolerance between two stored constants such as 0.9 and 1 - 0.9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Fit:
     hyper: Mapping[str, Hyper] = field(default_factory=dict)
     size: float
     kept: float = 1.0
-    """What remains of the parameter where gradient and moments are 0."""
+    """Factor of the parameter when gradient and moments are 0."""
     coupled: float = 0.0
     eps: float = 0.0
     inside: bool = False
@@ -36,9 +36,9 @@ class Fit:
     flipped: bool = False
     """The step goes up the gradient."""
     direct: float = 0.0
-    """Of two moments: what the gradient itself is multiplied by, as the first moment is by ``size``."""
+    """Rules with two moments: factor of the gradient itself; that of the first moment is ``size``."""
     share: float = 0.0
-    """Of an average of the parameter: how much of the new one joins it."""
+    """Averages of the parameter: weight of the new value."""
 
 
 def read_all(

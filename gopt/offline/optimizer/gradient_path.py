@@ -23,7 +23,7 @@ _SAMPLE: Array = np.concatenate([sign * np.geomspace(1e-6, 1e6, 25) for sign in 
 
 @dataclass(slots=True)
 class GradientPath:
-    """What is done to a gradient before the rule begins at ``end``."""
+    """Operations on a gradient before the rule begins at ``end``."""
 
     start: str
     end: str
@@ -96,7 +96,7 @@ class GradientPaths:
         return True
 
     def _derives(self, name: str) -> bool:
-        """Whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
+        """Return whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
         parameter that is used as exp(w)."""
         graph, harness = self.training.graph, self.harness
         return not (
@@ -104,8 +104,10 @@ class GradientPaths:
         )
 
     def _read_by_rule(self, parameter: str, name: str) -> bool:
-        """Whether a scaled gradient is used more than once, clipped, or joined by weight decay: then its constant is a
-        scale of the loss (the backward of a mean), and not, say, a dampening."""
+        """Return whether a scaled gradient is used more than once, clipped, or added to weight decay.
+
+        Then its constant is a scale of the loss (the backward of a mean), not a factor of the rule such as dampening.
+        """
         onward = [n for n in self._readers.get(name, ()) if any(x in self._carries for x in n.outputs)]
         if len(onward) != 1:
             return len(onward) > 1
@@ -116,7 +118,7 @@ class GradientPaths:
         return reader.is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in producers)
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
-        """Whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
+        """Return whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
         if not self.harness.single(scalar) or scalar in self.harness.owners.full:
             return False
         if self.harness.is_constant(scalar):
@@ -130,8 +132,7 @@ class GradientPaths:
         return True
 
     def _tried(self, path: GradientPath) -> bool:
-        """Goes on to the next value that all of the gradient's effect runs through, if that is the gradient again:
-        as it was, with the other sign, or between two bounds."""
+        """Advance to the next dominating value if that is the gradient: unchanged, negated or clipped."""
         found = self._next(path.end)
         if found is None:
             return False

@@ -78,7 +78,7 @@ def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat:
         result = _REDUCTIONS[node.op_type](x)
         return result if flat else np.reshape(result, type.dims)
     if node.op_type in _VIEWS and type.static:
-        if flat:  # a vector stands for a full-shaped value in whatever layout
+        if flat:  # a vector represents a full-shaped value in any layout
             return x if x.size == 1 or node.op_type != "Expand" else None
         return np.broadcast_to(x, type.dims) if node.op_type == "Expand" else np.reshape(x, type.dims)
     if node.op_type == "Shape" and not flat:

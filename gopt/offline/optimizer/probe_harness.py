@@ -105,7 +105,7 @@ class ProbeHarness:
         """Scalar inputs that count steps."""
 
     def _find_counters(self, training: TrainingGraph) -> tuple[str, ...]:
-        """States that grow by one, and what stands in the exponent of a constant, as in 1 - beta^t."""
+        """Return states that grow by one, and the exponents of constants, as in 1 - beta^t."""
         known = Scalars(self, spread(self.inputs, 1))
         found: dict[str, None] = {}
         for state in training.states:
@@ -185,7 +185,7 @@ class ProbeHarness:
         return found
 
     def single(self, name: str) -> bool:
-        """Whether a value has one element."""
+        """Return whether a value has one element."""
         return _one(self.graph.type_of(name))
 
     def typed(self, name: str, number: float) -> Array:
@@ -202,7 +202,7 @@ class ProbeHarness:
 
 
 def _of_a_type(node: Node) -> bool:
-    """Whether a node reads one of its operands for its type alone."""
+    """Return whether a node reads one of its operands for its type alone."""
     return node.is_a("CastLike")
 
 

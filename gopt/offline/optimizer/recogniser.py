@@ -66,7 +66,7 @@ class Recogniser:
 
 
 def _unknown(subgraph: UpdateSubgraph, update_fn: UpdateFunction, states: int) -> Rule:
-    """What is known of an update without a known rule; clips before it are not part of it."""
+    """Describe an update without a known rule; clips before it are not part of it."""
     count = f"{states} state{'' if states == 1 else 's'}" if states else "no state"
     if subgraph.mode is Mode.WHOLE:
         return Rule(f"non-elementwise update with {count}", recognised=False)

@@ -23,7 +23,7 @@ class _Square:
     decay: float
 
     def below(self, sampler: Sampler) -> Array:
-        """What the root is taken of, at the random points."""
+        """Return the operand of the root at the random points."""
         mean = sampler.truth[self.m] if self.m else 0.0
         return np.asarray(sampler.truth[self.v] - np.square(mean))
 

@@ -12,7 +12,7 @@ from gopt.offline.optimizer.probe_harness import Scalars
 from gopt.offline.optimizer.update_function import UpdateFunction
 
 EXACT = 1e-8
-"""How well a rule must fit."""
+"""Relative tolerance within which a rule must fit."""
 _POINTS, _SIGNED = 52, 36
 """Random points, and the place of the first whose states have any sign."""
 _FEWEST = 12
@@ -65,8 +65,10 @@ class Sampler:
         return value
 
     def explains(self, value: Array, place: int = 0) -> bool:
-        """Whether this is the new parameter, or the state at ``place``, at the random points. Of a state that cannot be
-        negative a formula need not know what becomes of it there."""
+        """Return whether this is the new parameter, or the state at ``place``, at the random points.
+
+        NaN and infinity are ignored where a state that cannot be negative is negative.
+        """
         unknown = self._signed & ~np.isfinite(value)
         return bool(np.all(_agreeing(value, self.truth[place]) | unknown))
 

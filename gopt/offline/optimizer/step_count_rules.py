@@ -126,7 +126,7 @@ def averaged(evidence: Evidence) -> Rule | None:
 
 
 def decaying(evidence: Evidence, rule: Rule) -> Rule:
-    """Adagrad with the rate lr / (1 + (t - 1) lr_decay), told apart from one that stays as it is."""
+    """Adagrad with the rate lr / (1 + (t - 1) lr_decay), as opposed to a constant rate."""
     sizes = [fit.size for fit in evidence.fits]
     if rule.step_size and rule.step_size in evidence.harness.hyper:
         return rule

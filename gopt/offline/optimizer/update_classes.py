@@ -25,7 +25,7 @@ class UpdateClass:
     scalars: tuple[str, ...]
 
     def counterpart(self, name: str, other: UpdateClass) -> str:
-        """What ``name``, a value of this update, is in ``other``."""
+        """Return the value of ``other`` that corresponds to ``name``, a value of this update."""
         return other.scalars[self.scalars.index(name)] if name in self.scalars else name
 
 

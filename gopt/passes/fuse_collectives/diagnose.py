@@ -1,4 +1,4 @@
-"""Why neighbouring calls stayed apart: one line for every pair of consecutive calls of the final order."""
+"""Explains why neighbouring calls were not fused: one line for every pair of consecutive calls of the final order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the call that stands for a bucket of calls."""
+"""Emits the call that replaces a bucket of calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Writer:
         return self._add(key.kind, inputs, {name: self.types[name] for name in outputs}, COMM, **attributes)
 
     def reduce_scatter(self, key: Key) -> Node:
-        """Member r's slices of all tensors lie side by side in the bucket: they are its shard."""
+        """Emit a reduce-scatter; in the bucket, member r's slices of all tensors are adjacent and form its shard."""
         inputs: list[str] = []
         members = len(self.nodes[0].attributes["sizes"])
         for member in range(members):

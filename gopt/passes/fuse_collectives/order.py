@@ -1,4 +1,4 @@
-"""Where calls may stand: orders of the graph in which calls stand early, or level by level."""
+"""Candidate orders of the graph, in which calls are placed early, or level by level."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ _REDUCTIONS = frozenset(REDUCTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A topological order: ``place`` of every node, and when the first reader of a call's outputs stands.
+    """A topological order: ``place`` of every node, and the place of the first reader of each call's outputs.
 
-    Every call stands right behind the last of its inputs, or where its level begins. Calls may be fused when the last
-    of them stands before the first reader of any: the fused call takes the place of that last one. Whatever other calls
-    are fused as well, this stays an order: calls move back alone, never past a reader's place here, and a reader that
-    is fused itself moves back too, so that every reader still stands behind what it reads.
+    Every call directly follows the last of its inputs, or is at the start of its level. Calls may be fused if the last
+    of them precedes the first reader of any; the fused call takes the place of the last one. Fusing other calls keeps
+    this valid: a call moves back, but never past a reader's place, and a reader that is itself fused moves back too, so
+    that every reader still follows what it reads.
     """
 
     place: dict[int, int]
     due: dict[int, tuple[int, str]]
-    """Of a call: the place of the first reader, and the value it reads; the number of nodes and '' for none."""
+    """Call -> place and name of the value that its first reader reads; (number of nodes, '') if there is no reader."""
 
 
 def orders(program: SpmdProgram, packable: Collection[Node]) -> list[Order]:
-    """Orders to choose from, the first where they are equally good: one in which a call that only finishes what another
-    began (the mean over ``dp`` of a gradient that is a sum over ``tp``) stands behind the backward, level by level, if
-    there are such calls; the file's; and one in which parallel chains of calls advance side by side. ``packable``: the
-    calls that may be joined to others.
+    """Return candidate orders; the first is preferred if several are equally good.
 
-    In all the update comes last, so that a gradient's reader does not stand before the next gradient.
+    (1) If some calls only finish what others began (the mean over ``dp`` of a gradient that is a sum over ``tp``),
+    these follow the backward level by level. (2) The order of the file. (3) Parallel chains of calls advance side by
+    side. ``packable``: the calls that may be fused.
+
+    In all orders the update comes last, so that no reader of a gradient precedes the next gradient.
     """
     late = _update(program)
     nodes = program.graph.nodes
@@ -56,9 +57,10 @@ def orders(program: SpmdProgram, packable: Collection[Node]) -> list[Order]:
 
 
 def _update(program: SpmdProgram) -> set[int]:
-    """Places of the nodes of the update: the source's, and all that reads what an update node makes, or a finished sum.
+    """Return the places of the update's nodes: those of the source, and all readers of an update's result or a finished
+    sum.
 
-    Nothing else reads their values, so the rest of the graph can stand before them.
+    No other node reads their values, so the rest of the graph can precede them.
     """
     values = {held.input for held in program.accumulators}
     sums = {held.added for held in program.accumulators}
@@ -72,7 +74,7 @@ def _update(program: SpmdProgram) -> set[int]:
 
 
 def _depths(graph: Graph) -> list[int]:
-    """How many calls stand before each node on any way to it, at most."""
+    """Return, for each node, the maximum number of calls on a path to it."""
     behind: dict[str, int] = {}
     result = []
     for node in graph.nodes:
@@ -100,8 +102,11 @@ def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
 
 
 def _levels(graph: Graph, among: Container[int], packable: Container[int]) -> list[int]:
-    """How many packable calls stand before each node on any way to it, at most, on the part of the way that is among
-    some nodes; 0 for all others."""
+    """Return, for each node in ``among``, the maximum number of packable calls on the part of a path to it in
+    ``among``.
+
+    0 for all other nodes.
+    """
     behind: dict[str, int] = {}
     result = [0] * len(graph.nodes)
     for at, node in enumerate(graph.nodes):
@@ -119,7 +124,7 @@ def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> Order
         last = max([ready.get(name, -1) for name in node.reads], default=-1)
         last = max(last, floors[at] - 1) if floors else last
         call = node.domain == COMM
-        # Behind the node that stands at ``last``, and behind the calls there that came before it.
+        # After the node at ``last``, and after the calls that were already placed there.
         keys.append((last if call else at, call, at))
         ready.update(dict.fromkeys(node.outputs, keys[-1][0]))
     place = {id(nodes[key[2]]): number for number, key in enumerate(sorted(keys))}

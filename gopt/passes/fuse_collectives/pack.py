@@ -1,4 +1,7 @@
-"""Which calls travel as one: keys, caps, and next-fit in the order in which the calls are ready. Pure."""
+"""Chooses the calls that are fused: keys, caps, and next-fit in the order in which the calls are ready.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ ALONG_AXIS = ("ReduceScatter", "AllGather")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What calls must have in common to be one; ``root`` -1 and ``reduce`` '' where there is none."""
+    """Properties that calls must share to be fused; ``root`` is -1 and ``reduce`` '' if there is none."""
 
     kind: str
     group: str
@@ -30,7 +33,7 @@ class Key:
     dtype: str
     reduce: str
     sharding: Sharding
-    """Which members make the call: one owner's, or all."""
+    """The members that make the call: one owner, or all."""
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Key:
@@ -41,7 +44,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A call that may be joined: its place in the order, and when its first reader stands."""
+    """A call that may be fused: its place in the order, and the place of its first reader."""
 
     node: Node
     key: Key
@@ -97,7 +100,10 @@ class Packing:
 
 
 def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
-    """Why a call must stay as it is, or '' when it may be joined to others. ``parts``: what ranks have parts of."""
+    """Return the reason why a call must not be fused; '' if it may be.
+
+    ``parts``: the values of which ranks have parts.
+    """
     if COLLECTIVES[node.op_type].pairwise:
         return "pairwise call"
     if "cuts" in node.attributes:
@@ -163,10 +169,10 @@ def _next_fit(items: Sequence[Item], limits: Limits) -> list[Bucket]:
 
 
 def _full(held: Bucket, each: Item, cap: int, tensors: int | None) -> str:
-    """Why a call cannot be added to the open bucket, or ''."""
+    """Return the reason why a call cannot join the open bucket; '' if it can."""
     due, value = held.due
     if due <= each.place:
-        # Every later call stands behind that reader too: nothing more can join this bucket.
+        # Every later call follows that reader too: nothing more can join this bucket.
         return f"one waits for the other: {value} is read before {each.node.inputs[0]} is ready"
     if tensors is not None and held.tensors + len(each.node.outputs) > tensors:
         return f"count cap: more than {tensors} tensors"

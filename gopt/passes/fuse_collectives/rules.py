@@ -50,7 +50,7 @@ def _drop(rewriter: GraphRewriter, node: Node, why: str) -> None:
 
 
 def _one(graph: Graph, users: dict[str, list[Node]], reduce: Node, broadcast: Node) -> bool:
-    """Whether a Broadcast sends what a Reduce of its group left on its root, and nothing else reads that."""
+    """Return whether a Broadcast sends what a Reduce of its group left on its root, and nothing else reads that."""
     alike = all(reduce.attributes[key] == broadcast.attributes[key] for key in ("group", "root"))
     shown = any(name in graph.outputs for name in reduce.outputs)
     alone = all(users.get(name) == [broadcast] for name in reduce.outputs)
@@ -71,8 +71,10 @@ def _all_reduce(rewriter: GraphRewriter, reduce: Node, broadcast: Node) -> None:
 
 
 def _join_groups(program: SpmdProgram, rewriter: GraphRewriter, users: dict[str, list[Node]]) -> set[int]:
-    """Let one call over both groups stand for two sums of gopt's of which the second alone reads the first; the ids of
-    the calls that it took. Of three in a row, two are joined."""
+    """Replace two sums inserted by gopt, of which only the second reads the first, by one call over both groups.
+
+    Returns the ids of the replaced calls. Of three in a row, two are joined.
+    """
     graph = program.graph
     taken: set[int] = set()
     made = {node.outputs[0]: node for node in graph.nodes if _own_sum(node)}
@@ -107,7 +109,7 @@ def _own_sum(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The rank's part of some tensors that lie side by side in a bucket, under one or more names."""
+    """The rank's part of some tensors that are adjacent in a bucket, under one or more names."""
 
     sharding: Sharding
     sources: tuple[str, ...]
@@ -179,7 +181,7 @@ def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]
 
 
 def _cover(by_start: dict[int, list[_View]]) -> list[_View] | None:
-    """Views that lie end to end from the first element to the last, taken out of the table; None when none do."""
+    """Remove from the table adjacent views that cover all elements, and return them; None if there are none."""
     views: list[_View] = []
     place = 0
     while by_start.get(place):

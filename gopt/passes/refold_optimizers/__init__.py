@@ -72,7 +72,7 @@ class _Folder:
         self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
 
     def fold(self, pieces: Pieces) -> dict[str, object]:
-        """Fold what is left of one call; returns what the report says of it."""
+        """Restore the operator of one call from the nodes of its body; returns the facts for the report."""
         call = pieces.call
         members: list[tuple[RefoldedWeight, list[Node]]] = []
         reasons: dict[str, list[str]] = {}
@@ -125,7 +125,7 @@ class _Folder:
         node.origin = kept
 
     def _lone(self, nodes: Iterable[Node], results: Values) -> bool:
-        """Whether nothing but these nodes reads what they make, the operator's own results aside."""
+        """Return whether nothing but these nodes reads what they make, the operator's own results aside."""
         own = {id(node) for node in nodes}
         shown = {*results.values(), *self.graph.outputs}
         for node in nodes:

@@ -26,12 +26,12 @@ class Pieces:
 
 
 class NoFoldError(Exception):
-    """Why the nodes of a weight are not the operator any more."""
+    """Raised when the nodes of a weight no longer match the operator; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The graph as it is: types of the source, who reads and makes each value, what the ranks hold."""
+    """The current graph: types of the source, users and producers of each value, and the states of the ranks."""
 
     types: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]
@@ -74,7 +74,7 @@ class Match:
         return found
 
     def gone(self) -> bool:
-        """Whether the weight's update runs as a part of another's: no node of it is left."""
+        """Return whether the weight's update runs as a part of another's: no node of it is left."""
         now = self.pieces.now.get(self.weight, {})
         return not any(node.origin.place in now for node in self.running)
 
@@ -120,7 +120,7 @@ class Match:
         return shardings[0]
 
     def _check_scalars(self, nodes: list[Node], sharding: Sharding) -> None:
-        """The operator's scalars must be there wherever it is, and be what the source says."""
+        """Check that the operator's scalars exist wherever it runs, and equal those of the source."""
         for held in self.pieces.source.get(SHARED, []) + self._constants():
             now = self.pieces.now.get(held.origin.weight, {}).get(held.origin.place, [])
             if len(now) != 1 or now[0].inputs != held.inputs or now[0].outputs != held.outputs:
@@ -137,7 +137,7 @@ class Match:
         return [node for node in self.pieces.source.get(self.weight, []) if id(node) not in running]
 
     def _check_inside(self, nodes: list[Node], renamed: Mapping[str, str]) -> None:
-        """Nobody else may read, or be shown, what is inside the body."""
+        """Check that no other node reads an inner value of the body, and that none is an output."""
         own, shown = set(map(id, nodes)), {renamed.get(name, name) for name in self.outputs.values()}
         for node in nodes:
             for name in node.outputs:

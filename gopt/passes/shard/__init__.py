@@ -109,7 +109,7 @@ def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str],
     program.layout = [names for each in emitted for names in each.layout]
     program.set_states(
         list({id(holding): holding for holding in kept}.values())
-    )  # one of a class stands for many states
+    )  # one of a class represents many states
 
 
 def _read_reduced(program: SpmdProgram, rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
@@ -122,7 +122,7 @@ def _read_reduced(program: SpmdProgram, rewriter: GraphRewriter, reduced: Reduce
 
 
 def _describe(program: SpmdProgram, bucket: object) -> dict[str, object]:
-    """What the report says of a bucket."""
+    """Return the facts about a bucket for the report."""
     subgraphs: tuple[UpdateSubgraph, ...] = bucket.subgraphs  # type: ignore[attr-defined]
     types = program.training.graph.types
     row: dict[str, object] = {
@@ -141,7 +141,7 @@ def _describe(program: SpmdProgram, bucket: object) -> dict[str, object]:
 
 
 def needed(program: SpmdProgram) -> str:
-    """Why a step cannot do without this pass."""
+    """Return the reason why a step needs this pass; '' if it does not."""
     if program.mesh.data_ranks > 1:
         return f"{program.mesh.data_ranks} ranks see different data, and nothing else reduces their gradients"
     if program.micro_steps > 1:

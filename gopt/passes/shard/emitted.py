@@ -1,4 +1,4 @@
-"""What emitting a bucket makes, for the pass to put together."""
+"""Results of emitting a bucket, which the pass combines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gopt.program import ShardedState
 
 @dataclass(slots=True)
 class Emitted:
-    """What a bucket leaves behind.
+    """Result of emitting a bucket.
 
-    ``states``: how the ranks hold each source state. ``layout``: the order in which values are stored. ``parameters``:
-    what is to be gathered of them; None where every rank updates them.
+    ``states``: the sharding of each source state. ``layout``: the order in which values are stored. ``parameters``: the
+    parameters to be gathered; None if every rank updates them.
     """
 
     states: dict[str, ShardedState] = field(default_factory=dict)

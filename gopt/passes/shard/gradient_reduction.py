@@ -1,4 +1,4 @@
-"""How local gradients become what the update reads: cast for the wire, reduced, summed over micro-steps.
+"""Turns local gradients into the values that the update reads: cast for the wire, reduced, summed over micro-steps.
 
 With one micro-step: gradient -> wire type -> call -> gradient type. With several, whole accumulators hold local sums
 and the call waits for the update (stages 0 and 1); or each micro-step reduces inside the sharding group, accumulators
@@ -24,7 +24,7 @@ from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
 
 @dataclass(slots=True)
 class ReducedGradients:
-    """What readers in the update see in place of gradients.
+    """Values that replace gradients for readers in the update.
 
     ``values``: gradient -> the reduced value of its shape. ``unrounded``: a value that was cast back to its gradient's
     type -> the same before that cast, for readers that would widen it again.
@@ -106,7 +106,7 @@ class GradientReduction:
         return reduced
 
     def _given(self, bucket: str, place: int, name: str, *, local: bool = False) -> str:
-        """What a rank gives to the call for a gradient: itself, or its mean over the micro-steps."""
+        """Return a rank's operand of the call for a gradient: the gradient, or its mean over the micro-steps."""
         root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.rewriter.graph.types[name]
@@ -156,7 +156,9 @@ class GradientReduction:
         return f"{root}_each"
 
     def _count(self, dtype: str, own: bool) -> str:
-        """What a sum over micro-steps is divided by: their number, or their weights, as a scalar of a type."""
+        """Return a scalar of type ``dtype`` that divides a sum over micro-steps: their number, or the sum of their
+        weights.
+        """
         if self.weights.weighted:
             return self.weights.own_total(dtype) if own else self.weights.reduced_total(dtype)
         rewriter, name = self.rewriter, f"gopt.shard.micro_steps.{dtype}"

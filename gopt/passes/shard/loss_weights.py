@@ -1,4 +1,4 @@
-"""How gradients are weighted: not at all, or by a value of each rank's forward (``--loss-reduction``).
+"""Weights of gradients: none, or a value of each rank's forward (``--loss-reduction``).
 
 A weighted mean is the plain mean of gradients that were multiplied by w / mean(w) before. Over micro-steps: sums that a
 rank keeps for itself are of w g, divided in the update by the mean over ranks of the sum of w; sums of what was already

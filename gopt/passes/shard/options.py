@@ -15,7 +15,7 @@ from gopt.suggestions import did_you_mean
 
 
 class Stage(IntEnum):
-    """What is sharded (contract section 1)."""
+    """The tensors that are sharded (contract section 1)."""
 
     NONE = 0
     STATES = 1
@@ -33,10 +33,14 @@ class WireType(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is sharded, and how: ``override`` gives some parameters another partition (``embed*:rows;*.bias:whole``),
-    ``owners`` says who holds what stays whole, ``rule`` and ``min_piece`` (elements) where rows are cut, ``style`` how
-    whole tensors travel; ``persist``: at stage 3, parameters of fewer elements stay on every rank; ``loss_reduction``:
-    gradients of ranks are put together as ``mean``, ``sum`` or ``weighted:VALUE``."""
+    """Options of the pass.
+
+    ``stage``: the tensors that are sharded. ``override``: another partition for some parameters
+    (``embed*:rows;*.bias:whole``). ``owners``: the rule that assigns whole tensors to ranks. ``rule`` and ``min_piece``
+    (elements): the positions of cuts between rows. ``style``: how whole tensors are sent. ``persist``: at stage 3,
+    parameters of fewer elements stay on every rank. ``loss_reduction``: gradients of ranks are combined as ``mean``,
+    ``sum`` or ``weighted:VALUE``.
+    """
 
     stage: Stage = Stage.GRADIENTS
     partition: Partition = Partition.FLAT
@@ -92,7 +96,7 @@ def useless(options: Options) -> dict[str, tuple[str, ...]]:
 
 
 def layout_of(program: SpmdProgram, options: Options) -> Layout:
-    """How the options place tensors; raises OptionError for an override that fits no parameter."""
+    """Return the layout that the options specify; raises OptionError for an override that matches no parameter."""
     overrides = _parse_overrides(options.override)
     names = [state.tensor for state in program.training.parameters if state.tensor in program.training.gradients]
     for pattern, kind in overrides:

@@ -85,11 +85,11 @@ class ParameterGather:
         return copy.dtype if copy is not None else ""
 
     def gathered_before_use(self, subgraph: UpdateSubgraph) -> bool:
-        """Whether a parameter is gathered where it is read, and not behind its update."""
+        """Return whether a parameter is gathered where it is read, and not behind its update."""
         return self.sharded and self.program.weighed[subgraph.parameter.tensor].elements >= self.persist
 
     def owned(self, subgraph: UpdateSubgraph) -> bool:
-        """Whether owners alone hold the parameter, or its master, as they hold the other states."""
+        """Return whether owners alone hold the parameter, or its master, as they hold the other states."""
         return self.gathered_before_use(subgraph) or bool(self.wire_type(subgraph))
 
     def behind_update(self, parcel: GatherBucket) -> None:

@@ -43,9 +43,9 @@ class Style(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Neighbouring tensors of one class inside a bucket; ``starts``: where each begins in it.
+    """Neighbouring tensors of one class inside a bucket; ``starts``: the offset of each.
 
-    ``ranges``: the elements of each tensor that stand there; () for all of each.
+    ``ranges``: the elements of each tensor that the bucket contains; () for all of each.
     """
 
     subgraphs: tuple[UpdateSubgraph, ...]
@@ -54,7 +54,7 @@ class ParameterGroup:
     ranges: tuple[tuple[int, int], ...] = ()
 
     def slices(self, tensors: Sequence[str], types: Mapping[str, TensorType]) -> tuple[BucketSlice, ...]:
-        """What the bucket has of tensors, one of each subgraph and of its parameter's shape."""
+        """Return the bucket slice of each tensor; there is one per subgraph, with the shape of its parameter."""
         ranges = self.ranges or [(0, types[tensor].elements) for tensor in tensors]
         return tuple(
             BucketSlice(tensor, offset, stop - start, start)
@@ -88,7 +88,7 @@ class WholeBucket:
     why: str
 
     def owned(self, place: int) -> Sharding:
-        """Where the tensor at a place of the bucket is."""
+        """Return the sharding of the tensor at a place of the bucket."""
         return Sharding.along(self.axis, OnMember(self.owners[place]))
 
     def run(self, place: int) -> Sharding:
@@ -118,9 +118,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a step's tensors are placed on the ``ranks`` members of an axis. ``overrides``: (pattern of parameter names,
-    partition), the first that fits counts; ``least`` elements of the smallest piece; ``cap`` in bytes, None for the
-    default."""
+    """Rules that place a step's tensors on the ``ranks`` members of an axis.
+
+    ``overrides``: (pattern of parameter names, partition), the first match counts. ``least``: minimum elements of a
+    piece. ``cap``: in bytes, None for the default.
+    """
 
     axis: str
     ranks: int
@@ -258,7 +260,7 @@ class _Placer:
         return ceil_pieces(type.dims, self.layout.ranks, self.layout.least_piece)
 
     def kind(self, name: str) -> Partition:
-        """How a tensor that may be cut is cut; under the ``ceil`` rule what is one piece is whole."""
+        """Return the partition of a tensor; under the ``ceil`` rule a tensor of a single piece is whole."""
         asked = self.layout.of(name)
         by_itself = asked is Partition.ROWS and self.layout.rule is Rule.CEIL
         return Partition.WHOLE if by_itself and name not in self.sliced else asked

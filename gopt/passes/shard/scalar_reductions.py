@@ -129,7 +129,7 @@ class ScalarReductions:
             rewriter.add("Identity", [value], {reduction.root: types[reduction.root]})
 
     def _levels(self) -> dict[str, int]:
-        """How many calls stand before each reduction's own, at least."""
+        """Return result -> the maximum number of reductions on a path to it."""
         level: dict[str, int] = {}
         result: dict[str, int] = {}
         for node in self.source.nodes:

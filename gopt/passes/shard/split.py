@@ -73,9 +73,9 @@ class GroupEmitter:
     ) -> None:
         self.rewriter, self.group, self.name, self.scalars, self.reduced = rewriter, group, name, scalars, reduced
         self.owned = owned
-        """Whether the master is held as the rank's run alone, as the other states are."""
+        """True if only the rank's run of the master is stored, as for the other states."""
         self.where = group.sharding
-        """Who runs its nodes."""
+        """The sharding of the group's nodes."""
         self.subgraph: UpdateSubgraph = group.subgraphs[0]
         self.local: dict[str, str] = {}
         self.unrounded = ""
@@ -121,7 +121,9 @@ class GroupEmitter:
         return OwnedParameter(parameter, self.local[subgraph.parameter.updated], run, types[parameter].elements)
 
     def remove_sources(self, why: str) -> None:
-        """Remove the updates for which the class stands, each node with what stands for its values."""
+        """Remove the source updates that the class replaces; each node is annotated with the replacements of its
+        values.
+        """
         known = self._shares | self.local
         made = [[known.get(name, "") for name in node.outputs] for node in self.subgraph.nodes]
         for subgraph in self.group.subgraphs:

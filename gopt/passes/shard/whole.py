@@ -1,4 +1,4 @@
-"""Emit whole and replicated buckets: updates that run as they stand, on their owner or on every rank."""
+"""Emits whole and replicated buckets: unchanged updates, on their owner or on every rank."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Engine(Protocol):
         write; for a reduction it holds the inputs, for a gather it is where the result is to lie. Raises RunError."""
 
     def gather(self, item: Any) -> list[Any]:
-        """What every rank passes, in rank order: for small objects, not for tensors."""
+        """Return the items of all ranks, in rank order: for small objects, not for tensors."""
 
     def fail(self, error: BaseException) -> None:
         """Report to the other ranks that this rank cannot continue."""
@@ -107,7 +107,7 @@ class InProcessStore:
         self.deadline = deadline
         self._words: list[Any] = [None] * ranks
         self._came = [0] * ranks
-        """How often each rank has come."""
+        """Number of arrivals of each rank."""
         self._ended = False
 
     def end(self) -> None:

@@ -59,7 +59,7 @@ class Cuda:
         return event
 
     def finished(self, event: Event) -> bool:
-        """Whether all work before an event is done; also true after an error, which shows elsewhere."""
+        """Return whether all work before an event is done; also true after an error, which shows elsewhere."""
         return bool(self._api.cudaEventQuery(event.handle)[0] != self._api.cudaError_t.cudaErrorNotReady)
 
 
@@ -76,7 +76,10 @@ class Event:
 
 
 class Memory:
-    """Memory of the GPU. What came from a pool goes back to it when nobody holds it."""
+    """Memory of the GPU.
+
+    A block from a pool returns to it when it is no longer referenced.
+    """
 
     __slots__ = ("_pool", "nbytes", "pointer", "value")
 

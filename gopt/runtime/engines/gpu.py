@@ -1,4 +1,4 @@
-"""A GPU as the place where a rank's values live.
+"""A GPU as the device of a rank.
 
 Two streams: *compute* for the sessions, *wire* for all that belongs to calls. Work on one stream runs in the order in
 which it was handed over, and the host runs ahead of both. So memory may be used again as soon as nobody here holds it,
@@ -156,7 +156,7 @@ class Gpu:
     # --- order ---
 
     def wait_event(self, stream: int, event: Event) -> None:
-        """What is handed to the stream from now on waits for an event."""
+        """Make all later work on the stream wait for an event."""
         self.cuda("cudaStreamWaitEvent", stream, event.handle, 0)
 
     def synchronize(self) -> None:

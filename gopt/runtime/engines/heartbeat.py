@@ -1,4 +1,4 @@
-"""Where each rank of a job is: it says so itself, for whoever has to name the one that died or did not come.
+"""Heartbeats: each rank of a job publishes its position, so that others can name the one that died or did not arrive.
 
 Under ``--launch`` ranks write into files of the launcher's folder, one each. Under a user's own launcher they write
 into memory without a name, which the other ranks of the host reach through ``/proc``: nothing is left behind.
@@ -24,21 +24,21 @@ from gopt.errors import RunError
 from gopt.runtime.engines.watchdog import Watchdog
 
 HEARTBEATS = "GOPT_HEARTBEATS"
-"""Environment variable: the folder in which ranks say where they are."""
+"""Environment variable: the folder in which ranks publish their positions."""
 LAUNCHER = "launcher"
 """File in that folder: number of the launcher's process. Its ranks end when it has."""
 ERROR_CLAIMED = "said"
-"""File in that folder: made by the rank that says why the job ends, with its exit code."""
+"""File in that folder: created by the rank that reports why the job ends, with its exit code."""
 ERROR_GRACE = 1.0
 """Seconds that the others leave to it."""
 _RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""
 RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
-"""How it goes: on; the rank has ended well; it has said why it cannot go on; it waits for others, in a call."""
+"""Status of a rank: running; ended well; reported an error; waiting for others in a call."""
 
 
 class Heartbeat:
-    """Where a rank says where it is; costs one small write to memory at the beginning and the end of a call.
+    """Publishes a rank's position; costs one small write to memory at the beginning and the end of a call.
 
     ``number``: the open file that others read, or None where there is no place to say it; ``folder``: the launcher's.
     """
@@ -47,7 +47,7 @@ class Heartbeat:
         self.folder = folder
         self.step, self.call = 0, -1
         self.others: Callable[[], list[RankStatus]] = lambda: []
-        """What all ranks that can be seen said last."""
+        """Returns the last status of all visible ranks."""
         self._process = os.getpid()
         self._record: Any = bytearray(_RECORD.size)
         if number is not None:
@@ -102,11 +102,13 @@ class Heartbeat:
         _RECORD.pack_into(self._record, 0, self._process, step, call, how, time.time())
 
     def waits(self, waiting: bool) -> None:
-        """Say that the rank begins, or has ended, to wait for others."""
+        """Record that the rank begins or ends a wait for others."""
         self.at(self.step, self.call, WAITING if waiting else RUNNING)
 
     def first(self, code: int) -> bool:
-        """Whether this rank is the first that wants to say why the job ends: only that one does, and gives the code."""
+        """Return whether this rank is the first to report why the job ends; only the first reports, and sets the exit
+        code.
+        """
         if self.folder is None:
             return True
         try:
@@ -122,7 +124,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What a rank said last."""
+    """Last published status of a rank."""
 
     rank: int
     process: int
@@ -138,7 +140,7 @@ class RankStatus:
 
 
 def read(folder: Path) -> list[RankStatus]:
-    """What every rank said last, in a launcher's folder."""
+    """Return the last status of every rank, from a launcher's folder."""
     paths = sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     return [seen for path in paths if (seen := _read(int(path.name), path)) is not None]
 
@@ -158,8 +160,10 @@ def follow(watchdog: Watchdog, beat: Heartbeat, rank: int) -> None:
 
 
 def missing(seen: Sequence[RankStatus], rank: int) -> str:
-    """For whom a rank waits: those of all ranks that wait for nobody, or whose process stands still. Ranks that wait
-    for one that waits are not to blame. ``rank``: the one that asks."""
+    """Name the ranks that rank ``rank`` waits for: those that wait for no other rank, or whose process is stopped.
+
+    Ranks that are themselves waiting for such a rank are not named.
+    """
     others = [each for each in seen if each.rank != rank]
     stopped = {each.rank for each in others if is_stopped(each.process)}
     late = [each for each in others if each.how != WAITING or each.rank in stopped]
@@ -174,7 +178,7 @@ def missing(seen: Sequence[RankStatus], rank: int) -> str:
 
 
 def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
-    """Where every rank waits: those that have come least far are named, and not blamed."""
+    """Describe a deadlock: all ranks wait; the least advanced ones are named, without blame."""
     mine = [each for each in seen if each.rank == rank]
     behind = [each for each in seen if mine and (each.step, each.call) < (mine[0].step, mine[0].call)]
     if not behind:
@@ -184,7 +188,7 @@ def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a process of this host was stopped by a signal or a debugger."""
+    """Return whether a process of this host was stopped by a signal or a debugger."""
     with suppress(OSError):
         text = Path(f"/proc/{process}/stat").read_bytes()
         return text.rpartition(b") ")[2][:1] in (b"T", b"t")

@@ -1,4 +1,4 @@
-"""What calls compute on a GPU besides moving values: small sessions, made when first needed.
+"""Small GPU sessions for the arithmetic of calls, built on first use.
 
 The one use of them is to reduce as the reference does where NCCL would not: halves in float32, short integers at all,
 and a maximum or minimum in which NaN wins.

@@ -40,7 +40,7 @@ START = 5.0
 """Seconds beyond twice the deadline that ranks have to start, or to move."""
 _STOPS = (signal.SIGTERM, signal.SIGHUP)
 _NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
-"""How lines begin that MPICH's launcher prints when ranks end early: gopt says it in one line."""
+"""Prefixes of lines that MPICH's launcher prints when ranks end early; gopt replaces them by one line."""
 _PROCESS = re.compile(r"PID (\d+)")
 _SIGNAL = re.compile(r"signal:? (\d+)", re.I)
 
@@ -142,13 +142,13 @@ class _JobMonitor:
     caught: Sequence[int] = ()
     """Signals that have come."""
     words: Sequence[str] = ()
-    """What the launcher itself has said."""
+    """Output of the launcher itself."""
     copies: Sequence[threading.Thread] = ()
-    """Those that listen to it."""
+    """Threads that copy the launcher's output."""
     patient: bool = False
     names: Sequence[str] = ()
     outlive: bool = False
-    """Whether the others go on when one dies: they say why the job ends."""
+    """True if the other processes survive when one dies; they report why the job ends."""
     _asked: float = 0.0
     """When the ranks were asked to end."""
     _handles: dict[int, int] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class _JobMonitor:
         return code if 0 <= code <= 70 else RunError("").exit_code
 
     def _stop(self, late: bool) -> None:
-        """Ask the ranks once to end; raises StoppedError where they are not to be waited for, or not any more."""
+        """Ask the ranks once to end; raises StoppedError if they need not be waited for, or no longer."""
         if not self._asked and self.patient and self._handles and not late:
             self._asked = time.monotonic()
             for handle in self._handles.values():
@@ -235,7 +235,9 @@ class _JobMonitor:
         return [rank for rank, handle in self._handles.items() if select.select([handle], [], [], 0)[0]]
 
     def _silent(self, gone: Sequence[int]) -> RankStatus | None:
-        """A rank that is gone and has not said why, when no other has: else it was ended for that one's sake."""
+        """Return a rank that ended without a report, unless another rank reported: then it was ended because of that
+        one.
+        """
         seen = {each.rank: each for each in read(self.folder)}
         if any(each.how == REPORTED for each in seen.values()):
             return None
@@ -244,7 +246,7 @@ class _JobMonitor:
         return min(silent, key=lambda each: (each.step, each.call), default=None)
 
     def _went_on(self) -> bool:
-        """Whether the first process ended well, or somebody said why not."""
+        """Return whether the first process ended well, or some process reported an error."""
         seen = read(self.folder)
         return self._said() is not None or any(each.rank == 0 and each.how == ENDED for each in seen)
 
@@ -252,7 +254,7 @@ class _JobMonitor:
         return f"{self.names[rank]} (process {rank})" if rank < len(self.names) else f"rank {rank}"
 
     def _said(self) -> int | None:
-        """The exit code of the rank that said why the job ends."""
+        """Return the exit code of the rank that reported why the job ends; None if none did."""
         path = self.folder / ERROR_CLAIMED
         text = path.read_text() if path.is_file() else ""
         return int(text) if text else None

@@ -46,7 +46,7 @@ LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def launched() -> bool:
-    """Whether this process was started by an MPI launcher."""
+    """Return whether this process was started by an MPI launcher."""
     return any(name in os.environ for name in LAUNCHED)
 
 
@@ -131,7 +131,7 @@ class MpiEngine:
         return fits and self._pays(request)
 
     def _pays(self, request: SendRequest | GatherRequest) -> bool:
-        """Whether a call is large enough to be made in shared memory, and its group is all on this host."""
+        """Return whether a call is large enough to be made in shared memory, and its group is all on this host."""
         members = self._mesh.members(request.call.attributes["group"], self.rank)
         large = request.count * request.dtype.itemsize >= MIN_BYTES
         return len(members) > 1 and large and set(members) <= set(self._host_ranks)
@@ -308,7 +308,7 @@ def unlink_mpich_files() -> None:
 
 
 def _has_spare_processors(here: Any) -> bool:
-    """Whether the processors of this host are two for each of its ranks: a waiting call spins."""
+    """Return whether the processors of this host are two for each of its ranks: a waiting call spins."""
     if not hasattr(os, "sched_getaffinity"):
         return bool((os.cpu_count() or 1) >= 2 * here.size)
     usable = set().union(*here.allgather(os.sched_getaffinity(0)))

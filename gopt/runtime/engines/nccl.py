@@ -31,7 +31,7 @@ from gopt.runtime.shared_memory import NOT_SHARED, GatherRequest, Key, SendReque
 
 
 class ControlPlane(Protocol):
-    """What is said between hosts: MpiEngine has it."""
+    """Host communication next to NCCL; MpiEngine implements it."""
 
     rank: int
     watchdog: Watchdog
@@ -118,7 +118,7 @@ class NcclEngine:
         return NOT_SHARED
 
     def gather(self, item: Any) -> list[Any]:
-        # Words are said between steps: what the GPU was given ends first, so that a hang is seen where it is.
+        # The host communicates between steps: finish the GPU's work first, so that a hang is found at its call.
         self._gpu.synchronize()
         self._in_flight.clear()
         return self._words.gather(item)
@@ -154,7 +154,7 @@ class NcclEngine:
         return PendingCollective(self._gpu, done, outputs, [*staging.held, *outputs])
 
     def _unfinished(self) -> str:
-        """The first call that the GPU has not done, for who asks why it takes so long."""
+        """Return the first unfinished call of the GPU, for timeout messages."""
         late = (name for name, done in list(self._in_flight) if not self._gpu.cuda.finished(done))
         return next(late, "the GPU")
 

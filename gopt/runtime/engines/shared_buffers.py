@@ -120,7 +120,7 @@ def _kind(request: Request) -> tuple[Any, ...]:
 
 
 def _is_ordered(orders: Sequence[tuple[int, int]]) -> bool:
-    """Whether all members have read before any of them writes."""
+    """Return whether all members have read before any of them writes."""
     return max(reads for reads, _ in orders) <= min(writes for _, writes in orders)
 
 

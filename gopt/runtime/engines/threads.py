@@ -24,7 +24,7 @@ DEADLINE = 120.0
 
 
 class Runnable(Protocol):
-    """What a rank runs: an Executor, or a wrapper of one."""
+    """A program that a rank runs: an Executor, or a wrapper of one."""
 
     def run(self, feeds: dict[str, Array], call: CollectiveCallback, /) -> dict[str, Array]: ...
 
@@ -49,7 +49,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Rendezvous:
-    """The n-th call of one group: who has come, and what they got."""
+    """The n-th call of one group: the members that have arrived, and their results."""
 
     members: tuple[int, ...]
     entries: dict[int, _Entry] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class _Wait:
 
 
 class ThreadGroup:
-    """Where ranks that are threads of one process meet, for one step.
+    """Rendezvous of ranks that are threads of one process, for one step.
 
     Members of a group meet at its n-th call; the last to arrive runs the reference for all. A Send is buffered, a
     Recv waits. The first failure, of a rank or of a call, ends the wait of every rank.
@@ -104,12 +104,12 @@ class ThreadGroup:
         return self._receive(entry) if node.op_type == "Recv" else self._join_call(entry)
 
     def abort(self, rank: int, error: BaseException) -> None:
-        """Say that a rank has failed: all others raise at their next call, or out of the one they wait in."""
+        """Report that a rank has failed: all others raise at their next call, or in their current one."""
         with self._changed:
             self._fail(error, rank)
 
     def finish(self, rank: int) -> None:
-        """Say that a rank makes no more calls: who still waits for it need not wait for the deadline."""
+        """Report that a rank makes no more calls: ranks that wait for it fail at once instead of at the deadline."""
         with self._changed:
             self._finished.add(rank)
             self._check_stuck()
@@ -218,7 +218,9 @@ class ThreadGroup:
             self._raise_failure()
 
     def _causes(self, late: Sequence[int]) -> list[int]:
-        """Held: those for whom all wait in the end. Who waits itself, for others, is not to blame."""
+        """Lock held: return the ranks on which all others wait, directly or not; ranks that wait themselves are not
+        causes. Who waits itself, for others, is not to blame.
+        """
         seen: set[int] = set()
         left = list(late)
         while left:
@@ -251,7 +253,7 @@ class ThreadGroup:
         )
 
     def _fail(self, error: BaseException, rank: int | None = None) -> None:
-        """Held: the first failure stands."""
+        """Lock held: record a failure, unless there is one already."""
         if self.failure is None:
             self.failure, self.failed_rank = error, rank
         self._changed.notify_all()

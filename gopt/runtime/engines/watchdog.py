@@ -21,7 +21,7 @@ class Watchdog:
         self.waits: Callable[[bool], None] = lambda _: None
         """Hears of the beginning and the end of each wait."""
         self.missing: Callable[[], str] = lambda: "another rank did not come"
-        """Says for whom it waits."""
+        """Describes the ranks that it waits for."""
         self._what: str | Callable[[], str] = ""
         self._since = 0.0
         closed = threading.Event()

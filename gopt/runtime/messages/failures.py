@@ -1,4 +1,4 @@
-"""What a wait that cannot end says: who waited, for whom, and for what."""
+"""Messages for waits that cannot end: the waiting endpoint, the awaited ones, and the awaited item."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LostError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why all endpoints end: what one of them said; ``source`` is its number."""
+    """Failure that ends all endpoints; ``source`` is the number of the one that reported it."""
 
     source: int
     text: str

@@ -1,4 +1,7 @@
-"""What endpoints of one process share: their mailboxes, and how they wait. What carries messages is a subclass."""
+"""State shared by the endpoints of one process: their mailboxes, and how they wait.
+
+Subclasses implement the transport.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from gopt.runtime.session import Array
 
 Ready = Callable[[], bool]
 CLOSED = "closed"
-"""What an endpoint gives to all when it closes."""
+"""Message that an endpoint sends to all others when it closes."""
 
 
 class Hub(ABC):
@@ -44,12 +47,12 @@ class Hub(ABC):
         self.lost: dict[int, str] = {}
         """Endpoint that is lost -> why."""
         self.dropped: dict[int, set[int]] = {number: set() for number in local}
-        """Of each endpoint: those without which it goes on."""
+        """For each endpoint: the lost ones that it has dropped."""
         self.spared: dict[int, set[int]] = {number: set() for number in local}
-        """Of each endpoint: those that it drops by itself, where all come together and one is lost."""
+        """For each endpoint: the ones that it drops automatically if they are lost during a joint operation."""
         self._outboxes: dict[int, deque[Sending]] = {number: deque() for number in range(roster.size)}
         self._unsent = dict.fromkeys(local, 0)
-        """Of each endpoint: messages that are not done."""
+        """For each endpoint: the number of unfinished sends."""
         self._begun = time.monotonic()
 
     # --- what a subclass does ---
@@ -229,7 +232,7 @@ class Hub(ABC):
         return time.monotonic() - self.mailboxes[number].heard.get(other, self._begun)
 
     def lose(self, number: int, why: str) -> None:
-        """Say that an endpoint is lost: waits of others raise until they drop it."""
+        """Record that an endpoint is lost: waits of others raise until they drop it."""
         with self.changed:
             self._lose(number, why)
 
@@ -260,7 +263,7 @@ class Hub(ABC):
             self._fail(Failure.of(number, error))
 
     def _fail(self, failure: Failure) -> None:
-        """Held: the first failure stands."""
+        """Lock held: record a failure, unless there is one already."""
         if self.failure is None:
             self.failure = failure
         self.changed.notify_all()
@@ -294,7 +297,7 @@ class Hub(ABC):
                 self.drop(number, lost.number)
 
     def _takers(self, number: int) -> set[int]:
-        """Held: those who have not taken what an endpoint sent."""
+        """Lock held: return the endpoints that have not received all messages of an endpoint."""
         return {each.to for box in self._outboxes.values() for each in box if each.message.source == number}
 
     def _settled(self) -> bool:

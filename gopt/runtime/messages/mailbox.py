@@ -1,4 +1,7 @@
-"""What came for one endpoint and was not taken yet. Whoever uses it holds the lock of its hub."""
+"""Messages that arrived for one endpoint and were not received yet.
+
+Callers hold the lock of the hub.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Mailbox:
         self.heard: dict[int, float] = {}
 
     def admits(self) -> bool:
-        """Whether another message may come in."""
+        """Return whether another message may come in."""
         return len(self._slots) < self._settings.messages and self._bytes < self._settings.bytes
 
     def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot:
@@ -73,7 +76,7 @@ class Mailbox:
         return list(given)
 
     def heads(self) -> list[Header]:
-        """What may be taken next: of each source its oldest message, if all of it is here."""
+        """Return the receivable messages: the oldest of each source, if it has arrived completely."""
         return [slot.header for slot in self._heads()]
 
     def _heads(self) -> list[Slot]:

@@ -1,4 +1,6 @@
-"""What travels: a kind, who sent it, two numbers, a small note, and arrays. And its form as bytes."""
+"""Messages: a kind, the sender, two numbers, a small note, and arrays; and their encoding as bytes. And its form as
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ _FIXED = struct.Struct("<qqqqqqq")
 
 
 class Kind(IntEnum):
-    """What a message asks for or brings."""
+    """Purpose of a message."""
 
     HELLO = 1
-    """A role reports: who it is, and what it was made from."""
+    """A role reports its identity and the files it was started from."""
     WELCOME = 2
     """The answer to HELLO: the role belongs to the job."""
     REFUSED = 3
@@ -109,7 +111,7 @@ class Header:
 
     @property
     def nbytes(self) -> int:
-        """What its arrays take."""
+        """Size of the arrays in bytes."""
         return sum(spec.nbytes for spec in self.arrays)
 
     def __str__(self) -> str:

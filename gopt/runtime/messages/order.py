@@ -1,4 +1,4 @@
-"""In which order messages of different endpoints are received: as they come, by a seed, or as a record says."""
+"""Order in which messages of different endpoints are received: by arrival, by a seed, or from a record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Order(Protocol):
     """Chooses what an endpoint receives next, of the oldest messages of each source."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
-        """Whether one of them may be received now."""
+        """Return whether one of them may be received now."""
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
         """The source of the one that is received, where one may be."""
@@ -70,7 +70,7 @@ class Seeded:
         return self._random.choice(sorted(head.source for head in heads))
 
     def pick(self, numbers: Sequence[int]) -> int:
-        """Which endpoint goes on."""
+        """Return the endpoint that continues."""
         return self._random.choice(sorted(numbers))
 
 

@@ -1,4 +1,4 @@
-"""Who takes part: endpoints with their names and processes; and what they may hold and for how long they wait."""
+"""The participants: endpoints with their names and processes, their memory limits and their timeouts."""
 
 from __future__ import annotations
 

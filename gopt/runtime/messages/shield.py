@@ -1,4 +1,4 @@
-"""How MPI processes are started so that the others go on when one dies.
+"""Starts MPI processes such that the others survive when one dies.
 
 MPICH's launcher (hydra 5.0) ends all processes of a job when one dies. With ``-disable-auto-cleanup`` it leaves the
 others alone where one ends with a code; where one ends by a signal it still kills them, as soon as it has anything to
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _PARENT = 'trap "" USR1; exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); exit $?'
-"""Its own word, such as ``Killed``, goes nowhere: the others say who is lost."""
+"""The shell's own messages, such as ``Killed``, are discarded: the other processes report who is lost."""
 
 
 def shielded(launcher: Sequence[str], processes: int, command: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ class Contributions:
         return self._held.get((self.round, kind, bucket), {})
 
     def any(self) -> bool:
-        """Whether anything came of this round."""
+        """Return whether anything came of this round."""
         return any(number == self.round for number, _, _ in self._held)
 
     def sources(self) -> set[int]:

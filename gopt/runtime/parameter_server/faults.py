@@ -1,4 +1,4 @@
-"""What a run of a split does about what goes wrong: options, and what trainers push that is no number."""
+"""Fault policy of a split's run: options, and the handling of non-finite pushes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.session import Array
 
 OUT_OF_DATA = -1
-"""Why a run ends, in the place of a signal's number: a trainer has no more data."""
+"""Reason why a run ends, in place of a signal's number: a trainer has no more data."""
 TOLD = 10
 """Faults of one kind that a server tells one by one; the rest are only counted."""
 HINT = "lower the learning rate, scale the loss, or take --nan pass"
 
 
 class OnNan(StrEnum):
-    """What servers do about gradients that are NaN or infinite."""
+    """Policy of servers for gradients that are NaN or infinite."""
 
     PASS = "pass"
     ABORT = "abort"
@@ -75,7 +75,7 @@ class FaultOptions:
             )
 
     def __str__(self) -> str:
-        """What all endpoints must have been started with."""
+        """Return the options that all endpoints must agree on, as text."""
         return f"{self.nan}, {self.stop}, {self.continues}, {self.staleness}"
 
 
@@ -128,7 +128,7 @@ def _first(values: Array) -> int | None:
 
 
 def _name(keys: Sequence[KeyEntry], place: int) -> str:
-    """The key, and the parameter, in which an element of a bucket lies."""
+    """Return the key and the parameter that contain an element of a bucket."""
     for key in keys:
         if place < key.elements:
             for piece in key.pieces:

@@ -44,7 +44,7 @@ class Keeping:
             yield
 
     def due(self, step: int) -> bool:
-        """Whether all endpoints write a checkpoint behind a step before the last."""
+        """Return whether all endpoints write a checkpoint behind a step before the last."""
         every = self._job.every
         return self.checkpoints is not None and bool(every) and step % every == 0 and step != self._job.steps
 

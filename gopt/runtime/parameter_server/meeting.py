@@ -1,4 +1,4 @@
-"""Where endpoints without rounds come together, at checkpoints and at the end, and what they tell one another there."""
+"""Synchronisation points of endpoints without rounds, at checkpoints and at the end, and the records they exchange."""
 
 from __future__ import annotations
 

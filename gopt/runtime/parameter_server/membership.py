@@ -1,4 +1,4 @@
-"""Which trainers still take part in a run, as a server knows it."""
+"""The trainers that still take part in a run, as a server sees them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Trainers:
             self.idle[trainer] = round_number
 
     def going(self, round_number: int) -> list[int]:
-        """Those that take part and have not ended a round."""
+        """Return the trainers that take part and have not ended a round."""
         return [each for each in sorted(self.live) if self.ended.get(each, 0) <= round_number]
 
     def complete(self, round_number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Whose contributions a round has, and whether it is applied: one decision of all servers.
+"""Decides which trainers contribute to a round, and whether it is applied; all servers decide alike.
 
 A trainer that is lost between two pushes has reached some servers and not others. If each server merged what it has,
 the keys of one step would be means over different trainers. So each server waits until every trainer that takes part

@@ -1,4 +1,4 @@
-"""What servers tell one another: each gives its part, server 0 joins the parts, and all get its result."""
+"""Exchange between servers: each sends its part, server 0 combines the parts, and all receive the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one server gives, or gets; ``note`` is a small value that JSON can hold."""
+    """Part that one server sends or receives; ``note`` is a small value that JSON can represent."""
 
     arrays: tuple[Array, ...] = ()
     note: Any = None

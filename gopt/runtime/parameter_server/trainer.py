@@ -41,7 +41,7 @@ CHIEF = 0
 
 @dataclass(slots=True)
 class _Meeting:
-    """Who has come to the end of a step: on the chief what others said, elsewhere what the chief answered."""
+    """Arrivals at the end of a step: on the chief the others' reports, elsewhere the chief's answer."""
 
     came: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
     released: dict[int, int] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class PushPullTrainer:
     # --- data that ends ---------------------------------------------------------------------------------------------
 
     def _more(self) -> bool:
-        """Whether there is data for the next step; takes it ahead, where a run may end with its data."""
+        """Return whether there is data for the next step; takes it ahead, where a run may end with its data."""
         return self._faults.stop is None or self.step >= self.server_job.job.steps or self.data.take_ahead(self.step)
 
     def _look_ahead(self, ready: Sequence[Any]) -> None:
@@ -239,7 +239,7 @@ class PushPullTrainer:
         return OUT_OF_DATA if ends else 0
 
     def _tell(self, text: str) -> None:
-        """The chief speaks for all."""
+        """Print a line on the chief only."""
         if self.endpoint.number == CHIEF:
             self._faults.tell(text)
 
@@ -274,7 +274,7 @@ class PushPullTrainer:
         self._notice_lost()
 
     def _leave(self) -> None:
-        """Say that no more rounds come."""
+        """Announce that no more rounds follow."""
         self._set_call(-1)
         for number in range(self.server_job.servers):
             message = self.endpoint.message(Kind.BYE, 0, self.step, note=self.stopped)

@@ -39,7 +39,7 @@ class TrainerData:
         return max((type.dims[0] if type.dims else 1 for type in self._types.values()), default=1)
 
     def feeds(self, graph: Graph) -> bool:
-        """Whether a graph reads a batch."""
+        """Return whether a graph reads a batch."""
         return not self._types.keys().isdisjoint(graph.inputs)
 
     def batch(self, step: int, turn: int) -> Batch:

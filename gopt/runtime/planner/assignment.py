@@ -57,7 +57,7 @@ class GatherBuffer:
         return cuts
 
     def owns(self, extent: BufferSlice) -> bool:
-        """Whether this rank writes all of these elements."""
+        """Return whether this rank writes all of these elements."""
         member = self.member
         return member is not None and self.cuts[member] <= extent.start and extent.stop <= self.cuts[member + 1]
 

@@ -97,7 +97,7 @@ def _add_shard_gathers(
 
 
 def _in_turn(nodes: Sequence[Node], numbers: Sequence[int], at: Sequence[int], last: Mapping[str, int]) -> bool:
-    """Whether what each of these gathers makes has been read when the next one fills the buffer again."""
+    """Return whether what each of these gathers makes has been read when the next one fills the buffer again."""
     ends = [max((last.get(made, -1) for made in nodes[number].outputs), default=-1) for number in numbers]
     return all(end <= at[following] for end, following in zip(ends, numbers[1:]))
 
@@ -137,7 +137,7 @@ def _consecutive(call: int, types: Sequence[TensorType]) -> list[tuple[BufferSli
 
 
 def _are_identical(nodes: Sequence[Node], numbers: Sequence[int], graph: Graph) -> bool:
-    """Whether these gathers make the same, of types that NumPy holds, and for nobody but the step."""
+    """Return whether these gathers make the same, of types that NumPy holds, and for nobody but the step."""
     first = nodes[numbers[0]]
     types = [[graph.types.get(made) for made in nodes[number].outputs] for number in numbers]
     plain = all(_is_plain(type) for each in types for type in each)
@@ -147,7 +147,7 @@ def _are_identical(nodes: Sequence[Node], numbers: Sequence[int], graph: Graph) 
 
 
 def _is_plain(type: TensorType | None) -> bool:
-    """Whether NumPy holds it, and its size is known."""
+    """Return whether NumPy holds it, and its size is known."""
     return type is not None and type.static and known(type.dtype) and type.dtype not in _UNSUPPORTED
 
 

@@ -19,11 +19,11 @@ class Buffers:
     """Memory in which values lie at every step, as the device has it."""
 
     send_views: Mapping[str, Any] = field(default_factory=dict)
-    """What a call sends -> its part of the call's buffer."""
+    """Value that a call sends -> its view of the call's buffer."""
     states: Mapping[str, Array] = field(default_factory=dict)
     """State -> its part of a gather's buffer."""
     gathered_views: Mapping[str, Array] = field(default_factory=dict)
-    """What a gather makes -> its part of the gather's buffer."""
+    """Value that a gather produces -> its view of the gather's buffer."""
     slice_views: Mapping[str, Array] = field(default_factory=dict)
     """Slice of states -> its part of a gather's buffer."""
     call_buffers: Mapping[int, CallBuffer] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Buffers:
 
     @property
     def views(self) -> dict[str, Array]:
-        """All values that lie in buffers of gathers."""
+        """Return all values with views of gather buffers."""
         return {**self.slice_views, **self.states, **self.gathered_views}
 
     def bind_state(self, name: str, value: Array) -> Array:

@@ -1,4 +1,4 @@
-"""When ranks read and write a buffer that they share, by the order of their files.
+"""Orders reads and writes of a buffer that ranks share, by the order of their files.
 
 A rank may overwrite its shard once a collective orders that write after all reads: between the last read, on every
 rank, and the write stands a call that no rank leaves before all have entered it.

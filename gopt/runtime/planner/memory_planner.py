@@ -102,7 +102,7 @@ def _is_planned(name: str, types: Mapping[str, TensorType]) -> bool:
 
 
 def _has_output_buffer(call: Call, types: Mapping[str, TensorType]) -> bool:
-    """Whether a call makes values that lie one after the other."""
+    """Return whether a call makes values that lie one after the other."""
     if call.node.op_type != "AllGather" or "cuts" not in call.node.attributes:
         return False
     names = call.node.outputs

@@ -46,7 +46,7 @@ NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
 class Agreement(Protocol):
-    """Who writes: its number among all that do, and how they tell one another of small objects."""
+    """The set of writers: this one's number, and an exchange of small objects among them."""
 
     @property
     def rank(self) -> int: ...
@@ -155,7 +155,9 @@ class Checkpoints:
         return found
 
     def load_extra(self, rank: int, step: int, name: str) -> Array | None:
-        """What a rank kept under a name beside its states, None where it kept nothing; call it behind ``load``."""
+        """Return the value that a rank saved under a name besides its states, None if there is none; call it after
+        ``load``.
+        """
         tensor = load_state(self.path(step) / rank_states_file(rank)).get(name)
         return None if tensor is None else np.array(tensor.numpy())
 

@@ -1,4 +1,6 @@
-"""What all ranks must agree on before the first step: mesh, calls, and shared memory (start values: start_values)."""
+"""Checks on which all ranks must agree before the first step: mesh, calls, and shared memory (start values:
+start_values).
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class MicroStep:
-    """Which micro-step this is, counted from the start of training, and for which of the ranks that see data."""
+    """Index of a micro-step from the start of training, and the data rank that reads it."""
 
     number: int
     part: int
@@ -32,7 +32,7 @@ class MicroStep:
 
 
 class DataEndedError(InputError):
-    """There is no batch for this micro-step, nor for a later one."""
+    """Raised when there is no batch for this micro-step, nor for a later one."""
 
 
 class BatchSource(Protocol):
@@ -49,7 +49,7 @@ class ArraySource:
     types: Mapping[str, TensorType]
     arrays: Mapping[str, Array]
     shuffle: int | None = None
-    """Seed of an order that is new in every pass over the samples; None: as they lie."""
+    """Seed of an order that changes in every pass over the samples; None: stored order."""
     once: bool = False
     """Whether the data ends with its samples; else they are dealt out again."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)

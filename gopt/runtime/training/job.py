@@ -1,4 +1,4 @@
-"""What a run is to do, and what it reports of a step."""
+"""Settings of a run, and the report of a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Progress:
     seconds: float
     samples: int
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What a trainer of a split says as well: bytes that it pushed and pulled, seconds that it waited."""
+    """Additional figures of a split's trainer: bytes pushed and pulled, seconds waited."""
 
     @property
     def loss(self) -> float:

@@ -1,4 +1,4 @@
-"""A signal that asks a run to end: its step is finished and kept first, on all ranks alike."""
+"""A signal that requests the end of a run: all ranks first finish the step and save it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USUAL = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class StopSignal:
-    """The signal that has come, or 0: each rank asks for it once a step."""
+    """The received signal, or 0; each rank polls it once per step."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -1,4 +1,4 @@
-"""What the ranks did when, in Chrome's trace format: open the file in a browser's about:tracing, or in Perfetto."""
+"""Timeline of the ranks in Chrome's trace format: open the file in a browser's about:tracing, or in Perfetto."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""CPU tuning: what makes a rank's step faster and changes no bit of its results. The executor asks a ``Tuning``."""
+"""CPU tuning: makes a rank's step faster without changing a bit of its results.
+
+The executor calls a ``Tuning``.
+"""

@@ -16,7 +16,10 @@ from gopt.runtime.tuning.tiling import CompiledRun, ElementwiseRun, compile_run,
 
 
 class Tuning(Protocol):
-    """How a rank's step is made faster. Every implementation gives the same bits."""
+    """Optimizations of a rank's step.
+
+    All implementations give the same bits.
+    """
 
     plans_memory: bool
     """Whether results keep the same memory in every step, and states are updated in place. Else every step makes new
@@ -77,5 +80,5 @@ NO_TUNING = NoTuning()
 
 
 def tuning_of(enabled: bool) -> Tuning:
-    """What the option ``--no-tuning`` chooses."""
+    """Return the tuning that the option ``--no-tuning`` selects."""
     return CPU_TUNING if enabled else NO_TUNING

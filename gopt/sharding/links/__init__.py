@@ -1,4 +1,4 @@
-"""Which dimensions of an operator's operands and results are split together: one rule per operator family.
+"""Links: the dimensions of an operator's operands and results that are split together, one rule per operator family.
 
 A *link* is one index of an operator: a dimension of some operands, and of the results or summed away in them. To split
 an operator is to split one link: each member computes its part of the index with the operator itself. Links are read
@@ -19,7 +19,7 @@ from gopt.sharding.rules import FULL_REDUCTIONS
 __all__ = ["RULES", "Index", "Link", "Operator", "Slot", "Strategy", "axes_of", "softmax_axes", "strategies"]
 
 OLDEST = 7
-"""The first operator set whose operators broadcast as these rules say."""
+"""Lowest opset whose operators broadcast by these rules."""
 
 
 def strategies(operator: Operator, slot: Slot, shard: Shard | Window) -> list[Strategy]:

@@ -68,8 +68,11 @@ def scatter_nd(operator: Operator) -> Iterator[Link]:
 
 
 def run_written(operator: Operator) -> int | None:
-    """Which of the equal runs of its first dimension a ScatterND writes, in order: the gradient of a Slice. None where
-    it writes other places, or all."""
+    """Return the index of the equal run of its first dimension that a ScatterND writes in order: the gradient of a
+    Slice.
+
+    None if it writes other places, or all.
+    """
     if operator.rank(1) != 2 or operator.size(1, 1) != 1:
         return None
     at, length = operator.constant(1), operator.size(0, 0)

@@ -22,7 +22,9 @@ def elementwise(operator: Operator) -> Iterator[Link]:
 def dropout(operator: Operator) -> Iterator[Link]:
     """Each dimension, where nothing is drawn: members would not draw what one device draws."""
     if operator.opset < 12:
-        quiet = len(operator.results) == 1  # it only passes on; what its mask holds is not said
+        quiet = (
+            len(operator.results) == 1
+        )  # it only passes the value on; nothing is known about the content of its mask
     else:
         training = operator.constant(2) if operator.has(2) else False
         ratio = operator.constant(1) if operator.has(1) else None

@@ -25,7 +25,7 @@ class Operator:
     opset: int = 20
 
     def has(self, place: int) -> bool:
-        """Whether an operand is there."""
+        """Return whether an operand is there."""
         return place < len(self.operands) and self.operands[place] is not None
 
     def dims(self, place: int) -> tuple[int, ...]:
@@ -62,8 +62,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Where a value has an index of an operator: in dimension ``dim``, which is ``runs`` times the index, one behind
-    the other, with ``unit`` elements for each step of it."""
+    """Position of an operator's index in a value: dimension ``dim``, which contains the index ``runs`` times in
+    sequence.
+
+    Each step of the index has ``unit`` elements.
+    """
 
     dim: int
     unit: int = 1
@@ -71,7 +74,7 @@ class Index:
 
 
 Where: TypeAlias = int | Index | None
-"""A dimension that is the index; or is made of it; or none, where a value does not have the index."""
+"""Dimension that is the index, or contains it (Index); None if the value does not have the index."""
 
 
 @dataclass(frozen=True, slots=True)

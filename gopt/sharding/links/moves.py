@@ -115,7 +115,7 @@ def reshape(operator: Operator, slot: Slot, shard: Shard) -> Iterator[Strategy]:
         before, after = after, before
     for other in reshaped(shard, before, after):
         if operator.opset < 14 and 0 in shard.sizes and other.dim != shard.dim:
-            continue  # there a 0 in the shape stands for the operand's length
+            continue  # if allowzero is unset, a 0 in the shape copies the operand's length
         operand, result = (other, shard) if slot.result else (shard, other)
         yield Strategy((operand, *rest), (result,))
 

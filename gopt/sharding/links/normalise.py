@@ -16,7 +16,7 @@ def pool(operator: Operator) -> Iterator[Link]:
 
 
 def batch_normalization(operator: Operator) -> Iterator[Link]:
-    """Channels with all that belongs to them; samples and places only where no statistics are made of them."""
+    """Channels with all their statistics; samples and places only if no statistics are computed from them."""
     if operator.opset < 9 or operator.rank(0) < 2:
         return
     training = operator.attributes.get("training_mode", 0) if operator.opset >= 14 else len(operator.results) > 1
@@ -110,7 +110,7 @@ def resize(operator: Operator) -> Iterator[Link]:
 
 
 def _repeats(operator: Operator) -> bool:
-    """Whether a Resize by a whole number takes each place as often as that, one after the other."""
+    """Return whether a Resize by a whole number takes each place as often as that, one after the other."""
     given = operator.attributes
     if given.get("mode", "nearest") != "nearest":
         return False

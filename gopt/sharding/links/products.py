@@ -35,9 +35,10 @@ def gemm(operator: Operator) -> Iterator[Link]:
 
 
 def einsum(operator: Operator) -> Iterator[Link]:
-    """Each letter of the equation. A letter that stands twice in a term is a diagonal: no links.
+    """One link per letter of the equation.
 
-    Runtimes end on empty operands: every member has some.
+    A letter that occurs twice in a term is a diagonal: no links. Runtimes fail on empty operands: every member has some
+    elements.
     """
     left, arrow, right = str(operator.attributes["equation"]).replace(" ", "").partition("->")
     terms = left.split(",")
@@ -80,7 +81,7 @@ def convolution(operator: Operator) -> Iterator[Link]:
 def attention(operator: Operator) -> Iterator[Link]:
     """Samples; heads, queries' by the groups that share keys; queries, where no order masks them."""
     shapes = [operator.dims(place) for place in range(3)]
-    flat = len(shapes[0]) == 3  # heads and their elements stand in one dimension
+    flat = len(shapes[0]) == 3  # heads and their elements share one dimension
     if flat:
         queries, keys = (int(operator.attributes[f"{name}_num_heads"]) for name in ("q", "kv"))
         units = [shapes[0][2] // queries, shapes[1][2] // keys, shapes[2][2] // keys]

@@ -26,7 +26,7 @@ _LOWEST = frozenset({"float16", "float32", "float64", "int8", "uint8"})
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """How an operator slides along one dimension; ``made``: places of the result, ``length``: of the operand."""
+    """Sliding of an operator along one dimension; ``made``: places of the result, ``length``: of the operand."""
 
     kernel: int
     stride: int
@@ -75,7 +75,7 @@ class Sliding:
         return tuple(found)
 
     def there(self, shard: Shard) -> tuple[int, ...]:
-        """Which places of the result each member can make of its part alone, where each reads one place."""
+        """Return how many result places each member can compute from its part alone, if each reads one place."""
         ends = [-((-stop - self.pad) // self.stride) for _, stop in map(shard.part, range(len(shard.sizes)))]
         ends = [0, *(min(max(end, 0), self.made) for end in ends[:-1]), self.made]
         return tuple(stop - start for start, stop in pairwise(ends))
@@ -93,7 +93,7 @@ class Sliding:
 
 
 def sliding(operator: Operator, dim: int) -> Sliding | None:
-    """How an operator slides along a dimension of places; None where that is not plain."""
+    """Return how an operator slides along a spatial dimension; None if that cannot be expressed."""
     given, at, transposed = operator.attributes, dim - 2, operator.op_type == "ConvTranspose"
     length, made = operator.size(0, dim), operator.made()[dim]
     weights = operator.dims(1) if operator.op_type in ("Conv", "ConvTranspose") else ()
@@ -117,7 +117,7 @@ def sliding(operator: Operator, dim: int) -> Sliding | None:
 
 
 def pads(operator: Operator, dim: int, stride: int, extent: int, length: int, made: int) -> tuple[int, int]:
-    """What is added to a dimension in front and behind."""
+    """Return the padding before and after a dimension."""
     given, at, places = operator.attributes, dim - 2, operator.rank(0) - 2
     auto = given.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
@@ -133,7 +133,7 @@ def _each(given: object, key: str, at: int, default: int) -> int:
 
 
 def _placed(slot: Slot, placement: Shard | Window, count: int) -> int | None:
-    """The dimension of places that an operand or result has split; None where that is none."""
+    """Return the spatial dimension in which an operand or result is split; None if it is another one."""
     if placement.dim < 2 or (isinstance(placement, Shard) and placement.runs > 1):
         return None
     return placement.dim
@@ -206,8 +206,10 @@ def transposed(operator: Operator, slot: Slot, placement: Shard | Window) -> Ite
 
 
 def max_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """Places of the result; what lies beside the dimension is never the largest, where something else is seen. Places
-    of what was taken are counted row by row alone."""
+    """Places of the result; padding is never the largest, as long as the window contains other elements.
+
+    Places of the selected elements are counted in row-major order only.
+    """
     dim, type = _placed(slot, placement, operator.rank(0)), operator.operands[0]
     if dim is None or type is None or type.dtype not in _LOWEST or operator.attributes.get("storage_order", 0):
         return
@@ -226,7 +228,7 @@ def average_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> I
 
 
 def plain_mean(operator: Operator, slide: Sliding) -> bool:
-    """Whether every mean is one of as many numbers, along a dimension."""
+    """Return whether every mean is one of as many numbers, along a dimension."""
     counted = operator.op_type == "AveragePool" and operator.attributes.get("count_include_pad", 0)
     padded = slide.read(0, slide.made)[1] <= slide.length + slide.behind
     return slide.inside or (bool(counted) and padded)
@@ -285,7 +287,7 @@ def padded(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterato
 
 
 def paddings(operator: Operator) -> list[tuple[int, int]] | None:
-    """What a Pad adds to each dimension in front and behind; None where that is not known, or is not zeros."""
+    """Return the padding of a Pad before and after each dimension; None if it is unknown or not zeros."""
     rank, given = operator.rank(0), operator.attributes
     known = [operator.constant(place) if operator.has(place) else None for place in range(1, 4)]
     if any(operator.has(place) and value is None for place, value in enumerate(known, 1)):

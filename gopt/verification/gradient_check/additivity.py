@@ -37,7 +37,7 @@ class SampleExchange:
     crossed: tuple[Values, Values]
 
     def judge(self, name: str, exact: float) -> Additivity:
-        """Whether one value is additive, up to ``exact`` relative; OPEN where too few entries depend on both parts."""
+        """Test whether a value is additive, up to ``exact`` relative; OPEN if few entries depend on both parts."""
         base = self.first[name]
         one, other = (each[name] - base for each in self.crossed)
         both = self.second[name] - base
@@ -89,7 +89,7 @@ def mixed(here: Values, there: Values, generator: np.random.Generator) -> Values
 
 
 def _samples(batch: Values, axis: int) -> int:
-    """How many samples a batch has if they lie along ``axis``: the length that most of its values have there."""
+    """Return the number of samples of a batch along ``axis``: the length that most of its values have there."""
     sizes = [value.shape[axis] for value in batch.values() if value.ndim > axis]
     return max(sizes, key=lambda size: (size > 1, sizes.count(size)), default=0)
 

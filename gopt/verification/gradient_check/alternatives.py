@@ -1,4 +1,4 @@
-"""What is not proportional to the change of the loss along its parameter, but along something else, or in slices."""
+"""Explains values that are not gradients of their parameter: gradients of something else, or of slices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SlopeMeter:
 def along_computed_weight(
     slope_meter: SlopeMeter, training: TrainingGraph, name: str, points: Sequence[Values], at: tuple[np.ndarray, ...]
 ) -> tuple[str, Fit] | None:
-    """The value made of the states alone that ``at`` is the gradient of."""
+    """Return the value computed from states alone whose gradient is ``at``."""
     forward = slope_meter.forward
     for seam in computed_weights(forward.graph, training.loss, set(training.batch), name, at[0].shape):
         given = seam in forward.graph.inputs
@@ -73,7 +73,7 @@ def behind(
 
 
 def _linear(forward: Forward, point: Values, result: str, name: str, held: Sequence[np.ndarray]) -> bool:
-    """Whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
+    """Return whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
 
     def at(value: np.ndarray) -> np.ndarray:
         found = forward.values([result], {**point, name: value.astype(held[0].dtype)}, (name,))[result]

@@ -1,4 +1,4 @@
-"""What becomes of every gradient: measured together, then alone, then held against what else would be right."""
+"""Checks every gradient: all together, then one by one, then against other acceptable explanations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _GradientChecker:
         self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why)
 
     def _tell(self) -> None:
-        """Say how many have a verdict: after each measurement, because many get theirs at once."""
+        """Report the number of verdicts; after each measurement, because many are reached at once."""
         self.advance(PHASE, len(self.found), len(self.due))
 
     def _unsteady(self) -> bool:
@@ -136,7 +136,7 @@ class _GradientChecker:
             yield self.spare[start : start + POINTS]
 
     def judge(self, names: list[str], points: list[Values]) -> None:
-        """Say something of each parameter, at these points alone."""
+        """Reach a verdict for each parameter, from these points alone."""
         results = [self.slope_meter.forward.loss_and_gradients(point) for point in points]
         usable = [place for place, (loss, _) in enumerate(results) if math.isfinite(loss)]
         points, values = [points[place] for place in usable], [results[place][1] for place in usable]
@@ -193,7 +193,7 @@ class _GradientChecker:
                 self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
 
     def _not_shifted(self, parts: list[Candidate], points: list[Values]) -> list[Candidate]:
-        """What is left of the parts when gradients that were taken at a point beside the parameters are settled."""
+        """Settle gradients taken at a point other than the parameters; return the remaining candidates."""
         there = [part for part in parts if part.parameter in self._shifts]
         if not there:
             return parts
@@ -276,7 +276,7 @@ class _GradientChecker:
         return sample_exchanges(self.slope_meter.forward, self.points, self.training.batch, self.slope_meter.generator)
 
     def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
-        """Whether the value is the gradient of something made of the states alone; says so."""
+        """Return whether the value is the gradient of something made of the states alone; says so."""
         found = along_computed_weight(self.slope_meter, self.training, name, points, at)
         if found is None:
             return False
@@ -284,7 +284,7 @@ class _GradientChecker:
         return True
 
     def sliced(self, part: Candidate, points: list[Values]) -> bool:
-        """Whether each slice is proportional with a factor of its own: a constant rate per row; says so."""
+        """Return whether each slice is proportional with a factor of its own: a constant rate per row; says so."""
         fit = in_slices(self.slope_meter, part, points)
         if fit is not None:
             self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, fit)
@@ -312,7 +312,9 @@ class _GradientChecker:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
     def still(self, parts: Sequence[Candidate], others: Sequence[Candidate], points: Sequence[Values]) -> bool:
-        """Whether large steps along all ``parts`` leave the loss as it is, seen against such steps along ``others``."""
+        """Return whether large steps along all ``parts`` leave the loss unchanged, relative to such steps along
+        ``others``.
+        """
         forward, generator = self.slope_meter.forward, self.slope_meter.generator
         names, rest = [part.name for part in parts], [part.name for part in others]
         for point in points:

@@ -1,4 +1,4 @@
-"""Values made of the states alone, in whose place a loss may be differentiated: a weight that is computed.
+"""Finds values computed from states alone with respect to which the loss may be differentiated: computed weights.
 
 With weight norm, a softplus around a parameter, a low-rank sum, or a half copy, the update runs through the gradient
 of what the forward really uses. That value depends on no batch, so that its gradient may be averaged as well.

@@ -1,4 +1,4 @@
-"""Difference quotients of the loss, and whether they are proportional to what a gradient says."""
+"""Difference quotients of the loss, and a test whether they are proportional to those predicted by a gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gopt.verification.gradient_check.forward import Precision, Values
 
 DIRECTIONS = 3
 CLEAR = 0.3
-"""Rounding of a slope may take this share of the tolerance; a smaller slope says nothing."""
+"""Maximum share of the tolerance that rounding of a slope may use; a smaller slope is ignored."""
 Loss = Callable[[Values], float]
 
 
@@ -31,7 +31,7 @@ class Candidate:
     share: float = 1.0
     """Its largest entry over that of all gradients."""
     inside: np.ndarray | None = None
-    """Where to move: None for everywhere."""
+    """Entries to move: None for all."""
 
     @cached_property
     def changes(self) -> list[np.ndarray]:
@@ -44,14 +44,14 @@ class Candidate:
 
     @cached_property
     def moved(self) -> np.ndarray:
-        """Entries that are not always zero: those may be masked (a padding row) and say nothing of the rest."""
+        """Entries that are not always zero: zero entries may be masked (a padding row) and are inconclusive."""
         moved: np.ndarray = np.logical_or.reduce([each != 0 for each in self.at])
         return moved if self.inside is None else moved & self.inside
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well ⟨g, d⟩ = factor · slope holds over all directions: ``rest`` relative to what was measured.
+    """Residual of ⟨g, d⟩ = factor · slope over all directions: ``rest`` is relative to the measured values.
 
     ``measured`` False: no slope stood out from rounding. ``offset`` tells g = p + factor · gradient from a gradient:
     ⟨g − factor · gradient, d⟩ relative to ⟨p, d⟩.

@@ -22,12 +22,12 @@ from gopt.verification.source_members import run_source
 Values = dict[str, np.ndarray]
 """A point: states, hyper-parameters and a batch by name; or what was computed there."""
 HALF_TOLERANCE = 2e-2
-"""Where a source holds constants in halves: 1/12 in float16 is off by 2e-4, in bfloat16 by 2e-3."""
+"""Tolerance for a source with half-precision constants: 1/12 in float16 is off by 2e-4, in bfloat16 by 2e-3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How finely a difference quotient can be taken.
+    """Accuracy of a difference quotient.
 
     ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of one value of the loss; ``tolerance``: of
     a quotient, relative.
@@ -78,7 +78,7 @@ class Forward:
         return self._graph
 
     def points(self, given: Sequence[Mapping[str, np.ndarray]]) -> list[Values]:
-        """Of each, those of the values that the graph reads, widened; what they share is widened once."""
+        """Return each mapping restricted to the inputs of the graph, widened; shared arrays are widened once."""
         types, dtype = self.training.graph.types, self.precision.dtype
         widened: dict[int, np.ndarray] = {}
 

@@ -1,4 +1,4 @@
-"""How a gradient comes to lie as its parameter does: the update may turn it first."""
+"""Brings a gradient into the layout of its parameter, if the update transposes it first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Layouts:
         self._turns: dict[str, list[Node]] = {}
 
     def of(self, name: str, gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
-        """The gradient of parameter ``name`` as ``like`` lies, which has as many elements."""
+        """Return the gradient of parameter ``name`` in the layout of ``like``, which has as many elements."""
         if name not in self._turns:
             self._turns[name] = self._chain(self._training.gradients[name], like.shape)
         types = self._training.graph.types

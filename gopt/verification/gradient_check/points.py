@@ -1,4 +1,4 @@
-"""The points at which gradients are compared: the given batches, one more made of them, and states near the given."""
+"""Points at which gradients are compared: the given batches, one derived batch, and states near the given ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said of a value that is called a gradient."""
+"""Verdicts on a value that is used as a gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """What was found of one parameter's gradient.
+    """Result of the check of one parameter's gradient.
 
     ``ratios``: ⟨g, d⟩ over the finite difference, one for each direction that was measured. ``why``: one line, about
     the value ``gradient``.

@@ -1,0 +1,62 @@
+"""Docstrings of gopt begin with a subject or a verb, and avoid phrases that a reader has to decode."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GOPT = Path(__file__).parents[2] / "gopt"
+DONE = (
+    "analysis", "artifact", "collectives", "disk", "documents", "importers", "ir", "lower", "offline", "opaque",
+    "passes", "sharding", "verification",
+)  # fmt: skip
+"""Packages whose docstrings were rewritten."""
+OPENING = re.compile(r"(What|Those|Who|Whose|Whoever|Whether|Of which)\b")
+"""First words of a docstring that is a clause and no sentence: name the thing, or say what the function returns."""
+PHRASES = re.compile(r"\b(nobody|awake|asleep|whoever|as ever|never guessed|when asked for|is made of what)\b", re.I)
+LEFT = tuple(f"offline/{name}" for name in ("diff", "golden", "html_report", "reduce", "reproducer"))
+"""Folders that are not rewritten yet."""
+
+
+def docstrings(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield line, text, and whether it is that of a function: not of a module, class, value or property."""
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            value = getattr(statement, "value", None) if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                function = isinstance(node, ast.FunctionDef) and not node.decorator_list and body[0] is statement
+                yield statement.lineno, value.value, function
+
+
+def faults(text: str) -> list[str]:
+    """Return one line for each docstring that breaks a rule. ``Whether`` may open the docstring of a value."""
+    found = []
+    for line, doc, function in docstrings(text):
+        opening = OPENING.match(doc)
+        if opening and (function or opening[1] != "Whether"):
+            found.append(f"{line}: begins with {opening[1]!r}")
+        phrase = PHRASES.search(doc)
+        if phrase:
+            found.append(f"{line}: says {phrase[0]!r}")
+    return found
+
+
+@pytest.mark.parametrize("package", DONE)
+def test_docstrings_are_plain(package: str) -> None:
+    found = [
+        f"{path.relative_to(GOPT)}:{fault}"
+        for path in sorted((GOPT / package).rglob("*.py"))
+        if not path.relative_to(GOPT).as_posix().startswith(LEFT)
+        for fault in faults(path.read_text())
+    ]
+    assert found == []
+
+
+def test_finds_dialect() -> None:
+    text = '"""What trains."""\ndef f():\n    """Whether a dropout is awake."""\nX = 1\n"""Whether so."""\n'
+    assert faults(text) == ["1: begins with 'What'", "3: begins with 'Whether'", "3: says 'awake'"]
