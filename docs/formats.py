@@ -68,7 +68,7 @@ An entry says: key, type, whether the key is required, what it means. "Table of 
 fixed and values of type X; "open" says that other keys may follow. Sizes are in bytes, durations in seconds, and ranges
 in elements unless an entry says otherwise.
 
-The examples come from one small run: `fixtures/mlp_sgd.onnx` on 2 ranks, with [this configuration](#goptoml), and a
+The examples come from one small run: `fixtures/mlp_sgd.onnx` on 2 ranks, with [this configuration](#gopttoml), and a
 checkpoint behind its first step. They show the first {MOST_ITEMS} items of a list; `…` stands for what is left out.
 """
 

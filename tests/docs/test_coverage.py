@@ -1,4 +1,4 @@
-"""Every pass, command, placement and operator of gopt's own is in the docs; every page is reached from the README."""
+"""Every pass, command, placement and operator of gopt's own is in the docs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ALL = "\n".join([README, *PAGES.values()])
-
-
-def test_every_page_is_in_the_readme():
-    assert [name for name in sorted(PAGES) if f"(docs/{name}" not in README] == []
 
 
 @pytest.mark.parametrize("name", PASSES)
