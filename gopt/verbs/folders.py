@@ -94,7 +94,8 @@ def reshard(
 def diff(a: Folder, b: Folder, *, rtol: float = 0.0, atol: float = 0.0) -> Diff:
     """Compare two models, two output folders or two checkpoints: operators, wiring, attributes, values, bytes.
 
-    Values of states are equal where |a - b| <= ``atol`` + ``rtol`` |b|. Raises InputError where one cannot be read, OptionError for two that are not of one kind.
+    Values of states are equal where |a - b| <= ``atol`` + ``rtol`` |b|. Raises InputError where one cannot be read,
+    OptionError for two that are not of one kind.
 
     >>> gopt.diff(gopt.shard("fixtures/mlp_sgd.onnx", 2), gopt.shard("fixtures/mlp_sgd.onnx", 3)).equal
     False
