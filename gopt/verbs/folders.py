@@ -9,7 +9,7 @@ from typing import Any
 from gopt import api
 from gopt.mesh import Mesh
 from gopt.offline import merge as merging
-from gopt.offline.diff import Diff
+from gopt.offline.diff import Diff, Tolerance
 from gopt.offline.diff import diff as compare
 from gopt.offline.explain import Story
 from gopt.offline.explain import explain as tell
@@ -90,13 +90,15 @@ def reshard(
     return made
 
 
-def diff(a: Folder, b: Folder) -> Diff:
+def diff(a: Folder, b: Folder, *, rtol: float = 0.0, atol: float = 0.0) -> Diff:
     """Compare two models, two output folders or two checkpoints: operators, wiring, attributes, values, bytes.
 
-    Raises InputError where one cannot be read, OptionError for two that are not of one kind.
+    Values of states are equal where |a - b| <= ``atol`` + ``rtol`` |b|. Raises InputError where one cannot be read,
+    OptionError for two that are not of one kind.
 
     >>> gopt.diff(gopt.shard("fixtures/mlp_sgd.onnx", 2), gopt.shard("fixtures/mlp_sgd.onnx", 3)).equal
     False
     """
-    with on_disk(a) as first, on_disk(b) as second:
-        return compare(first, second)
+    with ExitStack() as opened:
+        first, second = (opened.enter_context(on_disk(each)) for each in (a, b))
+        return compare(first, second, Tolerance(rtol, atol))
