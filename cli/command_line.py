@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INPUTS = {"model", "path", "paths", "folder", "a", "b"}
 """Arguments that name a model or a folder."""
 CONFIGURATIONS = {"config", "server_map"}
-OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace"}
+OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict"}
 LEFT_OUT = {"state", "data"}
 """Options whose files are values or code of the user: they are in no reproducer."""
 COMMANDS = ("shard", "split", "verify", "run", "plan", "inspect", "diff", "merge", "reshard")
