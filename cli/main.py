@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "Tell what became of one operator, state, parameter or bucket of an output folder.",
     "report": "Write one HTML page of an output folder: memory, traffic, timeline, operators, proof.",
     "diff": "Compare two models or two output folders by structure.",
+    "golden": "Keep what gopt makes of models as short texts, and check them in CI.",
     "merge": "Put ranks or a checkpoint back together as one model.",
     "load-state": "Put values of a state dict into a training step.",
     "reshard": "Make other ranks from the values that ranks or a checkpoint hold.",

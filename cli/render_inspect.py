@@ -13,7 +13,6 @@ from .render import console, table
 from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
-    from gopt.offline.diff import Diff
     from gopt.offline.inspect import Inspection, NamedValue, Optimizer, Parameter
     from gopt.offline.inspect_folder import FolderInspection
     from gopt.offline.optimizer.clips import Clip
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 MOST = 24
 """Rows of a table before it is cut short; --json has them all."""
-_COLOURS = {"added": "green", "removed": "red"}
 
 
 def render_inspection(found: Inspection) -> None:
@@ -167,17 +165,3 @@ def render_folder(found: FolderInspection) -> None:
 def _between(sizes: Sequence[int]) -> str:
     low, high = format_bytes(min(sizes)), format_bytes(max(sizes))
     return low if low == high else f"{low} to {high}"
-
-
-def render_diff(found: Diff) -> None:
-    """One difference a line, never wrapped."""
-    out = console()
-    for line in found.lines:
-        out.print(Text(str(line), style=_COLOURS.get(line.kind, "")), soft_wrap=True)
-    for note in found.notes:
-        out.print(Text(f"note: {note}"), soft_wrap=True)
-    if found.renamed:
-        out.print(f"{found.renamed} inner values have other names, which does not count", soft_wrap=True)
-    count, kinds = len(found.lines), found.to_json()["counts"]
-    told = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-    out.print("equal" if found.equal else f"not equal: {count} difference{'s' * (count != 1)} ({told})", soft_wrap=True)

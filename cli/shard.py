@@ -26,7 +26,7 @@ from .options import (
 from .terminal import print_json, print_text
 
 if TYPE_CHECKING:
-    from gopt.api import Source
+    from gopt.api import Sharded, Source
     from gopt.mesh import Mesh
 
 
@@ -166,6 +166,23 @@ def command(model: str, **given: Any) -> None:
         print_json(report.to_json())
     else:
         render_report(report, None if given["dry_run"] else output)
+
+
+def sharded(model: str, given: dict[str, Any]) -> Sharded:
+    """The step as the options of ``gopt shard`` ask for it, checked; nothing is written."""
+    from gopt import api
+    from gopt.preflight import check_mesh
+
+    config = read_config(given["config"])
+    axes = axis_table(given["axis"], config)
+    mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
+    check_mesh(mesh)
+    given["split_link"] = split_link(given, mesh)
+    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
+    groups = group_types(given["group_type"])
+    source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
+    accumulate = given["accumulate"] or config.get("accumulate", 1)
+    return api.shard(source, mesh, accumulate=accumulate, pipeline=_pipeline(given, config))
 
 
 def confirm_duals(source: Source, mesh: Mesh) -> list[str]:

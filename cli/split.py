@@ -16,6 +16,7 @@ from .terminal import print_json
 
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
+    from gopt.api import Split
 
 _SERVERS_ALONE = (
     "servers", "pull", "slicing", "minimum", "placement", "server_map", "roles", "fixed_trainers", "every",
@@ -64,6 +65,19 @@ def command(model: str, **given: Any) -> None:
     whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
     with gc_paused():
         write(model, roles, output, given, whole)
+
+
+def split_step(model: str, given: dict[str, Any]) -> Split:
+    """The split that the options of ``gopt split`` ask for, checked; nothing is written. Raises OptionError."""
+    from gopt import api
+
+    if given["mode"] == "allreduce":
+        raise OptionError("a golden of --mode allreduce is one of gopt shard", "--mesh dp=T --stage 0")
+    config = read_config(given["config"])
+    if given["accumulate"] is None:
+        given["accumulate"] = config.get("accumulate")
+    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
+    return api.split(api.load(model, roles=roles, state=given["state"]), build_split_options(given))
 
 
 def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any], whole: Path | None) -> None:

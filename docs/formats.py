@@ -29,6 +29,7 @@ FORMATS = {
     "roles": "Roles of a kept source",
     "config": "gopt.toml",
     "servers": "Server map",
+    "golden": "gopt-golden.toml",
     "reproducer": "reproducer.json",
     "told": "What the first rank tells its launcher",
     "header": "Header of a safetensors file",

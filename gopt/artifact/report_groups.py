@@ -7,6 +7,7 @@ parameter once a row, and of each operator or value the name alone. ``expand_*``
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -156,6 +157,13 @@ def _fault(count: int, rows: Sequence[Row | RemovedVarRow], *columns: Sequence[o
         return f"rows have {', '.join(map(str, sorted(names)))} names, its columns are {max(lengths)}"
     held = sum(len(row.names) for row in rows)
     return None if held == count else f"count: {count} stands for {held} names"
+
+
+def type_counts(group: OpGroup) -> Counter[str]:
+    """How many operators of each type a group has."""
+    if len(group.op_types) == 1:
+        return Counter({group.op_types[0]: group.count})
+    return Counter({each: count * len(group.rows) for each, count in Counter(group.op_types).items()})
 
 
 def total(groups: Iterable[Group]) -> int:

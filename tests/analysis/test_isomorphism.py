@@ -1,6 +1,10 @@
 """Which updates are alike."""
 
-from helpers import Builder, perceptron
+import random
+
+import onnx
+import pytest
+from helpers import FIXTURES, Builder, perceptron
 
 import gopt
 from gopt.analysis.isomorphism import assign_classes, signature
@@ -45,3 +49,20 @@ def test_updates_with_equal_constants_are_one_class(tmp_path):
 def test_updates_with_another_rate_are_another_class(tmp_path):
     first, second, third, fourth = classes([0.1, 0.2, 0.1, 0.2], tmp_path)
     assert first == third != second == fourth
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_states_in_the_file_does_not_count(tmp_path, seed):
+    """AdamW's two moments, listed in another order for every parameter, still make one class."""
+    model = onnx.load(FIXTURES / "mlp_adamw.onnx")
+    for values in (model.graph.initializer, model.graph.input):
+        shuffled = list(values)
+        random.Random(seed).shuffle(shuffled)
+        del values[:]
+        values.extend(shuffled)
+    onnx.save(model, tmp_path / "step.onnx")
+    source = gopt.load(tmp_path / "step.onnx")
+    updates = find_updates(source.training, whole_accumulators=False).subgraphs.values()
+    assert len({each.equivalence_class for each in updates}) == 1
+    suffixes = {tuple(state.tensor.rpartition(".")[2] for state in each.states[1:]) for each in updates}
+    assert suffixes == {("exp_avg", "exp_avg_sq")}

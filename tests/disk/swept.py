@@ -90,6 +90,17 @@ def _old_model(folder: Path) -> None:
     stored.write_bytes(kept)
 
 
+def _goldens(folder: Path) -> None:
+    """An older set: one golden changes, one comes, one goes."""
+    (folder / "g").mkdir()
+    _step(folder / "g")
+    case = '[case.{}]\nmodel = "step.onnx"\noptions = ["--ranks", "{}"]\n'
+    for cases in ((("a", 2), ("c", 2)), (("a", 3), ("b", 2))):
+        (folder / "g" / "gopt-golden.toml").write_text("".join(case.format(*each) for each in cases))
+        if cases[1][0] == "c":
+            _do("golden", "update", str(folder / "g"))
+
+
 def _data(folder: Path) -> None:
     _ranks(folder)
     generator = np.random.default_rng(0)
@@ -115,6 +126,7 @@ _CASES = (
     Case("split-force", lambda folder: _old_folder(folder, "split"),
          ["split", "step.onnx", "--trainers", "1", "--servers", "2", "--minimum", "2", "-o", "out", "--force"],
          r"out(/|$)"),
+    Case("golden", _goldens, ["golden", "update", "g"], r"g/golden(/|$)"),
     Case("merge", _ranks, ["merge", "in.ranks", "-o", "m.onnx"], r"m\.onnx"),
     Case("merge-force", _old_model, ["merge", "in.ranks", "-o", "m.onnx", "--force"], r"m\.onnx"),
     Case("reshard", _ranks, ["reshard", "in.ranks", "--ranks", "3", "-o", "out"], r"out(/|$)"),

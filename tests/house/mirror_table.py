@@ -181,6 +181,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of one comparison, tested by what it says of two models", "offline/test_offline_diff.py",
     ),
     **_each("offline.diff.result", _RECORDS, "cli/test_diff.py"),
+    **_each("cli.render_diff", _SHOWN, "cli/test_diff.py", "offline/diff/test_review.py"),
+    **_each("cli.render_golden", _SHOWN, "cli/test_cli_golden.py"),
     **_each("offline.inspect_folder", "shares its tests with inspect", "offline/test_offline_inspect.py"),
     **_each(
         "offline.kinds", "what the registry has", "offline/kinds/test_kinds_registry.py", "cli/test_render_kinds.py"

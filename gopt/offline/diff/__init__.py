@@ -2,46 +2,58 @@
 
 ``pairing`` settles which node is which; ``models`` and ``nodes`` tell where a pair differs; ``folders`` compares every
 rank's graph and, with ``json_records``, what the manifests and reports say; ``checkpoints`` compares the values of
-states.
+states; ``review`` compares records alone; ``sections`` are the tables that people read.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from gopt.artifact.checkpoint_index import INDEX_FILE
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError
 from gopt.offline.diff.checkpoints import diff_checkpoints
-from gopt.offline.diff.folders import diff_folders
+from gopt.offline.diff.folders import diff_folders, review_folders
 from gopt.offline.diff.models import diff_models
 from gopt.offline.diff.result import Diff
+from gopt.offline.diff.values import EXACT, Tolerance
 
-__all__ = ["Diff", "diff"]
+__all__ = ["Diff", "Tolerance", "diff", "review"]
 
 _HINT = "gopt merge makes a model of an output folder or a checkpoint, and models can be compared"
 
 
-def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Diff:
-    """Compare two ONNX files, two output folders, or a step of each of two checkpoints.
+def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], tolerance: Tolerance = EXACT) -> Diff:
+    """Compare two ONNX files, two output folders, or a step of each of two checkpoints, with all their differences.
 
-    Raises InputError where one cannot be read, RunError for a damaged checkpoint, OptionError for two that are not of
-    one kind.
+    ``tolerance``: how far values of states may be apart. Raises InputError where one cannot be read, RunError for a
+    damaged checkpoint, OptionError for two that are not of one kind.
     """
-    first, second = Path(a), Path(b)
+    return _compare(Path(a), Path(b), tolerance, diff_folders)
+
+
+def review(a: str | os.PathLike[str], b: str | os.PathLike[str], tolerance: Tolerance = EXACT) -> Diff:
+    """As ``diff``, but of output folders whose manifests or reports differ no graph of a rank is read."""
+    return _compare(Path(a), Path(b), tolerance, review_folders)
+
+
+def _compare(
+    first: Path, second: Path, tolerance: Tolerance, compare_folders: Callable[[Path, Path, Tolerance], Diff]
+) -> Diff:
     for path in (first, second):
         if not path.exists():
             raise InputError(f"there is no {path}")
     if first.is_dir() != second.is_dir():
         raise OptionError("diff takes two models or two output folders, not one of each", _HINT)
     if not first.is_dir():
-        return diff_models(first, second)
+        return diff_models(first, second, tolerance)
     for path in (first, second):
         check_folder(path, checkpoints=True)
     checkpoints = [(path / INDEX_FILE).is_file() for path in (first, second)]
     if all(checkpoints):
-        return diff_checkpoints(first, second)
+        return diff_checkpoints(first, second, tolerance)
     if any(checkpoints):
         raise OptionError("diff takes two output folders or two checkpoints, not one of each", _HINT)
-    return diff_folders(first, second)
+    return compare_folders(first, second, tolerance)

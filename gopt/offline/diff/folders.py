@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
@@ -14,27 +14,57 @@ from gopt.ir.load import load
 from gopt.offline.diff.json_records import diff_json
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.review import review_sections
+from gopt.offline.diff.sections import Section, kind_sections
 from gopt.offline.diff.splits import diff_splits
+from gopt.offline.diff.values import EXACT, Tolerance
 
 
 @dataclass(slots=True)
 class _Folders:
     a: Path
     b: Path
+    tolerance: Tolerance
     lines: list[Difference] = field(default_factory=list)
     renamed: int = 0
     notes: list[str] = field(default_factory=list)
 
 
-def diff_folders(a: Path, b: Path) -> Diff:
-    """Compare two output folders: manifest, report, source and each rank's graph with its values."""
-    both = _Folders(a, b)
+def review_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
+    """Compare manifests and reports, and what is left where these are equal: graphs of ranks, node by node.
+
+    Of two whose records differ, no graph of a rank is read; the source's is where it differs.
+    """
+    manifests, reports = _records(a, b)
+    sections = review_sections(manifests, reports)
+    if not sections or any(manifest.parameter_server is not None for manifest in manifests):
+        return diff_folders(a, b, tolerance)
+    both = _Folders(a, b, tolerance)
+    if reports[0].source.sha256 != reports[1].source.sha256:
+        _file_lines(both, "source.onnx", _same_bytes(a / "states.bin", b / "states.bin"), states=False)
+    rows = [Difference("record", ": ".join(filter(None, row)), each.title) for each in sections for row in each.rows]
+    source = kind_sections((line.kind, "", line.text) for line in both.lines)
+    review = (*sections[:-1], *(replace(each, title=f"Source: {each.title}") for each in source), *sections[-1:])
+    note = "graphs of ranks are not compared node by node: --full does"
+    return Diff(str(a), str(b), (*rows, *both.lines), both.renamed, (*both.notes, note), review)
+
+
+def _records(a: Path, b: Path) -> tuple[list[Manifest], list[Report]]:
     manifests = [read_manifest(folder)[0] for folder in (a, b)]
-    reports = [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
+    return manifests, [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
+
+
+def diff_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
+    """Compare two output folders: manifest, report, source and each rank's graph with its values."""
+    both = _Folders(a, b, tolerance)
+    manifests, reports = _records(a, b)
+    review: tuple[Section, ...] = ()
     if all(manifest.parameter_server is not None for manifest in manifests):
         moved = diff_splits(a, b, manifests, reports)
         if moved is not None:
             return moved
+    else:
+        review = review_sections(manifests, reports)
     lists: dict[str, Sequence[Manifest | Report]] = {MANIFEST_FILE: manifests, REPORT_FILE: reports}
     for file, records in lists.items():
         texts = diff_json(records[0].to_json(), records[1].to_json())
@@ -58,7 +88,7 @@ def diff_folders(a: Path, b: Path) -> Diff:
     both.lines += [
         Difference(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
     ]
-    return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes))
+    return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes), review)
 
 
 def _files(manifest: Manifest) -> dict[tuple[int, str], str]:
@@ -66,11 +96,12 @@ def _files(manifest: Manifest) -> dict[tuple[int, str], str]:
     return {(rank.rank, phase): name for rank in manifest.ranks for phase, name in rank.files.items()}
 
 
-def _file_lines(both: _Folders, name: str, same_values: bool) -> None:
+def _file_lines(both: _Folders, name: str, same_values: bool, *, states: bool = True) -> None:
     if same_values and _same_bytes(both.a / name, both.b / name):
         return
     first, second = both.a / name, both.b / name
-    result = diff_graphs(str(first), load(first, own=True), str(second), load(second, own=True), states=True)
+    graphs = [load(path, own=True) for path in (first, second)]
+    result = diff_graphs(str(first), graphs[0], str(second), graphs[1], states=states, tolerance=both.tolerance)
     both.lines += [Difference(line.kind, line.text, name) for line in result.lines]
     both.renamed += result.renamed
     both.notes += result.notes

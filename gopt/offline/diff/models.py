@@ -15,28 +15,40 @@ from gopt.ir.load import load
 from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
 from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.values import EXACT, Distance, Tolerance, distance
 from gopt.offline.text import digest, ref, tensor_text
 from gopt.opaque.expand import expand
 
 T = TypeVar("T")
 
 
-def diff_models(a: Path, b: Path) -> Diff:
+def diff_models(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
     """Compare two ONNX files, with their states where both are training steps."""
-    return diff_graphs(str(a), load(a, own=True), str(b), load(b, own=True), states=True)
+    return diff_graphs(str(a), load(a, own=True), str(b), load(b, own=True), states=True, tolerance=tolerance)
 
 
 def diff_graphs(
-    name_a: str, a: Graph, name_b: str, b: Graph, *, states: bool, roles: tuple[RoleMap, RoleMap] | None = None
+    name_a: str,
+    a: Graph,
+    name_b: str,
+    b: Graph,
+    *,
+    states: bool,
+    roles: tuple[RoleMap, RoleMap] | None = None,
+    tolerance: Tolerance = EXACT,
 ) -> Diff:
-    """Compare two graphs; ``states``: recover their roles and compare these too; ``roles``: what is known of them."""
+    """Compare two graphs; ``states``: recover their roles and compare these too; ``roles``: what is known of them.
+
+    ``tolerance`` is for initial values of inputs: values of states.
+    """
     notes: list[str] = []
     trainings: list[TrainingGraph | None] = [None, None]
     if states:
         known = roles or (_kept_roles(a, name_a), _kept_roles(b, name_b))
         trainings = [_training(a, name_a, notes, known[0]), _training(b, name_b, notes, known[1])]
     pairing = Pairing(a, b)
-    lines = [*_model_lines(a, b), *_interface_lines(a, b, *trainings), *node_lines(pairing)]
+    lines = [*_model_lines(a, b), *_interface_lines(a, b, *trainings)]
+    lines += [*_value_lines(a, b, tolerance), *node_lines(pairing)]
     return Diff(name_a, name_b, tuple(lines), pairing.renamed(), tuple(notes))
 
 
@@ -99,12 +111,23 @@ def _interface_lines(
                 yield Difference(kind, f"{ref(name)}: {before} -> {after}")
         if list(old) != list(new) and sorted(old) == sorted(new):
             yield Difference(kind, "order changed")
+
+
+def _value_lines(a: Graph, b: Graph, tolerance: Tolerance) -> list[Difference]:
+    """Initial values of inputs that differ: first those that are no numbers, then the worst by their relative delta."""
+    found: list[tuple[float, Difference]] = []
     for name in a.inputs:
-        if name in b.inputs:
-            values = a.initializers.get(name), b.initializers.get(name)
-            if not _same_tensor(*values):
-                texts = ["none" if value is None else tensor_text(value) for value in values]
-                yield Difference("value", f"{ref(name)}: {texts[0]} -> {texts[1]}")
+        old, new = a.initializers.get(name), b.initializers.get(name)
+        if name not in b.inputs or _same_tensor(old, new):
+            continue
+        gap: Distance | None = None if old is None or new is None else distance(old, new, tolerance)
+        if gap is not None and not gap.outside and not tolerance.exact:
+            continue
+        texts = ["none" if value is None else tensor_text(value) for value in (old, new)]
+        by = "" if gap is None else f" ({gap})"
+        rank = float("inf") if gap is None else gap.relative
+        found.append((rank, Difference("value", f"{ref(name)}: {texts[0]} -> {texts[1]}{by}")))
+    return [line for _, line in sorted(found, key=lambda each: -each[0])]
 
 
 def _state_lines(name: str, state: State | None, other: State | None, a: Graph, b: Graph) -> Iterator[Difference]:

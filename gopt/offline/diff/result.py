@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gopt.notebook import HtmlTable
+from gopt.offline.diff.sections import Section, kind_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Diff(HtmlTable):
     lines: tuple[Difference, ...]
     renamed: int
     notes: tuple[str, ...] = ()
+    review: tuple[Section, ...] = ()
+    """Of two output folders whose records differ: the cause, and what follows from it."""
 
     def __repr__(self) -> str:
         return f"<Diff {self.a}, {self.b}: {len(self.lines)} differences>"
@@ -42,6 +46,23 @@ class Diff(HtmlTable):
     def exit_code(self) -> int:
         return 0 if self.equal else 1
 
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The review, or where there is none the differences as a table for each kind."""
+        return self.review or kind_sections((line.kind, line.where, line.text) for line in self.lines)
+
+    @property
+    def verdict(self) -> str:
+        """Whether both are equal, and how many differences of each kind there are."""
+        count = len(self.lines)
+        told = ", ".join(f"{number} {kind}" for kind, number in self.to_json()["counts"].items())
+        return "equal" if self.equal else f"not equal: {count} difference{'s' * (count != 1)} ({told})"
+
+    def without(self, kinds: Collection[str]) -> Diff:
+        """The same comparison where differences of these kinds do not count."""
+        lines = tuple(line for line in self.lines if line.kind not in kinds)
+        return replace(self, lines=lines, review=self.review if lines else ())
+
     def to_json(self) -> dict[str, Any]:
         counts: dict[str, int] = {}
         for line in self.lines:
@@ -49,5 +70,6 @@ class Diff(HtmlTable):
         return {
             "format": "gopt-diff/1", "a": self.a, "b": self.b, "equal": self.equal, "renamed": self.renamed,
             "counts": counts, "notes": list(self.notes),
+            "sections": [section.to_json() for section in self.sections],
             "lines": [{"kind": line.kind, "where": line.where, "text": line.text} for line in self.lines],
         }  # fmt: skip

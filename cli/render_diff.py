@@ -1,0 +1,58 @@
+"""What ``gopt diff`` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from .render import console
+
+if TYPE_CHECKING:
+    from gopt.offline.diff import Diff
+    from gopt.offline.diff.sections import Section
+
+_COLOURS = {"added": "green", "removed": "red"}
+
+
+def render_full(found: Diff) -> None:
+    """The tables of a review whole, then every difference on a line, never wrapped."""
+    out = console()
+    for section in found.review:
+        _render_section(section)
+    for line in found.lines:
+        out.print(Text(str(line), style=_COLOURS.get(line.kind, "")), soft_wrap=True)
+
+
+def render_sections(found: Diff) -> None:
+    """Short tables, the cause first."""
+    for section in found.sections:
+        _render_section(section.short())
+
+
+def _render_section(section: Section) -> None:
+    out = console()
+    out.print(Text(section.title, style="bold"))
+    if len(section.columns) == 1:
+        for (text,) in section.rows:
+            out.print(Text(f"  {text}"), soft_wrap=True)
+    else:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for place, column in enumerate(section.columns):
+            table.add_column(column, overflow="fold", no_wrap=place == 0)
+        for row in section.rows:
+            table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        out.print(table)
+    if section.hidden:
+        out.print(Text(f"  and {section.hidden} more (--full shows all)", style="dim"), soft_wrap=True)
+
+
+def render_verdict(found: Diff) -> None:
+    """Notes, and whether both are equal."""
+    out = console()
+    for note in found.notes:
+        out.print(Text(f"note: {note}"), soft_wrap=True)
+    if found.renamed:
+        out.print(f"{found.renamed} inner values have other names, which does not count", soft_wrap=True)
+    out.print(found.verdict, soft_wrap=True)

@@ -1,0 +1,30 @@
+"""What ``gopt golden check`` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from .render import console
+
+if TYPE_CHECKING:
+    from gopt.offline.goldens.golden_files import GoldenCheck
+
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def render_check(found: GoldenCheck, folder: str) -> None:
+    """A unified diff of each golden that differs, and the command that accepts the change."""
+    out = console()
+    for lines in found.differing.values():
+        for line in lines:
+            out.print(Text(line, style=_COLOURS.get(line[:1], "")), soft_wrap=True)
+    for name in found.missing:
+        out.print(Text(f"missing: golden/{name}", style="red"), soft_wrap=True)
+    for name in found.extra:
+        out.print(Text(f"extra: golden/{name}: no case asks for it", style="red"), soft_wrap=True)
+    if found.equal:
+        out.print("equal")
+    else:
+        out.print(Text(f"to accept: gopt golden update {folder}"), soft_wrap=True)

@@ -1,0 +1,218 @@
+"""Two output folders as a reviewer reads them, from manifests and reports alone: the cause first, then what follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
+from gopt.artifact.report_groups import OpGroup, expand_ops
+from gopt.artifact.report_record import RankUsage, Report
+from gopt.documents.records import to_document
+from gopt.offline.diff.json_records import diff_json
+from gopt.offline.diff.sections import Section
+
+FEW = 3
+"""Names, or types, that are told in a row; more are counted."""
+REST = ("notes", "couplings", "balance", "figures", "before_after", "checks", "choice")
+"""Keys of a report that follow from the others."""
+Row = tuple[str, ...]
+
+
+def review_sections(manifests: Sequence[Manifest], reports: Sequence[Report]) -> tuple[Section, ...]:
+    """Why two folders differ, and what differs: empty where their records are equal. Linear in the records."""
+    made = (
+        Section("Cause", ("what", "before", "after"), tuple(_causes(manifests, reports))),
+        Section("Ranks", ("ranks", "what", "before", "after", "change"), tuple(_ranks(*reports))),
+        Section("States", ("kind", "what", "states", "which"), tuple(_states(*manifests))),
+        Section("Operators", ("", "pass", "role", "before", "after", "types", "of"), tuple(_operators(*reports))),
+        Section("Interface", ("what",), tuple((text,) for text in _interface(*manifests))),
+        Section("Figures", ("what",), tuple((text,) for text in _rest(*reports))),
+    )
+    found = tuple(each for each in made if each.rows)
+    if found and found[0].title != "Cause":
+        text = "options, mesh and source are equal: another version of gopt made one, or it was changed"
+        return (Section("Cause", ("what",), ((text,),)), *found)
+    return found
+
+
+# --- the cause ------------------------------------------------------------------------------------------------------
+
+
+def _causes(manifests: Sequence[Manifest], reports: Sequence[Report]) -> Iterator[Row]:
+    sides = [_asked(manifest, report) for manifest, report in zip(manifests, reports)]
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        before, after = (side.get(name, "unset") for side in sides)
+        if before != after:
+            yield name, before, after
+
+
+def _asked(manifest: Manifest, report: Report) -> dict[str, str]:
+    """What a folder was made from and how, by name."""
+    found = {
+        "source": f"#{report.source.sha256[:12]}",
+        "source file": report.source.file,
+        **{f"source {name}": str(count) for name, count in report.source.counts.items()},
+        "mesh": ",".join(f"{name}={size}" for name, size in manifest.mesh.axes),
+        "accumulate": str(manifest.accumulate),
+        "loss reduction": manifest.loss_reduction,
+        "statistics": manifest.statistics,
+        "split": ", ".join(f"{axis}: {rule}" for axis, rule in (manifest.split or {}).items()) or "no axis",
+        "passes": ", ".join(each.name for each in report.pipeline),
+        "formats": f"{manifest.format}, {report.format}",
+    }
+    for each in report.pipeline:
+        found |= {f"{each.name}.{name}": _short(value) for name, value in each.options.items()}
+    return found
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def _ranks(a: Report, b: Report) -> Iterator[Row]:
+    """What ranks hold and send where it differs: ranks that changed alike stand in one row."""
+    sides = [{each.rank: _usage(each) for each in report.ranks} for report in (a, b)]
+    for word, ranks in (("gone", sides[0].keys() - sides[1].keys()), ("new", sides[1].keys() - sides[0].keys())):
+        if ranks:
+            yield rank_ranges(sorted(ranks)), "the rank", *(("there", word) if word == "gone" else ("absent", word)), ""
+    changed: dict[str, list[tuple[int, tuple[int, int]]]] = {}
+    for rank in sorted({*sides[0], *sides[1]}):
+        before, after = (side.get(rank, {}) for side in sides)
+        for what in dict.fromkeys((*before, *after)):
+            if before.get(what, 0) != after.get(what, 0):
+                changed.setdefault(what, []).append((rank, (before.get(what, 0), after.get(what, 0))))
+    for what, rows in changed.items():
+        for members, (old, new) in group_ranks(rows):
+            yield rank_ranges(members), what, *_change(what, old, new)
+
+
+def _usage(usage: RankUsage) -> dict[str, int]:
+    calls: Counter[str] = Counter()
+    for each in usage.communication:
+        calls[f"calls of {each.op} over {each.group}"] += each.calls
+    held = {kind.replace("_", " "): count for kind, count in usage.nbytes.by_kind.items()}
+    return {**held, "sent in a step": usage.bytes_sent, **calls}
+
+
+def _change(what: str, before: int, after: int) -> Row:
+    change = f"{(after - before) / before:+.1%}" if before else "new"
+    if what.startswith("calls"):
+        return str(before), str(after), f"{after - before:+d}"
+    texts = format_bytes(before), format_bytes(after)
+    return (*(texts if texts[0] != texts[1] else (f"{before:,} B", f"{after:,} B")), change)
+
+
+# --- states ---------------------------------------------------------------------------------------------------------
+
+
+def _states(a: Manifest, b: Manifest) -> Iterator[Row]:
+    known = [{state.tensor: state for state in manifest.states} for manifest in (a, b)]
+    placed = [_placed(a), _placed(b)]
+    found: dict[tuple[str, str], list[str]] = {}
+    for tensor in dict.fromkeys((*known[0], *known[1])):
+        before, after = (side.get(tensor) for side in known)
+        if before is None or after is None:
+            one = before or after
+            assert one is not None
+            found.setdefault((one.kind.value, "added" if before is None else "removed"), []).append(tensor)
+        elif before != after:
+            found.setdefault((after.kind.value, "of another kind, type or output"), []).append(tensor)
+        elif placed[0].get(tensor) != placed[1].get(tensor):
+            found.setdefault((after.kind.value, "held in other pieces, or on other ranks"), []).append(tensor)
+    for (kind, what), names in found.items():
+        yield kind, what, str(len(names)), _few(names)
+
+
+def _placed(manifest: Manifest) -> dict[str, list[object]]:
+    """State -> its pieces with the rank of each; what all ranks hold is of all."""
+    every = len(manifest.ranks)
+    found: dict[str, list[object]] = {}
+    for rank in (RankEntry(-every, "", {}, manifest.common.state), *manifest.ranks):
+        for state in rank.state:
+            for piece in state.pieces:
+                found.setdefault(piece.tensor, []).append(
+                    (rank.rank if rank.rank >= 0 else "all", piece.start, piece.stop, piece.box, state.copy)
+                )
+    return found
+
+
+def _few(names: Sequence[str]) -> str:
+    left = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f" and {left} more" if left > 0 else "")
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+_Place = tuple[str, str, str]
+"""Whether removed or added, by which pass, in which role."""
+
+
+def _operators(a: Report, b: Report) -> Iterator[Row]:
+    sides = [
+        _counted({"removed": report.removed_ops, "added": report.added_ops}) for report in (a, b)
+    ]  # fmt: skip
+    for place in dict.fromkeys((*sides[0], *sides[1])):
+        before, after = (side.get(place, Counter()) for side in sides)
+        if before == after:
+            continue
+        types: Counter[str] = Counter()
+        owners: dict[str, None] = {}
+        for key in dict.fromkeys((*before, *after)):
+            op_type, of, _ = key
+            change = after[key] - before[key]
+            if change:
+                types[op_type] += change
+                owners.setdefault(of)
+        shown = [f"{change:+d} {op_type}" for op_type, change in sorted(types.items(), key=_largest) if change]
+        verb, owner, role = place
+        yield (
+            verb, owner, role, str(before.total()), str(after.total()), _few(shown) or "on other ranks or of others",
+            _few([each for each in owners if each]),
+        )  # fmt: skip
+
+
+def _largest(item: tuple[str, int]) -> tuple[int, str]:
+    return -abs(item[1]), item[0]
+
+
+def _counted(lists: Mapping[str, Iterable[OpGroup]]) -> dict[_Place, Counter[tuple[str, str, str]]]:
+    found: dict[_Place, Counter[tuple[str, str, str]]] = {}
+    for verb, groups in lists.items():
+        for fact in expand_ops(groups):
+            counter = found.setdefault((verb, fact.pass_name, fact.role), Counter())
+            counter[fact.op_type, fact.of or "", fact.ranks] += 1
+    return found
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+def _interface(a: Manifest, b: Manifest) -> Iterator[str]:
+    """Inputs, outputs and phases of the ranks."""
+    sides = [
+        {
+            "loss": each.loss, "phases": each.schedule,
+            **{kind: to_document(each.common)[kind] for kind in ("inputs", "outputs")},
+            "synchronised": to_document(each.synchronised),
+        }
+        for each in (a, b)
+    ]  # fmt: skip
+    yield from diff_json(sides[0], sides[1])
+
+
+def _rest(a: Report, b: Report) -> Iterator[str]:
+    """Keys that follow from the others, and the passes' own figures."""
+    sides = [each.to_json() for each in (a, b)]
+    rest = [{key: side[key] for key in REST if key in side} for side in sides]
+    yield from diff_json(rest[0], rest[1])
+    facts = [
+        {each.name: {"facts": dict(each.facts), "note": each.note} for each in report.pipeline} for report in (a, b)
+    ]
+    yield from (f"pass {text}" for text in diff_json(facts[0], facts[1]))

@@ -1,0 +1,67 @@
+"""How far two values are apart: the largest difference, and what it is of the value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.ir.graph import Tensor
+
+BLOCK = 1 << 20
+"""Elements that are compared at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Elements are equal where |a - b| <= ``atol`` + ``rtol`` |b|, or both are no numbers."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        return not (self.rtol or self.atol)
+
+
+EXACT = Tolerance()
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """``most``: max |a - b|; ``relative``: ‖a - b‖ / ‖b‖, 0 where both are 0; ``outside``: elements beyond the
+    tolerance."""
+
+    most: float
+    relative: float
+    outside: int
+
+    def __str__(self) -> str:
+        return f"max |delta| {self.most:.3g}, relative {self.relative:.3g}"
+
+
+def distance(a: Tensor, b: Tensor, tolerance: Tolerance = EXACT) -> Distance | None:
+    """How far two tensors of one shape are apart; None where they are no numbers or their shapes differ."""
+    if a.type.shape != b.type.shape or not a.type.static or "string" in (a.type.dtype, b.type.dtype):
+        return None
+    first, second = (np.asarray(each.numpy()).reshape(-1) for each in (a, b))
+    kind = np.complex128 if "complex" in f"{a.type.dtype} {b.type.dtype}" else np.float64
+    most, square, norm, outside = 0.0, 0.0, 0.0, 0
+    for start in range(0, first.size, BLOCK):
+        old, new = (each[start : start + BLOCK].astype(kind) for each in (first, second))
+        same = (old == new) | (np.isnan(old) & np.isnan(new))
+        with np.errstate(invalid="ignore", over="ignore"):
+            gap = np.where(same, 0.0, np.abs(old - new))
+            inside = same | (gap <= tolerance.atol + tolerance.rtol * np.abs(new))
+            gap = np.where(np.isnan(gap), np.inf, gap)
+            most = max(most, float(gap.max(initial=0.0)))
+            square += float(np.square(gap).sum())
+            norm += float(np.square(np.abs(np.where(np.isfinite(new), new, 0.0))).sum())
+        outside += int(inside.size - inside.sum())
+    return Distance(most, _ratio(square, norm), outside)
+
+
+def _ratio(square: float, norm: float) -> float:
+    if square == 0:
+        return 0.0
+    return float(np.sqrt(square / norm)) if norm else float("inf")

@@ -1,0 +1,151 @@
+"""``gopt-golden.toml`` and the folder of goldens beside it, which is replaced as a whole."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gopt import documents
+from gopt.disk.files import is_regular_file, reason, write_new
+from gopt.disk.signals import raise_on_signals
+from gopt.disk.staging import LeftAsideError, staged_folder, sweep
+from gopt.errors import InputError, OptionError, RunError
+from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, Asked
+
+CONFIG_FILE = "gopt-golden.toml"
+FOLDER = "golden"
+"""Where the goldens are, below the folder of the configuration: all that is in it is gopt's."""
+SUFFIX = ".txt"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCase:
+    """A model, relative to the folder, what is asked of it, and the sections that its golden has."""
+
+    name: str
+    model: Path
+    asked: Asked
+    keep: tuple[str, ...] = SECTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCheck:
+    """What differs: lines of unified diffs, goldens that are missing, and goldens that no case asks for."""
+
+    differing: Mapping[str, tuple[str, ...]]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        return not (self.differing or self.missing or self.extra)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.equal else 1
+
+
+def read_cases(folder: Path) -> list[GoldenCase]:
+    """The cases of a folder. Raises OptionError where it has no configuration, InputError for a malformed one."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise OptionError(f"there is no {path}", "docs/golden.md shows one")
+    table = documents.read_toml(path, documents.GOLDEN)
+    found = []
+    for name, case in sorted(table["case"].items()):
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{path}: case: {name!r} names no file: letters, digits, - and _ do")
+        keep = case.get("keep", table.get("keep", SECTIONS))
+        asked = Asked(case.get("command", "shard"), tuple(case["options"]))
+        found.append(GoldenCase(name, folder / case["model"], asked, tuple(each for each in SECTIONS if each in keep)))
+    return found
+
+
+def check_goldens(folder: Path, texts: Mapping[str, str]) -> GoldenCheck:
+    """Compare the goldens of a folder with ``texts``, case -> golden. Raises InputError, RunError."""
+    held = _read_goldens(folder / FOLDER)
+    wanted = _wanted(texts)
+    differing = {}
+    for name, text in wanted.items():
+        if name in held and held[name] != text:
+            differing[name] = tuple(
+                difflib.unified_diff(
+                    held[name].splitlines(), text.splitlines(), f"{FOLDER}/{name}", f"{FOLDER}/{name} (now)", n=1,
+                    lineterm="",
+                )
+            )  # fmt: skip
+    missing, extra = (wanted.keys() - held.keys(), held.keys() - wanted.keys())
+    return GoldenCheck(differing, tuple(sorted(missing)), tuple(sorted(extra)))
+
+
+def update_goldens(folder: Path, texts: Mapping[str, str]) -> list[str]:
+    """Replace all goldens of a folder in one step; returns what changed, a line each.
+
+    The old set stands there or the new one, whenever the process dies. Raises OptionError where the folder of goldens
+    holds what gopt did not write, RunError where it cannot be written.
+    """
+    target = folder / FOLDER
+    sweep(folder, target)  # also where nothing is to be written: what a dead process left goes, or comes back
+    held = _read_goldens(target)
+    wanted = _wanted(texts)
+    if held == wanted and target.is_dir():
+        return []
+    try:
+        _replace(target, wanted)
+    except LeftAsideError as error:
+        hint = f"the old goldens are complete: mv {error.filename} {target}, or let the next run put them back"
+        raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {reason(error)}", "nothing was left behind") from error
+    names = sorted({*held, *wanted})
+    return [
+        f"{'added' if name not in held else 'changed' if name in wanted else 'removed'} {FOLDER}/{name}"
+        for name in names
+        if held.get(name) != wanted.get(name)
+    ]
+
+
+def _replace(target: Path, files: Mapping[str, str]) -> None:
+    with raise_on_signals(), staged_folder(target) as staged:
+        for name, text in files.items():
+            write_new(staged.path / name, text.encode())
+        if os.path.lexists(target):
+            staged.commit(lambda old: _check_replaceable(target, old))
+        else:
+            staged.commit()
+
+
+def _check_replaceable(target: Path, old: Path) -> None:
+    """Raises OptionError for what gopt did not write; ``old`` is the path that ``target`` has now."""
+    if old.is_symlink() or not old.is_dir():
+        raise OptionError(f"{target} is no folder", "move it away: gopt keeps its goldens under this name")
+    for path in sorted(old.iterdir()):
+        if not is_regular_file(path) or path.suffix != SUFFIX or not _read(path).startswith(FIRST_LINE):
+            raise OptionError(f"{target / path.name} is no golden of gopt", "move it out of this folder")
+
+
+def _wanted(texts: Mapping[str, str]) -> dict[str, str]:
+    return {f"{name}{SUFFIX}": text for name, text in texts.items()}
+
+
+def _read_goldens(folder: Path) -> dict[str, str]:
+    """The goldens that stand there, by the names of their files."""
+    if not os.path.lexists(folder):
+        return {}
+    try:
+        _check_replaceable(folder, folder)
+        return {path.name: _read(path) for path in sorted(folder.iterdir())}
+    except OSError as error:
+        raise RunError(f"cannot read {folder}: {reason(error)}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return documents.read_bytes(path, documents.GOLDEN.most).decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None

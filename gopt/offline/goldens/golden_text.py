@@ -1,0 +1,192 @@
+"""The text of a golden: one fact a line, made from the records of manifest and report."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gopt import __version__
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.manifest import Manifest, RankEntry, SourceState
+from gopt.artifact.report import group_ranks
+from gopt.artifact.report_groups import OpGroup, type_counts
+from gopt.artifact.report_record import Report
+from gopt.ir.graph import Graph
+from gopt.offline.goldens.digests import node_digests, phase_digests, scalar_uses, short_digest, values_digest
+from gopt.offline.goldens.rank_names import RankNames
+
+FIRST_LINE = "gopt golden 1"
+SECTIONS = ("source", "ranks", "calls", "states", "passes", "removed", "added", "graphs")
+"""What a golden may keep, in order."""
+WIDTH = 80
+FEW_STATES = 3
+"""States of one class that are told by name; more are counted."""
+FEW_KINDS = 3
+"""Kinds of ranks whose operators of one type are listed; of more there is a digest."""
+FEW_PIECES = 8
+"""Pieces of a state that are listed; of more there is a digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a case asks: the command, and its options as a user would type them."""
+
+    command: str
+    options: tuple[str, ...]
+
+
+def golden_text(
+    asked: Asked,
+    training: TrainingGraph,
+    manifest: Manifest,
+    report: Report,
+    graphs: Mapping[str, Graph],
+    keep: Collection[str] = SECTIONS,
+) -> str:
+    """The golden of a case; ``graphs``: what ranks are made from, by name; ``keep``: its sections beside ``asked``.
+
+    It knows neither file names, the machine, the time, nor gopt's patch version. Lines are at most 80 columns wide,
+    but for longer names.
+    """
+    names = RankNames([(each.rank, each.role) for each in manifest.ranks])
+    sections: dict[str, Callable[[], Iterable[str]]] = {
+        "source": lambda: _source(training),
+        "ranks": lambda: _ranks(report, names),
+        "calls": lambda: _calls(report, names),
+        "states": lambda: _states(manifest, names),
+        "passes": lambda: (each.name for each in report.pipeline),
+        "removed": lambda: _ops(report.removed_ops, names),
+        "added": lambda: _ops(report.added_ops, names),
+        "graphs": lambda: (f"{name}: {len(graph.nodes)} nodes #{_digest(graph)}" for name, graph in graphs.items()),
+    }
+    minor = ".".join(__version__.split(".")[:2])
+    lines = [f"{FIRST_LINE} (gopt {minor})", "", "asked", f"  {asked.command}"]
+    lines += [f"  {each}" for each in _option_lines(asked.options)]
+    for name in SECTIONS:
+        if name in keep:
+            lines += ["", name, *(line for fact in sections[name]() for line in _wrapped(fact))]
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(fact: str) -> list[str]:
+    """Whole where it fits; else what follows the first colon on lines of its own, its parts unbroken."""
+    if len(fact) + 2 <= WIDTH:
+        return [f"  {fact}"]
+    head, colon, rest = fact.partition(": ")
+    return [*_filled(head + colon.rstrip(), "  "), *_filled(rest, "    ")]
+
+
+def _filled(text: str, indent: str) -> list[str]:
+    parts = "; ".join(part.replace(" ", "\0") for part in text.split("; ")) if "; " in text else text
+    lines = textwrap.wrap(
+        parts, WIDTH, initial_indent=indent, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+def _digest(graph: Graph) -> str:
+    return short_digest(sorted(node_digests(graph)))
+
+
+def _option_lines(options: Sequence[str]) -> Iterator[str]:
+    """An option and its value on one line."""
+    line = ""
+    for each in options:
+        if each.startswith("-") and line:
+            yield line
+            line = each
+        else:
+            line = f"{line} {each}".strip()
+    if line:
+        yield line
+
+
+def _source(training: TrainingGraph) -> Iterator[str]:
+    graph = training.graph
+    phases = {id(node): node.phase.value for node in graph.nodes if node.phase}
+    for phase, (count, own) in phase_digests(graph, phases).items():
+        yield f"{phase}: {count} nodes #{own}"
+    for (phase, text), count in sorted(scalar_uses(graph, phases).items()):
+        yield f"{phase} constant {text}: read {count} times"
+    yield f"  initial values #{values_digest(graph)}"
+
+
+def _ranks(report: Report, names: RankNames) -> Iterator[str]:
+    rows = [(each.rank, tuple(each.nbytes.by_kind.items())) for each in report.ranks]
+    for ranks, sizes in group_ranks(rows):
+        yield f"{names.of(ranks)}: {', '.join(f'{kind} {count}' for kind, count in sizes)} bytes"
+
+
+def _calls(report: Report, names: RankNames) -> Iterator[str]:
+    rows = [
+        (each.rank, (call.op, call.group, call.calls, call.bytes_sent))
+        for each in report.ranks
+        for call in each.communication
+    ]
+    for ranks, (op, group, calls, sent) in group_ranks(rows):
+        yield f"{names.of(ranks)}: {calls} {op} over {group}, {sent} bytes sent"
+
+
+def _states(manifest: Manifest, names: RankNames) -> Iterator[str]:
+    """States of one kind, type and parameter type in one line, with where their elements lie."""
+    held = _placed(manifest)
+    classes: dict[tuple[str, str], list[SourceState]] = {}
+    for state in manifest.states:
+        classes.setdefault((state.kind.value, str(state.type)), []).append(state)
+    for (kind, type), members in sorted(classes.items()):
+        few = len(members) <= FEW_STATES
+        what = ", ".join(sorted(each.tensor for each in members)) if few else f"{len(members)} states"
+        layouts = {_layout(held.get(each.tensor, ()), names) for each in members}
+        if len(layouts) == 1:
+            yield f"{kind} {type} {what}: {layouts.pop()}"
+        elif few:
+            for each in members:
+                yield f"{kind} {type} {each.tensor}: {_layout(held.get(each.tensor, ()), names)}"
+        else:
+            own = short_digest(_whole_layout(held.get(each.tensor, ()), names) for each in members)
+            yield f"{kind} {type} {what}: {len(layouts)} layouts #{own}"
+
+
+def _placed(manifest: Manifest) -> dict[str, list[tuple[str, int]]]:
+    """State -> its pieces with the rank of each, -1: all ranks."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    common = RankEntry(-1, "", {}, manifest.common.state)
+    for rank in (common, *manifest.ranks):
+        for state in rank.state:
+            for piece in state.pieces:
+                box = "" if piece.box is None else f" of box {piece.box}"
+                copy = " as a copy" if state.copy else ""
+                found.setdefault(piece.tensor, []).append((f"[{piece.start}, {piece.stop}){box}{copy}", rank.rank))
+    return found
+
+
+def _grouped(placed: Sequence[tuple[str, int]], names: RankNames) -> list[str]:
+    by_piece = group_ranks([(rank, piece) for piece, rank in placed])
+    return [f"{piece} on {'all ranks' if ranks == [-1] else names.of(ranks)}" for ranks, piece in by_piece]
+
+
+def _whole_layout(placed: Sequence[tuple[str, int]], names: RankNames) -> str:
+    return "; ".join(_grouped(placed, names))
+
+
+def _layout(placed: Sequence[tuple[str, int]], names: RankNames) -> str:
+    pieces = _grouped(placed, names)
+    if len(pieces) <= FEW_PIECES:
+        return "; ".join(pieces) or "on no rank"
+    return f"{len(pieces)} pieces #{short_digest(pieces)}"
+
+
+def _ops(groups: Sequence[OpGroup], names: RankNames) -> Iterator[str]:
+    """Operators counted by pass and type, with the ranks that have them."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for each in groups:
+        for op_type, count in type_counts(each).items():
+            counts[each.pass_name, op_type, each.ranks] += count
+    found: dict[tuple[str, str], list[str]] = {}
+    for (owner, op_type, ranks), count in sorted(counts.items()):
+        found.setdefault((owner, op_type), []).append(f"{count} on {names.of_ranges(ranks)}")
+    for (owner, op_type), parts in found.items():
+        told = ", ".join(parts) if len(parts) <= FEW_KINDS else f"{len(parts)} kinds of ranks #{short_digest(parts)}"
+        yield f"{owner}: {op_type}: {told}"
