@@ -61,7 +61,7 @@ def test_blocks_that_do_not_run_are_counted() -> None:
     assert {name: count for name, count in left_out.items() if count} == NOT_RUN
 
 
-WRITTEN = {"docs/report.md": "tests/docs/test_report_page.py"}
+WRITTEN = {"docs/golden.md": "tests/docs/test_golden_page.py", "docs/report.md": "tests/docs/test_report_page.py"}
 """Pages whose transcripts a script writes, and the tests that compare them."""
 
 
