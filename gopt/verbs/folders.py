@@ -99,6 +99,5 @@ def diff(a: Folder, b: Folder, *, rtol: float = 0.0, atol: float = 0.0) -> Diff:
     >>> gopt.diff(gopt.shard("fixtures/mlp_sgd.onnx", 2), gopt.shard("fixtures/mlp_sgd.onnx", 3)).equal
     False
     """
-    with ExitStack() as opened:
-        first, second = (opened.enter_context(on_disk(each)) for each in (a, b))
+    with on_disk(a) as first, on_disk(b) as second:
         return compare(first, second, Tolerance(rtol, atol))
