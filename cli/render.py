@@ -200,14 +200,17 @@ def few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
     return rows[:most]
 
 
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+
+
 def render_merged(merged: Mapping[str, Any]) -> None:
     """What ``gopt merge`` shows."""
     out = console()
     beside = f", values in {merged['data']}" if merged["data"] else ""
     out.print(f"{merged['states']} states, {format_bytes(merged['bytes'])}: written to {merged['model']}{beside}")
     if merged["missing"]:
-        shown = ", ".join(merged["missing"][:4]) + (", …" if len(merged["missing"]) > 4 else "")
-        out.print(f"note: {len(merged['missing'])} states have no value: {shown}")
+        out.print(f"note: {len(merged['missing'])} states have no value: {_first_names(merged['missing'])}")
 
 
 def render_state_dict(saved: StateDict) -> None:
@@ -215,8 +218,7 @@ def render_state_dict(saved: StateDict) -> None:
     out = console()
     out.print(f"{saved.tensors} tensors, {format_bytes(saved.nbytes)}: written to {saved.file}", soft_wrap=True)
     if saved.missing:
-        shown = ", ".join(saved.missing[:4]) + (", …" if len(saved.missing) > 4 else "")
-        out.print(f"note: {len(saved.missing)} states have no value: {shown}")
+        out.print(f"note: {len(saved.missing)} states have no value: {_first_names(saved.missing)}")
 
 
 def render_loaded(loaded: Loaded) -> None:
@@ -224,8 +226,8 @@ def render_loaded(loaded: Loaded) -> None:
     out = console()
     out.print(f"{loaded.loaded} states loaded, {len(loaded.kept)} kept: written to {loaded.model}", soft_wrap=True)
     if loaded.unknown:
-        shown = ", ".join(loaded.unknown[:4]) + (", …" if len(loaded.unknown) > 4 else "")
-        out.print(f"note: {len(loaded.unknown)} tensors are no states and were left out: {shown}")
+        names = _first_names(loaded.unknown)
+        out.print(f"note: {len(loaded.unknown)} tensors are no states and were left out: {names}")
 
 
 def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:

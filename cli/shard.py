@@ -27,7 +27,7 @@ from .terminal import print_json, print_text
 
 if TYPE_CHECKING:
     from gopt.api import Sharded, Source
-    from gopt.mesh import Mesh
+    from gopt.mesh import Mesh, Sees
 
 
 @click.command("shard")
@@ -116,31 +116,22 @@ def command(model: str, **given: Any) -> None:
     """
     from gopt import api
     from gopt.artifact.output_paths import check_output_folder
-    from gopt.preflight import check_disk_space, check_mesh
+    from gopt.preflight import check_disk_space
 
     check_auto(given)
     given["dry_run"] = given["dry_run"] or given["explain"] is not None
-    config = read_config(given["config"])
-    axes = axis_table(given["axis"], config)
-    mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
-    check_mesh(mesh)
-    given["split_link"] = split_link(given, mesh)
+    config, axes, mesh = _mesh(given)
     pipeline = _pipeline(given, config)
-    accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     whole = output
     if not given["dry_run"]:
         whole = check_output_folder(output, force=given["force"])
-    roles = role_map(
-        given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
-    )  # fmt: skip
     from .render import progress, render_report
 
     with gc_paused(), progress() as advance:
         advance("reading")
-        groups = group_types(given["group_type"])
-        source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
+        source = _load(model, given, config, axes)
         if not given["dry_run"]:
             check_disk_space(source.training, mesh.ranks if wanted is None else len(wanted), whole)
         advance("sharding")
@@ -149,7 +140,7 @@ def command(model: str, **given: Any) -> None:
             knobs, choice = choose(source, mesh, given, advance)
             pipeline = _pipeline(given | knobs, config)
         unsure = confirm_duals(source, mesh)
-        sharded = api.shard(source, mesh, accumulate=accumulate, pipeline=pipeline, only_ranks=wanted)
+        sharded = api.shard(source, mesh, accumulate=_accumulate(given, config), pipeline=pipeline, only_ranks=wanted)
         sharded.program.warnings += unsure
         if given["explain"] is not None:
             lines = [line for each in sharded.program.explanations for line in each.lines(given["explain"])]
@@ -171,6 +162,14 @@ def command(model: str, **given: Any) -> None:
 def sharded(model: str, given: dict[str, Any]) -> Sharded:
     """The step as the options of ``gopt shard`` ask for it, checked; nothing is written."""
     from gopt import api
+
+    config, axes, mesh = _mesh(given)
+    source = _load(model, given, config, axes)
+    return api.shard(source, mesh, accumulate=_accumulate(given, config), pipeline=_pipeline(given, config))
+
+
+def _mesh(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Sees], Mesh]:
+    """The configuration, what ranks along its axes see, and the checked mesh."""
     from gopt.preflight import check_mesh
 
     config = read_config(given["config"])
@@ -178,11 +177,19 @@ def sharded(model: str, given: dict[str, Any]) -> Sharded:
     mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
     check_mesh(mesh)
     given["split_link"] = split_link(given, mesh)
+    return config, axes, mesh
+
+
+def _load(model: str, given: dict[str, Any], config: dict[str, Any], axes: dict[str, Sees]) -> Source:
+    from gopt import api
+
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
     groups = group_types(given["group_type"])
-    source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
-    accumulate = given["accumulate"] or config.get("accumulate", 1)
-    return api.shard(source, mesh, accumulate=accumulate, pipeline=_pipeline(given, config))
+    return api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
+
+
+def _accumulate(given: dict[str, Any], config: dict[str, Any]) -> int:
+    return int(given["accumulate"] or config.get("accumulate", 1))
 
 
 def confirm_duals(source: Source, mesh: Mesh) -> list[str]:

@@ -94,11 +94,14 @@ class _Added:
     def _nodes(self, rank: RankGraph) -> Iterator[Node]:
         for block in rank.blocks:
             if not block.shared:
-                yield from (node for node in block.nodes if node.made_by and id(node) not in self._known)
+                yield from self._unknown(block)
                 continue
             if block not in self._renamed:  # what a phase gave other names
-                self._renamed[block] = [node for node in block.nodes if node.made_by and id(node) not in self._known]
+                self._renamed[block] = list(self._unknown(block))
             yield from self._renamed[block]
+
+    def _unknown(self, block: Block) -> Iterator[Node]:
+        return (node for node in block.nodes if node.made_by and id(node) not in self._known)
 
     def _op(self, node: Node) -> _AddedOp:
         key = (node.label, node.op_type)

@@ -56,25 +56,29 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
     check_model(target, shown=Path(model), force=force)
     graph = held.graph
     total = sum(tensor.nbytes for tensor in graph.initializers.values())
-    try:
-        make_folders(target.parent)
-        with raise_on_signals():
-            data = write_model(target, graph, values_beside(graph), force=force)
-    except OSError as error:
-        raise RunError(f"cannot write {model}: {reason(error)}", "choose another path with -o") from error
+    data = save_model(target, graph, Path(model), force=force)
     count = len(held.manifest.states) - len(held.missing)
-    beside = str(Path(model).with_name(data)) if data else ""
-    return Merged(str(Path(model)), beside, count, total, tuple(held.missing))
+    return Merged(str(Path(model)), data, count, total, tuple(held.missing))
 
 
-def values_beside(graph: Graph) -> StatesFile:
-    """The values of a model that lie in a second file: none of a small one."""
+def save_model(target: Path, graph: Graph, shown: Path, *, force: bool) -> str:
+    """Write a graph to ``target``, in messages ``shown``; values of more than EMBED bytes go into a second file.
+
+    Return the path of that file as shown, or ''. Raise OptionError if the target is taken and ``force`` is not given,
+    RunError if it cannot be written.
+    """
     values = StatesFile()
     if sum(tensor.nbytes for tensor in graph.initializers.values()) > EMBED:
         for name, tensor in graph.initializers.items():
             if tensor.nbytes > INLINE:
                 values.add([(name, tensor)])
-    return values
+    try:
+        make_folders(target.parent)
+        with raise_on_signals():
+            data = write_model(target, graph, values, force=force)
+    except OSError as error:
+        raise RunError(f"cannot write {shown}: {reason(error)}", "choose another path with -o") from error
+    return str(shown.with_name(data)) if data else ""
 
 
 def reshard(

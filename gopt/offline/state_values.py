@@ -9,7 +9,7 @@ from typing import Any
 
 from gopt import api
 from gopt.analysis.training import StateKind
-from gopt.artifact.model_file import check_model, put_file, write_model
+from gopt.artifact.model_file import check_model, put_file
 from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.disk.files import make_folders, reason
@@ -19,7 +19,7 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.load import load
 from gopt.offline.folder_contents import read_folder
-from gopt.offline.merge import values_beside
+from gopt.offline.merge import save_model
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -116,12 +116,11 @@ def load_values(
     given = load_state(state)
     unknown = tuple(name for name in given if name not in states)
     if unknown and not ignore_unknown:
-        hint = did_you_mean(unknown[0], states) or "gopt inspect MODEL lists its states"
+        others = f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise InputError(
-            f"{state}: {show(unknown[0])} is no state of the model, nor are {len(unknown) - 1} others"
-            if len(unknown) > 1
-            else f"{state}: {show(unknown[0])} is no state of the model",
-            hint, "--ignore-unknown leaves it out (a tied weight is one state, under its first name)",
+            f"{state}: {show(unknown[0])} is no state of the model{others}",
+            did_you_mean(unknown[0], states) or "gopt inspect MODEL lists its states",
+            "--ignore-unknown leaves it out (a tied weight is one state, under its first name)",
         )  # fmt: skip
     taken = [name for name in given if name in states]
     for name in taken:
@@ -129,12 +128,6 @@ def load_values(
         if tensor.type != graph.types[name]:
             raise InputError(f"{state}: {show(name)} is {tensor.type}, the model says {graph.types[name]}")
         graph.initializers[name] = tensor
-    try:
-        make_folders(target.parent)
-        with raise_on_signals():
-            data = write_model(target, graph, values_beside(graph), force=force)
-    except OSError as error:
-        raise RunError(f"cannot write {output}: {reason(error)}", "choose another path with -o") from error
-    beside = str(Path(output).with_name(data)) if data else ""
-    kept = tuple(name for name in states if name not in set(taken))
-    return Loaded(str(Path(output)), beside, len(taken), kept, unknown)
+    data = save_model(target, graph, Path(output), force=force)
+    kept = tuple(name for name in states if name not in given)
+    return Loaded(str(Path(output)), data, len(taken), kept, unknown)

@@ -1,5 +1,5 @@
 """Exporting again gives a step of the same form. Needs PyTorch and transformers; run by hand:
-``TORCH_PYTHON=/path/to/python pytest -m torch tests/real`` where that python has them."""
+``TORCH_PYTHON=/path/to/python pytest -m torch tests/real`` where that python has them, and gopt."""
 
 from __future__ import annotations
 

@@ -14,11 +14,10 @@ import numpy as np
 import onnx
 import torch
 
-from gopt.artifact.model_file import check_model, write_model
+from gopt.api import ROLES
+from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.disk.files import make_folders, reason
-from gopt.disk.signals import raise_on_signals
-from gopt.errors import GoptError, RunError, UnsupportedError
+from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.pytorch.check import Checked, compare
 from gopt.frontends.pytorch.convert import (
     LOSS,
@@ -40,10 +39,8 @@ from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph, Tensor
 from gopt.ir.load import load
 from gopt.notebook import HtmlTable
-from gopt.offline.merge import values_beside
+from gopt.offline.merge import save_model
 from gopt.sanitize import show
-
-ROLES = "gopt.roles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +95,19 @@ def export(
     traced = step.trace()
     advance("converting")
     model = step.convert(traced, Path(output).stem)
-    with tempfile.TemporaryDirectory(prefix="gopt-export-") as folder:
-        file = Path(folder) / "step.onnx"
-        file.write_bytes(model.SerializeToString(deterministic=True))
-        graph = load(file)
-    _store(graph, traced)
+    graph = _with_values(model, traced)
     advance(f"comparing {options.check} steps with eager PyTorch")
     hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
     with quiet():
         checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
     if options.draws is Draws.NODES and step.draws:
-        graph = _with_random_nodes(model, step.draws, traced)
-    values = values_beside(graph)
-    try:
-        make_folders(target.parent)
-        with raise_on_signals():
-            data = write_model(target, graph, values, force=force)
-    except OSError as error:
-        raise RunError(f"cannot write {output}: {reason(error)}", "choose another path with -o") from error
+        with_random_nodes(model, step.draws)
+        graph = _with_values(model, traced)
+    data = save_model(target, graph, Path(output), force=force)
     fed = [name for name in graph.inputs if name not in graph.initializers]
     return Exported(
-        str(Path(output)), str(Path(output).with_name(data)) if data else "", len(graph.nodes), step.parameters,
-        len(traced.states), sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
+        str(Path(output)), data, len(graph.nodes), step.parameters, len(traced.states),
+        sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
         tuple(step.notes),
     )  # fmt: skip
 
@@ -227,13 +215,18 @@ def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
     entry.key, entry.value = ROLES, json.dumps(record, ensure_ascii=False)
 
 
-def _store(graph: Graph, traced: TracedStep) -> None:
-    """Put the first values of states into a graph, and those of constants, which are no inputs any more."""
+def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:
+    """The model as a graph with the first values of states, and those of constants, which are no inputs any more."""
+    with tempfile.TemporaryDirectory(prefix="gopt-export-") as folder:
+        file = Path(folder) / "step.onnx"
+        file.write_bytes(model.SerializeToString(deterministic=True))
+        graph = load(file)
     for name, value in (traced.states | traced.constants).items():
         if name in graph.inputs:
             graph.initializers[name] = Tensor(graph.inputs[name], array=_array(value))
     for name in traced.constants:
         graph.inputs.pop(name, None)
+    return graph
 
 
 def _array(value: torch.Tensor) -> np.ndarray:
@@ -243,13 +236,3 @@ def _array(value: torch.Tensor) -> np.ndarray:
 
         return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return value.numpy()
-
-
-def _with_random_nodes(model: onnx.ModelProto, draws: list[Draw], traced: TracedStep) -> Graph:
-    with_random_nodes(model, draws)
-    with tempfile.TemporaryDirectory(prefix="gopt-export-") as folder:
-        file = Path(folder) / "step.onnx"
-        file.write_bytes(model.SerializeToString(deterministic=True))
-        graph = load(file)
-    _store(graph, traced)
-    return graph
