@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from gopt.ir.types import TensorType, dtype_name
 
 _END, _END64 = b"PK\x05\x06", b"PK\x06\x06"
 _CHUNK = 1 << 20
+_PARSING = threading.Lock()
+"""NumPy parses a header by ``ast``, which fails now and then in CPython 3.11 where two threads do so at once."""
 _PLAIN = "write it with numpy.savez, or use .safetensors, which is mapped"
 
 
@@ -132,7 +135,8 @@ class _Header:
             raise InputError(f"the header of {show(name)} is {length} bytes long; at most {most} are read")
         text = io.BytesIO(head + file.read(length))
         read = np.lib.format.read_array_header_1_0 if len(head) == 2 else np.lib.format.read_array_header_2_0
-        shape, self.fortran, self.dtype = read(text)
+        with _PARSING:
+            shape, self.fortran, self.dtype = read(text)
         self.nbytes = 8 + len(head) + length
         self.type = _type(name, self.dtype, shape)
 

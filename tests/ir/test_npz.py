@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,25 @@ def test_bad_npz(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("w.npy", b"\x93NUMPY\x01\x00\x08\x00{'descr'")
     refusal(read_state, path, InputError, "damaged at 'w'")
+
+
+def test_headers_are_parsed_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "s.npz"
+    np.savez(path, w=np.arange(6))
+    parse, both = np.lib.format.read_array_header_1_0, threading.Barrier(2)
+    together: list[bool] = []
+
+    def parsed(*given: Any) -> Any:
+        try:
+            both.wait(0.2)
+            together.append(True)
+        except threading.BrokenBarrierError:  # no other thread came while this one was here
+            together.append(False)
+            both.reset()
+        return parse(*given)
+
+    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", parsed)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: load_state(path)["w"].numpy(), range(2)))
+    assert together == [False, False]
+    assert all(np.array_equal(each, np.arange(6)) for each in found)
