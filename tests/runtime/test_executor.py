@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_graphs import sgd_feeds, sharded_sgd
+from onnx import helper
+from runtime_graphs import make, no_call, sgd_feeds, sharded_sgd
 
 from gopt.errors import RunError
 from gopt.ir.graph import Node
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
+from gopt.runtime.tuning.tiling import MIN_TILED_LENGTH
 from gopt.runtime.tuning.tuning import tuning_of
 
 REPLACES = {"w.new": "w", "b.new": "b", "p.new": "p", "m.new": "m"}
@@ -63,6 +65,54 @@ def test_states_that_are_replaced_between_steps_are_the_ones_that_advance(same, 
         assert {name: value.array.tobytes() for name, value in states.items()} == {
             name: value.array.tobytes() for name, value in due.items()
         }
+
+
+def momentum(folder: Any) -> Executor:
+    """p and m, long enough that both are updated in place; the file stores the start of m."""
+    op, rows = helper.make_node, ("float32", [MIN_TILED_LENGTH])
+    nodes = [
+        op("ReduceMax", ["x"], ["loss"], keepdims=0),
+        op("Mul", ["m", "half"], ["decayed"]),
+        op("Add", ["decayed", "x"], ["m.new"]),
+        op("Mul", ["m.new", "half"], ["step"]),
+        op("Sub", ["p", "step"], ["p.new"]),
+    ]
+    constants = {"half": np.array(0.5, np.float32), "m": np.ones(MIN_TILED_LENGTH, np.float32)}
+    states = {"p": rows, "m": rows}
+    outputs = {"loss": ("float32", []), "p.new": rows, "m.new": rows}
+    graph = make(folder, nodes, {"x": rows, **states}, outputs, constants, {"m": rows})
+    device = Host(tuning_of(True))
+    return Executor(plan_execution(graph, {"p.new": "p", "m.new": "m"}, device), device.sessions())
+
+
+def row(value: float) -> np.ndarray:
+    return np.full(MIN_TILED_LENGTH, value, np.float32)
+
+
+def firsts(states: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value.array[0]) for name, value in states.items()}
+
+
+def test_states_in_place_are_those_that_the_dictionary_has(tmp_path):
+    """A state may be given anew before a step, or not at all: the dictionary has the new value of each behind it."""
+    made, x = momentum(tmp_path), row(1)
+    states = {"p": Host().hold(row(8)), "m": Host().hold(row(2))}
+    made.advance(states, {"x": x}, no_call)
+    assert firsts(states) == {"p": 7.0, "m": 2.0}
+    states["p"] = Host().hold(row(4))
+    made.advance(states, {"x": x}, no_call)
+    assert firsts(states) == {"p": 3.0, "m": 2.0}
+    other: dict[str, Any] = {"p": Host().hold(row(16))}
+    made.advance(other, {"x": x}, no_call)
+    assert firsts(other) == {"p": 15.25, "m": 1.5}, "m begins with the file's value"
+
+
+def test_a_state_in_place_can_be_fed(tmp_path):
+    made, x = momentum(tmp_path), row(1)
+    states = {"p": Host().hold(row(8)), "m": Host().hold(row(2))}
+    for fed in (6, 10):
+        made.advance(states, {"x": x, "m": row(fed)}, no_call)
+    assert firsts(states) == {"p": 3.0, "m": 6.0}
 
 
 def test_a_batch_that_is_written_over_is_read_anew(tmp_path):
