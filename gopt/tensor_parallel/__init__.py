@@ -1,1 +1,2 @@
-"""The computation of a step split among members: placements chosen, propagated through all phases, made local."""
+"""Splits the computation of a step among the members of a mesh axis: chooses placements, propagates them through all
+phases, and makes each member's local graph."""

@@ -22,13 +22,14 @@ from gopt.tensor_parallel.tokens import Tokens
 TENSOR, EXPERT = "tp", "ep"
 TOKENS, SPACE = ("cp", "sp"), ("h", "w")
 ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
-"""The axes that split a computation, in the order in which they do."""
+"""Axes that split the computation, in the order in which they are applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisSplit:
-    """What one axis splits. ``choices``: of parameters; ``states``: placements of those that are split; ``fed``: of
-    inputs of the batch of which ranks are fed parts; ``cut``: of those that ranks are fed whole and read a part of."""
+    """How one axis splits a step. ``choices``: the parameters that it shards; ``states``: placements of the sharded
+    states; ``fed``: batch inputs of which each rank is fed its own part; ``cut``: batch inputs that each rank is fed
+    whole, and of which it reads a part."""
 
     axis: str
     members: int
@@ -59,8 +60,8 @@ class Request:
 
 
 def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
-    """The axes of a mesh that split the computation of a step: not those whose ranks the user says are copies, nor
-    those along which the source has calls of its own."""
+    """Return the axes of a mesh that split the computation. Left out: axes that the user declared as replicas, and axes
+    that have collectives in the source."""
     groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
     called = {axis for group in groups for axis in mesh.live(group)}
     members = dict(mesh.axes)
@@ -68,7 +69,8 @@ def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
 
 
 def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Callable[[str], None]) -> list[AxisSplit]:
-    """What the axes of a mesh split, in the order in which they do; ``note`` is told of what stays whole.
+    """Return the split along each axis, in the order of ``ORDER``; ``note`` gets one line for each product that stays
+    whole.
 
     Raises OptionError for a pattern that fits nothing, UnsupportedError for an axis along which nothing can be split.
     """
@@ -86,8 +88,8 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
 
 
 def _shared_out(split: AxisSplit) -> None:
-    """Raise OptionError for a dimension of which one member has all: nothing is split, and a value of it that is
-    reshaped does not tell which of its dimensions that was."""
+    """Raise OptionError for a dimension of which one member would hold all elements. Nothing would be split, and a
+    reshape could not tell that dimension from another of the same length."""
     for name, shard in {**split.states, **split.fed, **split.cut}.items():
         if shard.alone:
             raise OptionError(
@@ -136,7 +138,8 @@ class _Planner:
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
 
     def _sequence(self, axis: str, members: int) -> Tokens | None:
-        """The tokens by which activations are shared out: those of all streams, where no other axis shares them out."""
+        """Return the tokens along which sequence parallelism shards activations: of all streams of the model, unless
+        another axis shards tokens already."""
         outside, sizes = self._outside(axis), self.request.sizes
         streams = Tokens.streams(Forward(self.training), members, sizes) if outside == 1 else None
         return streams or Tokens.of(self.training, members, sizes, runs=outside)
@@ -178,7 +181,7 @@ class _Planner:
         return AxisSplit(axis, members, choices, self._states(choices), fed, tokens=tokens)
 
     def _outside(self, axis: str) -> int:
-        """In how many parts axes share the tokens out whose parts this one shares out further."""
+        """Return the number of parts into which outer axes shard the tokens before this axis does."""
         sizes = dict(self.mesh.axes)
         ahead = [each for each in self.axes if each in TOKENS]
         ahead.sort(key=list(sizes).index)
@@ -193,7 +196,7 @@ class _Planner:
         return apply(self.training, members, self.request.sizes, patterns, found)
 
     def _states(self, choices: Mapping[str, Choice]) -> dict[str, Shard]:
-        """Placements of parameters, and of the states that have their shape."""
+        """Return the placements of sharded parameters, and of their states of the same shape."""
         types = self.training.graph.types
 
         def like(state: State) -> str:
@@ -206,9 +209,9 @@ class _Planner:
 
 
 def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dict[str, Shard]:
-    """Inputs of the batch that have the height and width of an image, shared out along one of them: h, or w.
+    """Return the batch inputs that have an image's height and width, sharded along one of them: h or w.
 
-    The image is the first input of samples, channels and places; others have its last dimensions.
+    The image is the first input of samples, channels and places. Other inputs qualify by the same last dimensions.
     """
     batch = [(name, training.graph.types[name]) for name in training.batch if training.graph.types[name].static]
     behind = next((type.dims[2:] for _, type in batch if len(type.dims) > 2), ())
@@ -223,9 +226,9 @@ def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dic
 
 
 def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
-    """A split whose parts of a dimension lie inside those of the axes that split it before.
+    """Return the split with its parts nested inside those of the axes that split before it.
 
-    Raises OptionError where they do not come out even.
+    Raises OptionError where a dimension does not divide evenly.
     """
     states, fed = dict(split.states), dict(split.fed)
     for other in before:
@@ -237,7 +240,7 @@ def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
 
 
 def _part_of(name: str, inner: Shard, outer: Shard, axis: str, other: str) -> Shard:
-    """A shard along ``axis`` whose parts lie inside those along ``other``."""
+    """Return a shard along ``axis`` whose parts lie inside the parts along ``other``."""
     if inner.fits(outer):
         return inner
     runs, members = outer.runs * len(outer.sizes), len(inner.sizes)

@@ -1,4 +1,4 @@
-"""Nodes of the graph in the making: the source's, and the mappings between them."""
+"""Builds the nodes of a split graph: the nodes of the source, and the mappings between them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PASS = "tensor-parallel"
 
 @dataclass(slots=True)
 class Builder:
-    """The nodes of a graph in order, with their types, which are logical. ``axis``: the mesh axis; ``phase``: that of
-    the nodes that are added; ``placements``: of values that are not replicated along the axis."""
+    """The nodes of a graph in order. Types are logical. ``axis``: the mesh axis; ``phase``: the phase of added nodes;
+    ``placements``: of values that are not replicated along the axis."""
 
     graph: Graph
     axis: str
@@ -33,13 +33,13 @@ class Builder:
 
     @property
     def root(self) -> str:
-        """Prefix of the names of new values."""
+        """Return the prefix of the names of new values."""
         return f"gopt.{PASS}." if self.axis in ("tp", "local") else f"gopt.{PASS}.{self.axis}."
 
     def add(
         self, op_type: str, inputs: Sequence[str], output: str, type: TensorType, *, domain: str = "", **attributes: Any
     ) -> str:
-        """Add a node that makes one value; returns its name."""
+        """Add a node with one result; return the result's name."""
         node = Node(op_type, inputs, [output], domain=domain, attributes=attributes, made_by=PASS)
         node.phase = self.phase
         self.graph.types[output] = type
@@ -47,7 +47,7 @@ class Builder:
         return output
 
     def ints(self, values: Sequence[int]) -> str:
-        """A constant list of whole numbers, one for each list."""
+        """Return a constant of int64 values; equal lists share one constant."""
         key = tuple(values)
         if key not in self._shapes:
             name = f"gopt.{PASS}.{self.axis}.ints" + "".join(f"_{value}" for value in key)
@@ -58,7 +58,7 @@ class Builder:
         return self._shapes[key]
 
     def number(self, value: float, dtype: str) -> str:
-        """A constant of one element, one for each value and type."""
+        """Return a scalar constant; equal values of one dtype share one constant."""
         name = f"gopt.{PASS}.{self.axis}.{dtype}_{value}"
         if name not in self.graph.initializers:
             type = TensorType(dtype, ())
@@ -67,7 +67,8 @@ class Builder:
         return name
 
     def reduction(self, op_type: str, value: str, axes: Sequence[int], output: str, *, keepdims: int = 1) -> str:
-        """Add a reduction over some dimensions, which are an operand or an attribute by the operator set."""
+        """Add a reduction over some dimensions. The operator set decides whether they are an operand or an
+        attribute."""
         type = self.graph.types[value]
         kept = [1 if dim in axes else size for dim, size in enumerate(type.dims) if keepdims or dim not in axes]
         made = TensorType(type.dtype, tuple(kept))
@@ -77,7 +78,7 @@ class Builder:
         return self.add(op_type, [value], output, made, axes=list(axes), keepdims=keepdims)
 
     def convert(self, value: str, before: Placement, after: Placement, name: str) -> str:
-        """Add the mapping of a value; ``name`` is what the result is called."""
+        """Add the mapping that brings a value to another placement; ``name``: of the result."""
         self._mapped(value, before, after, name)
         if not isinstance(after, Replicated):
             self.placements[name] = after
@@ -100,7 +101,8 @@ class Builder:
         return self.convert(whole, Replicated(), after, name)
 
     def _exchange(self, value: str, before: Shard, after: Shard, name: str) -> str:
-        """A value from one dimension to another; several runs stand in dimensions of their own meanwhile."""
+        """Move a shard from one dimension to another (all-to-all). Several runs become dimensions of their own
+        meanwhile."""
         type = self.graph.types[value]
         apart = [part for dim, size in enumerate(type.dims) for part in _runs_apart(dim, size, before, after)]
         old, new = (each.dim + (each.runs > 1) for each in (before, after))
@@ -119,7 +121,8 @@ class Builder:
         return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
 
     def _halo(self, value: str, halo: Halo, after: Placement, name: str) -> str:
-        """A halo exchange or halo sum: strips that others need, joined in one call, and what is made of them."""
+        """Add a halo exchange or a halo sum: one call gathers the strips that other members need, and a node joins or
+        adds them."""
         assert isinstance(after, (Shard, Window))
         type = self.graph.types[value]
         fields: dict[str, Any] = {"group": self.axis, "axis": after.dim, **halo.attributes}
@@ -149,7 +152,7 @@ class Builder:
         self, value: str, before: Placement, after: Placement, shard: Shard, name: str, op_type: str, domain: str,
         **attributes: Any,
     ) -> str:  # fmt: skip
-        """A call along a dimension; several runs of it stand in a dimension of their own meanwhile."""
+        """Add a call along a dimension. Several runs of the dimension become a dimension of their own meanwhile."""
         type = self.graph.types[value]
         dim = shard.dim + (shard.runs > 1)
         fields: Mapping[str, Any] = attributes | {"axis": dim, "sizes": list(shard.sizes), "group": self.axis}
@@ -167,6 +170,6 @@ class Builder:
 
 
 def _runs_apart(dim: int, size: int, *shards: Shard) -> tuple[int, ...]:
-    """A dimension with the runs of a shard in front of it."""
+    """Return a dimension as (runs, elements of a run) where a shard has several runs; else as one dimension."""
     runs = next((each.runs for each in shards if each.dim == dim), 1)
     return (runs, size // runs) if runs > 1 else (size,)

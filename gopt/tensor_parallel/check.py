@@ -1,9 +1,9 @@
-"""Every node of a split step held against the rules, from the placements of its states alone.
+"""Checks every node of a split step against the rules, from the placements of its states alone.
 
-Independent of ``propagate``: it knows neither what that chose nor why, and takes mappings at their word. The first node
-that takes an operand as it may not is named. So a missing reduction, one done twice or over another axis, a norm that
-counts a replicated tensor once for each member, a mean of unequal parts, and a part that is cut by other sizes than it
-is joined by are errors before anything is written.
+The check is independent of ``propagate``: it does not know what was chosen or why, and takes each mapping for what it
+does. It names the first node that takes an operand in a placement that its rule does not allow. So these are errors
+before anything is written: a missing reduction, one that is done twice or over another axis, a norm that counts a
+replicated tensor once per member, a mean of unequal parts, and a part that is cut by other sizes than it is joined by.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from gopt.tensor_parallel.window_nodes import counted_as, placed, taken
 def check(
     training: TrainingGraph, graph: Graph, axis: str, seeds: Mapping[str, Placement], axes: Collection[str] = ()
 ) -> MutableMapping[str, Placement]:
-    """The placement of every value that is not replicated along ``axis``; raises InvariantError for the first node that
-    breaks a rule, and for a result that is placed otherwise than the state it replaces.
+    """Return the placement of every value that is not replicated along ``axis``. ``graph``: with logical types;
+    ``seeds``: placements of the sharded states and batch inputs; ``axes``: all axes that split the computation.
 
-    ``graph``: with logical types; ``seeds``: placements of the states and batch inputs that are sharded; ``axes``: all
-    that split the computation.
+    Raises InvariantError for the first node that breaks a rule, and for a result that is not placed like the state it
+    replaces.
     """
     checker = Checker(graph, axis, frozenset(axes), dict(seeds))
     for node in graph.nodes:
@@ -56,7 +56,7 @@ def check(
 
 
 def check_together(placements: Mapping[str, Mapping[str, Placement]]) -> None:
-    """Raise InvariantError for a value of which two axes shard one dimension so that parts do not fit each other.
+    """Raise InvariantError for a value whose dimension two axes shard into parts that do not nest.
 
     ``placements``: by axis, then by value.
     """
@@ -68,14 +68,15 @@ def check_together(placements: Mapping[str, Mapping[str, Placement]]) -> None:
 
 
 def together(one: Part, other: Part) -> bool:
-    """Whether two axes can have such parts of one value: windows are of a dimension that no other axis splits."""
+    """Return whether two axes can hold a value in these placements: a dimension with windows is split by no other
+    axis."""
     return one.fits(other) if isinstance(one, Shard) and isinstance(other, Shard) else one.dim != other.dim
 
 
 @dataclass(slots=True)
 class Checker:
-    """The placements along one axis of what the nodes of a graph make, node by node. ``axes``: all that split the
-    computation; ``known``: placements of values that are not replicated."""
+    """Infers placements along one axis, node by node. ``axes``: all axes that split the computation; ``known``:
+    placements of values that are not replicated."""
 
     graph: Graph
     axis: str
@@ -93,7 +94,7 @@ class Checker:
         return self.known.get(name, REPLICATED)
 
     def visit(self, node: Node) -> None:
-        """Give a node's results their placements; raises Mismatch."""
+        """Set the placements of a node's results; raises Mismatch."""
         results = self._results(node)
         self.made.update(dict.fromkeys(node.outputs, node))
         for name, placement in zip(node.outputs, results):
@@ -159,7 +160,8 @@ class Checker:
         return Shard(int(node.attributes["axis"]), tuple(node.attributes["sizes"]))
 
     def _halo(self, node: Node, operands: Sequence[Operand]) -> Placement:
-        """Strips, a window or a sum: of what lies as the node says, and of the strips of that very value."""
+        """Return the placement of strips, of a window or of a halo sum. Operands must be placed as the node says, and
+        strips must be those of the same value."""
         for operand, wanted in zip(operands, taken(node), strict=True):
             if operand.placement != wanted:
                 raise Mismatch(operand, f"a value {wanted}")
@@ -169,7 +171,7 @@ class Checker:
         return placed(node)
 
     def _scattered(self, node: Node, operands: Sequence[Operand]) -> Placement:
-        """Terms for the windows in which a pool took what is scattered, into zeros."""
+        """Return partial sums for the windows that a pool read: updates scattered into zeros at the pool's indices."""
         plain = Node("ScatterElements", node.inputs, node.outputs, attributes={"axis": 2, "reduction": "add"})
         pools = {name: made for name, made in self.made.items() if made.op_type == "MemberMaxPool"}
         found = scattered(plain, self.graph, self.constants, self.made.get, pools, self.known)
@@ -193,7 +195,7 @@ class Checker:
         return partial(Use(node.op_type, tuple(data), dtype=dtype, standard=node.domain in ("", "ai.onnx")))
 
     def _split(self, node: Node, operands: Sequence[Operand]) -> Sequence[Placement]:
-        """The strategy that operands are placed by."""
+        """Return the results' placements under the strategy that matches the operands' placements."""
         placements = tuple(self.of(name) if name else REPLICATED for name in node.inputs)
         first = next((each for each in operands if isinstance(each.placement, PARTS)), None)
         if first is None or self._captures(node):
@@ -222,6 +224,6 @@ class Checker:
 
 
 def _record(node: Node) -> Hashable:
-    """What a halo is: sizes, windows, dimension, direction."""
+    """Return what identifies a halo: dimension, direction, sizes, windows."""
     at = node.attributes
     return int(at["axis"]), str(at["kind"]), tuple(at["sizes"]), tuple(at["ranges"])

@@ -1,10 +1,10 @@
-"""Placements of parameters found by structure: pairs of products, the first split by columns, the second by rows.
+"""Chooses placements of parameters by structure: pairs of products, the first split by columns, the second by rows.
 
-A product with a weight is a candidate for rows. The index over which it sums is followed back, by the links of the
-operators on the way, until it ends in columns of other weights: through activations, gates, heads of an attention,
-runs of a fused weight. Nothing on the way may be needed whole elsewhere, as the residual stream is by its norms. Before
-that, experts: a product whose matrices are as many as its batches, if what it makes is summed over them later. The
-classes of the loss, and tables with more rows than the step reads, are split by rows of their table.
+A product with a weight is a candidate for rows. The search follows the dimension over which it sums backwards through
+activations, gates, attention heads and fused weights, until it ends in columns of other weights. No value on the way
+may be needed whole elsewhere. The residual stream fails this test, because norms read it whole. Experts come first:
+batched products with one matrix for each expert, if their results are summed over the experts later. The classes of the
+loss, and tables with more rows than the step reads, are split by rows of their table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The placement of a parameter along the axis, and why."""
+    """The placement of a parameter along the axis, and the reason."""
 
     placement: Shard
     why: str
@@ -37,8 +37,9 @@ def choose(
     *,
     apart: bool = True,
 ) -> dict[str, Choice]:
-    """Parameter -> its placement, for those that are split; ``note`` is told of products that stay whole because they
-    have fewer heads than there are members. ``apart``: whether experts are shared out, or each of them is split."""
+    """Return the placements of the parameters that are split. ``note`` gets a line for each product that stays whole
+    because it has fewer heads than the axis has members. ``apart``: whether each expert goes to one member, or each
+    expert is split."""
     chooser = _Chooser(Forward(training), members, sizes, note)
     if apart:
         chooser.run_experts(summed=True)
@@ -46,8 +47,7 @@ def choose(
 
 
 def experts(training: TrainingGraph, members: int, sizes: Sizes) -> dict[str, Choice]:
-    """Parameter -> its placement, for weights of experts: those of a product that shares a dimension with its other
-    operand and does not sum over it."""
+    """Return the placements of weights of experts: a product shares a dimension with them and does not sum over it."""
     return _Chooser(Forward(training), members, sizes, lambda text: None).run_experts(summed=False)
 
 
@@ -71,20 +71,20 @@ class _Chooser:
         return self.found
 
     def _dims(self, name: str) -> tuple[int, ...]:
-        """The shape of a value; () where it is not known."""
+        """Return the shape of a value; () where it is unknown."""
         return self.forward.training.graph.types[name].dims if self.forward.static(name) else ()
 
     # --- experts ------------------------------------------------------------------------------------------------------
 
     def run_experts(self, *, summed: bool) -> dict[str, Choice]:
-        """Split experts; ``summed``: those alone whose results are summed over them later."""
+        """Split experts; ``summed``: only those whose results are summed over the experts later."""
         for node in self.forward.nodes:
             for weight, other in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
                 self._expert(node, weight, other, summed=summed)
         return self.found
 
     def _expert(self, node: Node, weight: int, other: int, *, summed: bool) -> None:
-        """Split a weight along a dimension that both operands of a product have, and so has the result."""
+        """Split a weight along a dimension that both operands and the result of a product share."""
         forward = self.forward
         for dim, length in enumerate(self._dims(node.inputs[weight])):
             shard = Shard(dim, part_sizes(length, self.members, self.sizes))
@@ -102,13 +102,13 @@ class _Chooser:
     # --- pairs --------------------------------------------------------------------------------------------------------
 
     def _pair(self, node: Node) -> None:
-        """Take a product as the row-parallel end of a pair, if its sum leads back to columns."""
+        """Split a pair if the sum of this product, its row-parallel end, leads back to columns."""
         for _, other in self.forward.weighed(node):
             for dim, length in enumerate(self._dims(node.inputs[other])):
                 self._row(node, other, dim, length)
 
     def _row(self, node: Node, place: int, dim: int, length: int) -> None:
-        """Try units that stay together, each larger than the one before: single elements, heads, groups of heads."""
+        """Try ever larger units that stay together: single elements, heads, groups of heads."""
         unit, before = 1, 0
         while length // unit >= self.members:
             wider = self._paired(node, place, dim, length, unit)
@@ -122,8 +122,8 @@ class _Chooser:
             self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
 
     def _paired(self, node: Node, place: int, dim: int, length: int, unit: int, *, repeated: bool = False) -> int:
-        """Take a pair in parts that are whole numbers of ``unit``; returns the unit that it needs in place of that one:
-        0 where it was taken, or cannot be. ``repeated``: values that are repeated for several heads may stay whole."""
+        """Split a pair into parts that are multiples of ``unit``. Return 0 if it was split or cannot be, else the unit
+        that it needs instead. ``repeated``: values that are repeated for several heads may stay whole."""
         shard = Shard(dim, part_sizes(length, self.members, self.sizes, unit))
         way = next((each for each in self.forward.strategies(node, Slot(place), shard) if sums(each)), None)
         if way is None:
@@ -137,7 +137,7 @@ class _Chooser:
         return 0
 
     def _take(self, wanted: dict[tuple[str, Shard], str]) -> None:
-        """Note placements, unless one of the parameters has another already."""
+        """Record placements, unless one of the parameters has another already."""
         placements: dict[str, set[Shard]] = {}
         for name, shard in wanted:
             placements.setdefault(name, set()).add(shard)
@@ -162,7 +162,7 @@ class _Chooser:
             self._take(dict.fromkeys(trace.found.items(), "vocab"))
 
     def _table(self, node: Node) -> None:
-        """Split the rows of a table that has more of them than a step reads."""
+        """Split the rows of a table that has more rows than a step reads."""
         table = node.inputs[0]
         if table not in self.forward.parameters or table in self.found or not self.forward.static(*node.inputs):
             return
@@ -175,21 +175,21 @@ class _Chooser:
 
 @dataclass(slots=True)
 class _Trace:
-    """One dimension followed back from a node to the weights whose columns make it."""
+    """Follows one dimension from a node back to the weights whose columns make it."""
 
     forward: Forward
     length: int
-    """Elements of the dimension at the end."""
+    """Elements of the dimension where the search starts."""
     repeated: bool = False
-    """Whether a value that is repeated may stay whole: each member takes what its parts read."""
+    """Whether a repeated value may stay whole: each member then reads the repeats that it needs."""
     found: dict[str, Shard] = field(default_factory=dict)
     columns: int = 0
     unit: int = 1
-    """Elements that stay together, where the dimension did not split otherwise: those of a head."""
+    """Elements that must stay together: those of an attention head."""
     seen: dict[str, Shard] = field(default_factory=dict)
 
     def through(self, name: str, shard: Shard) -> bool:
-        """Return whether a value can be had in parts without another value in whole; notes the weights."""
+        """Return whether a value can be computed in parts while no other value is needed whole; records the weights."""
         stack = [(name, shard)]
         while stack:
             value, part = stack.pop()
@@ -205,7 +205,7 @@ class _Trace:
         return True
 
     def _behind(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """Return the parts that a value is computed from; None if it cannot be computed in parts."""
+        """Return the parts from which a value's parts are computed; None if it cannot be computed in parts."""
         forward = self.forward
         if name in forward.of_weights:
             items = forward.weights(name, shard)
@@ -233,17 +233,18 @@ class _Trace:
         ]  # fmt: skip
 
     def _column(self, node: Node, strategy: Strategy) -> bool:
-        """Return whether a product takes its parts from a weight alone."""
+        """Return whether only weights bring the split into a product."""
         parts = [name for name, place in zip(node.inputs[:2], strategy.operands) if isinstance(place, Shard)]
         return bool(parts) and all(name in self.forward.of_weights for name in parts)
 
     def _repeats(self, node: Node) -> bool:
-        """Whether a node joins a dimension with one along which each element is repeated: keys for several queries."""
+        """Return whether a node merges a dimension with one that repeats its elements: keys shared by several
+        queries."""
         made = self.forward.producers.get(node.inputs[0])
         return node.is_a("Reshape") and made is not None and made.is_a("Expand")
 
     def _note_unit(self, node: Node, shard: Shard) -> None:
-        """Dimensions that are joined into one: its parts are whole numbers of the inner ones."""
+        """Note the unit of a reshape that merges dimensions: parts must be multiples of the inner ones."""
         described = self.forward.operator(node)
         before = described.operands[0]
         if not node.is_a("Reshape", "Flatten") or before is None or not before.static:

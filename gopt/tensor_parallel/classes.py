@@ -1,4 +1,4 @@
-"""Classes of ranks: those whose parts of all values have equal sizes run one program, and get types of their own."""
+"""Classes of ranks: ranks of one class hold parts of equal sizes, so they share one program and its types."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from gopt.sharding.placements import PARTS, Sharding
 
 
 def classes(shardings: Iterable[Sharding], axes: Mapping[str, int]) -> list[tuple[dict[str, int], ...]]:
-    """Places on the ``axes`` (name -> members) that split values, by class; the class with the largest parts first.
-
-    Even sizes make one class. Three members with sizes 22, 21, 21 make two: tp=0, and tp=1 with tp=2.
-    """
+    """Return the coordinates along ``axes`` (name -> members), by class; the class with the largest parts is first."""
     rules = list(dict.fromkeys(_sizes(sharding) for sharding in shardings))
     found: dict[tuple[int, ...], list[dict[str, int]]] = {}
     for place in product(*map(range, axes.values())):

@@ -1,7 +1,7 @@
-"""What mappings cost: the bytes that they send, or their time on links as ``gopt plan`` counts it.
+"""Costs of mappings: the bytes that a member sends, or seconds on links as ``gopt plan`` counts them.
 
-A call starts anew for what the forward or the backward waits for. What the update alone reads, and single numbers, go
-with others of their kind in one call: of them only the bytes count.
+A value that the forward or the backward waits for pays for a call of its own. Values that only the update reads, and
+scalars, share packed calls: they pay for their bytes only.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from gopt.sharding.placements import Placement
 from gopt.topology import Link, Topology
 
 _HANDED_ON = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sum", "Neg")
-"""Through these, gradients go from where they are made to the update."""
+"""Operators between the node that makes a gradient and the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a mapping among the ``members`` of an axis: bytes that a member sends; with a ``link``, seconds."""
+    """Costs of mappings among the ``members`` of an axis, in bytes sent by a member; with a ``link``, in seconds."""
 
     members: int
     link: Link | None = None
 
     @classmethod
     def parse(cls, text: str, mesh: Mesh, axis: str) -> Cost:
-        """The cost along an axis on links as ``--link`` takes them; '': by bytes. Raises OptionError."""
+        """Return the cost along an axis. ``text``: a link as ``--link`` takes it, or '' for bytes. Raises
+        OptionError."""
         return cls(mesh.size(axis), Topology.parse(text, mesh).of(axis) if text else None)
 
     def of(self, before: Placement, after: Placement, nbytes: int, *, packed: bool = False) -> float:
-        """What it costs to bring a whole value of ``nbytes`` from one placement to another; infinite where no mapping
-        does. ``packed``: the value goes in one call with others."""
+        """Return the cost of bringing a value of ``nbytes`` (whole) from one placement to another; infinite where no
+        mapping does that. ``packed``: the value shares a call with others."""
         conversion = Conversion(before, after)
         sent = conversion.sent(nbytes, self.members)
         if self.link is None or not sent:
@@ -44,14 +45,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Which calls go together with others: of a step, ``late`` are the values that the update alone reads."""
+    """Knows which calls are packed with others. ``late``: the values of a step that only the update reads."""
 
     graph: Graph
     late: frozenset[str]
 
     @classmethod
     def of(cls, graph: Graph) -> Packed:
-        """Of a step that is not split yet. One sweep."""
+        """Return the packing of a step that is not split yet. One sweep."""
         awaited: set[str] = set()
         for node in reversed(graph.nodes):
             hands_on = node.is_a(*_HANDED_ON) and awaited.isdisjoint(node.outputs)
@@ -60,6 +61,6 @@ class Packed:
         return cls(graph, frozenset(name for node in graph.nodes for name in node.outputs if name not in awaited))
 
     def has(self, name: str, phase: Phase | None) -> bool:
-        """Return whether a call on a value is packed that stands in some phase."""
+        """Return whether a call on a value, in some phase, is packed with others."""
         type = self.graph.type_of(name)
         return phase is Phase.UPDATE or name in self.late or (type.static and type.elements == 1)

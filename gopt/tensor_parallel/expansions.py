@@ -1,7 +1,8 @@
-"""Operators that act along a sharded dimension, written as operators that can be split there.
+"""Rewrites operators that act along a sharded dimension as operators that can be split there.
 
-Each is written only where its operand is sharded so. The formulas are those of the ONNX operators; softmax subtracts
-the largest value of all members first. Halves are computed in float32, as runtimes do inside the operator.
+An operator is rewritten only where its operand is sharded so. The formulas are those of the ONNX operators; softmax
+first subtracts the largest value of all members. Half precision is computed in float32, as runtimes do inside the
+operator.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Expansion = Callable[[Builder, Node, Operator], None]
 
 
 def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -> Expansion | None:
-    """How to write a node whose operands are placed so; None where it stays as it is."""
+    """Return the rewrite of a node whose operands have these placements; None where the node stays."""
     first = placements[0] if placements else None
     if not isinstance(first, Shard) or node.domain not in ("", "ai.onnx"):
         return None
@@ -51,7 +52,7 @@ def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -
 
 
 def _places(operator: Operator, shard: Shard) -> Expansion | None:
-    """How to write an operator over places, which are split."""
+    """Return the rewrite of an operator over spatial places that are split."""
     kind, places = operator.op_type, shard.dim >= 2
     if kind in ("GlobalAveragePool", "GlobalMaxPool") and places:
         return global_pool
@@ -63,14 +64,14 @@ def _places(operator: Operator, shard: Shard) -> Expansion | None:
 
 
 def _contracted(operator: Operator) -> int | None:
-    """The dimension of operand 0 over which a product sums; None where groups are summed apart."""
+    """Return the dimension of operand 0 over which a product sums; None for grouped convolutions."""
     if operator.op_type == "Gemm":
         return 0 if operator.attributes.get("transA", 0) else 1
     return 1 if operator.attributes.get("group", 1) == 1 else None
 
 
 def softmax(build: Builder, node: Node, operator: Operator) -> None:
-    """exp(x - max) / sum(exp(x - max)), or its logarithm."""
+    """Write exp(x - max) / sum(exp(x - max)), or its logarithm."""
     out, type = node.outputs[0], operator.results[0]
     assert type is not None
     root = f"gopt.tensor-parallel.{out}"
@@ -81,7 +82,7 @@ def softmax(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def biased(build: Builder, node: Node, operator: Operator) -> None:
-    """The product, and what is added to it behind the sum over members."""
+    """Write the product, and add its bias after the sum over members."""
     out = node.outputs[0]
     type = build.graph.types[out]
     root = f"gopt.tensor-parallel.{out}"
@@ -95,7 +96,7 @@ def biased(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def biased_convolution(build: Builder, node: Node, operator: Operator) -> None:
-    """The convolution, and its bias behind the sum over members."""
+    """Write the convolution, and add its bias after the sum over members."""
     out = node.outputs[0]
     type = build.graph.types[out]
     root = f"gopt.tensor-parallel.{out}"
@@ -106,7 +107,7 @@ def biased_convolution(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def norm(build: Builder, node: Node, operator: Operator) -> None:
-    """The root of the sum of squares."""
+    """Write the root of the sum of squares."""
     root = f"gopt.tensor-parallel.{node.outputs[0]}"
     value = _wide(build, node.inputs[0], root)
     squares = build.add("Mul", [value, value], f"{root}.squares", build.graph.types[value])
@@ -114,12 +115,12 @@ def norm(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def log_sum(build: Builder, node: Node, operator: Operator) -> None:
-    """The logarithm of the sum."""
+    """Write the logarithm of the sum."""
     _finish(build, node, operator, "Log", _wide(build, node.inputs[0], f"gopt.tensor-parallel.{node.outputs[0]}"))
 
 
 def log_sum_exp(build: Builder, node: Node, operator: Operator) -> None:
-    """max + log(sum(exp(x - max)))."""
+    """Write max + log(sum(exp(x - max)))."""
     out, axes = node.outputs[0], axes_of(operator) or ()
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
     value = _wide(build, node.inputs[0], root)
@@ -140,14 +141,14 @@ def log_sum_exp(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def mean(build: Builder, node: Node, operator: Operator) -> None:
-    """The sum over the number of elements, where members have unequal parts of them."""
+    """Write the sum divided by the number of elements: members hold unequal numbers of them."""
     value = _wide(build, node.inputs[0], f"gopt.tensor-parallel.{node.outputs[0]}")
     count = prod(operator.size(0, axis) for axis in axes_of(operator) or ())
     _finish(build, node, operator, "Div", value, build.number(count, build.graph.types[value].dtype))
 
 
 def _finish(build: Builder, node: Node, operator: Operator, kind: str, value: str, *more: str) -> None:
-    """The sum over the axes of a reduction, and what is made of it."""
+    """Write the sum over the axes of a reduction, and one more operator on it."""
     out, keep = node.outputs[0], node.attributes.get("keepdims", 1)
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
     total = build.reduction("ReduceSum", value, axes_of(operator) or (), f"{root}.sum", keepdims=keep)
@@ -156,7 +157,7 @@ def _finish(build: Builder, node: Node, operator: Operator, kind: str, value: st
 
 
 def _wide(build: Builder, value: str, root: str) -> str:
-    """A value in the type in which it is computed."""
+    """Return a value in the dtype of the computation: float32 for half precision."""
     type = build.graph.types[value]
     if type.dtype not in LOW_PRECISION:
         return value
@@ -164,7 +165,7 @@ def _wide(build: Builder, value: str, root: str) -> str:
 
 
 def _inner(build: Builder, out: str, type: TensorType, root: str) -> str:
-    """The name of a result before it is narrowed: its own where it is not."""
+    """Return the name of a result before it is cast back; its own where no cast follows."""
     return f"{root}.result" if type.dtype in LOW_PRECISION else out
 
 

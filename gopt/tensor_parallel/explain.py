@@ -13,7 +13,7 @@ from gopt.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The node that placed a value, and the operand whose placement decided; '' where none did."""
+    """The node that placed a value, and the operand that decided; '' where no operand did."""
 
     node: str
     operand: str
@@ -21,8 +21,8 @@ class Origin:
 
 @dataclass(slots=True)
 class Explanation:
-    """What one axis did to the values of a step. ``reasons``: why parameters are split; ``converted``: a value -> what
-    its mappings make."""
+    """The placements along one axis, and their reasons. ``reasons``: why parameters are split; ``converted``: value ->
+    the results of its mappings."""
 
     axis: str
     graph: Graph
@@ -32,7 +32,8 @@ class Explanation:
     converted: dict[str, list[str]] = field(default_factory=dict)
 
     def lines(self, value: str) -> list[str]:
-        """The chain, one value a line; raises OptionError for a value that is not in the step."""
+        """Return the chain from a value back to a choice, one line a value; raises OptionError for a value that is not
+        in the step."""
         if value not in self.graph.types:
             hint = did_you_mean(value, self.graph.types) or "gopt inspect MODEL --text lists the values"
             raise OptionError(f"the step has no value {value!r}", hint)

@@ -18,7 +18,7 @@ LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
 
 @dataclass(slots=True)
 class Forward:
-    """The nodes of the forward, indexed once."""
+    """The nodes of the forward, with indexes."""
 
     training: TrainingGraph
     nodes: list[Node] = field(init=False)
@@ -26,7 +26,7 @@ class Forward:
     producers: dict[str, Node] = field(init=False)
     users: dict[str, list[Node]] = field(init=False)
     of_weights: set[str] = field(init=False)
-    """Parameters, and values that follow from them alone."""
+    """Parameters, and values computed from them alone."""
     _constants: Constants = field(init=False)
     _operators: dict[int, Operator] = field(default_factory=dict)
     _free: dict[tuple[str, Shard], bool] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class Forward:
         self.users = dict(users)
 
     def operator(self, node: Node) -> Operator:
-        """A node as rules see it."""
+        """Return a node as the rules see it."""
         if id(node) not in self._operators:
             self._operators[id(node)] = operator(node, self.training.graph, self._constants)
         return self._operators[id(node)]
 
     def strategies(self, node: Node, slot: Slot, shard: Shard) -> list[Strategy]:
-        """The ways to split a node; a bias is added behind the sum of a product."""
+        """Return the ways to split a node; a bias is added after the sum of a product."""
         return bare_strategies(self.operator(node), slot, shard)
 
     def static(self, *names: str) -> bool:
@@ -62,14 +62,15 @@ class Forward:
         return all(self.training.graph.type_of(name).static for name in names)
 
     def unflattened(self, name: str) -> tuple[int, ...]:
-        """The shape of a value before its dimensions were joined for a product of two; () where it is not known."""
+        """Return the shape of a value before it was flattened for a product of matrices; () where it is unknown."""
         types, node = self.training.graph.types, self.producers.get(name)
         while node is not None and node.is_a("Reshape") and self.static(name) and len(types[name].dims) < 3:
             name, node = node.inputs[0], self.producers.get(node.inputs[0])
         return types[name].dims if self.static(name) else ()
 
     def weighed(self, node: Node) -> list[tuple[int, int]]:
-        """(place of a weight, place of what it is multiplied with) of a product; none where both are one kind."""
+        """Return pairs (index of a weight, index of the other operand) of a product; empty where both or none are
+        weights."""
         pairs = ((0, 1), (1, 0)) if node.is_a(*PRODUCTS) and len(node.inputs) > 1 else ()
         return [
             (weight, other) for weight, other in pairs
@@ -77,7 +78,7 @@ class Forward:
         ]  # fmt: skip
 
     def weights(self, name: str, placement: Placement) -> list[tuple[str, Shard]] | None:
-        """The parameters behind a value that follows from weights alone; None where one cannot be split so."""
+        """Return the parameters, with placements, from which a value is computed; None where one cannot be split so."""
         if not isinstance(placement, Shard):
             return []
         if name in self.parameters:
@@ -94,8 +95,8 @@ class Forward:
     # --- what follows from parts of a value ---------------------------------------------------------------------------
 
     def free(self, name: str, shard: Shard) -> bool:
-        """Whether a value can stay in parts: all that follows from it does with parts, up to sums over them in products
-        with weights. The residual stream cannot: norms need it whole, by one operator or by several."""
+        """Return whether a value can stay sharded: everything computed from it can use parts, up to products with
+        weights that sum over them. The residual stream cannot, because norms need it whole."""
         todo = [(name, shard)]
         while todo:
             key = todo[-1]
@@ -124,8 +125,8 @@ class Forward:
         return found
 
     def summed(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """The weights that take part on the way from a value to sums over a dimension; None where it is needed whole,
-        or ends otherwise."""
+        """Return the weights used between a value and the sums over its sharded dimension; None where the value is
+        needed whole or is not summed."""
         found, seen, ahead = [], {name}, [(name, shard)]
         while ahead:
             value, part = ahead.pop()
@@ -148,7 +149,8 @@ class Forward:
 
 
 def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
-    """As ``strategies``; the sum of a product that has a bias is one as well: the bias is added behind it."""
+    """Return strategies as ``strategies`` does, and also those that sum a product with a bias: the bias is added after
+    the sum."""
     if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:
         bare = replace(described, operands=described.operands[:2])
         found = [each for each in strategies(bare, slot, shard) if sums(each)]
@@ -158,7 +160,7 @@ def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strat
 
 
 def sums(strategy: Strategy) -> bool:
-    """Return whether members have terms of a result."""
+    """Return whether a result is a partial sum."""
     return any(isinstance(each, Partial) for each in strategy.results)
 
 

@@ -1,4 +1,5 @@
-"""From a graph in logical shapes to the one that a member runs: types of parts, and the constants that name shapes."""
+"""Turns a graph with logical shapes into the graph that a member runs: local types, and local values in the constants
+that name shapes."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from gopt.tensor_parallel.operators import Constants, operator
 
 
 def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:
-    """Give the values of a graph the types that the ranks at some coordinates have, and operators those shapes.
+    """Set the types and named shapes of the ranks at some coordinates. Changes the graph in place.
 
-    Changes the graph in place. Initial values of states keep their logical types: who writes them cuts them.
+    Initial values of states keep their logical types: the writer cuts them.
     """
     local = _Local(graph, shardings, coordinates)
     local.run()
@@ -73,7 +74,7 @@ class _Local:
         return any(self._parts(name) for name in (*node.inputs, *node.outputs))
 
     def _shape(self, node: Node) -> None:
-        """The shape of the whole value is known."""
+        """Replace ``Shape`` or ``Size`` by a constant: the whole value's shape."""
         dims = self.logical[node.inputs[0]].dims
         value = np.array(dims if node.op_type == "Shape" else int(np.prod(dims)), np.int64)
         if node.op_type == "Shape":
@@ -82,7 +83,7 @@ class _Local:
         node.op_type, node.inputs, node.encoded, node._attributes = "Constant", [], None, made.attributes
 
     def _mapping(self, node: Node) -> None:
-        """Name the local lengths of a dimension that another axis shards as well."""
+        """Set the local lengths of a dimension that another axis shards as well."""
         for sizes, dim, value in _LENGTHS.get(node.op_type, ()):
             if sizes in node.attributes and node.attributes.get(dim) is not None:
                 name, at = (node.inputs if value == "X" else node.outputs)[0], int(node.attributes[dim])
@@ -91,11 +92,11 @@ class _Local:
                     self._attribute(node, sizes, [size * local // whole for size in node.attributes[sizes]])
 
     def shaped(self, node: Node, place: int) -> None:
-        """Name the local shape of the result."""
+        """Set the local shape of the result."""
         node.inputs[place] = self.build.ints(self.graph.types[node.outputs[0]].dims)
 
     def split(self, node: Node) -> None:
-        """Name the local lengths of the pieces."""
+        """Set the local lengths of the pieces."""
         axis = node.attributes.get("axis", 0) % len(self.graph.types[node.inputs[0]].dims)
         sizes = [self.graph.types[name].dims[axis] for name in node.outputs]
         if len(node.inputs) > 1 and node.inputs[1]:
@@ -108,14 +109,15 @@ class _Local:
             node.encoded = None
 
     def count(self, node: Node, key: str, place: int, dim: int) -> None:
-        """Name the local number of groups or heads of which a dimension of an operand consists."""
+        """Set the local number of groups or heads that a dimension of an operand holds."""
         if node.attributes.get(key, 1) > 1:
             whole, local = (types[node.inputs[place]].dims for types in (self.logical, self.graph.types))
             if len(whole) > dim and whole[dim] != local[dim]:
                 self._attribute(node, key, int(node.attributes[key]) * local[dim] // whole[dim])
 
     def slide(self, node: Node) -> None:
-        """Pad no dimension of which members have windows: those have what lies beside it. Name the local kernel."""
+        """Remove the padding of a dimension with windows, which hold their neighbours' elements already. Set the local
+        kernel."""
         places = len(self.logical[node.inputs[0]].dims) - 2
         split = self._split_places(node)
         if not split:
@@ -133,7 +135,7 @@ class _Local:
         node._attributes, node.encoded = given, None
 
     def slice(self, node: Node) -> None:
-        """Take all of a window, which begins where the member's part of the result does."""
+        """Take all of a window: it begins where the member's part of the result does."""
         rows = slices(self._described(node))
         split = self._split_places(node, first=0)
         for _, place in self.shardings[node.inputs[0]].by_axis if node.inputs[0] in self.shardings else ():
@@ -151,7 +153,7 @@ class _Local:
             node.inputs = [node.inputs[0], *map(self.build.ints, (starts, ends, list(rows), steps))]
 
     def pad(self, node: Node) -> None:
-        """Add nothing to a window, which has what is added."""
+        """Add no padding to a window: it holds what is added already."""
         added, split = paddings(self._described(node)), self._split_places(node, first=0)
         if added is None or not any(added[dim] != (0, 0) for dim in split):
             return
@@ -163,7 +165,7 @@ class _Local:
             node.inputs = [node.inputs[0], self.build.ints(pads), *node.inputs[2:3]]
 
     def _split_places(self, node: Node, first: int = 2) -> set[int]:
-        """Dimensions, from the ``first`` on, of which members have parts or windows."""
+        """Return the dimensions, from ``first`` on, that are sharded or have windows."""
         known = [self.shardings[name] for name in (node.inputs[0], node.outputs[0]) if name in self.shardings]
         return {
             place.dim for each in known for _, place in each.by_axis if isinstance(place, PARTS) and place.dim >= first
@@ -179,14 +181,14 @@ class _Local:
         return pads(described, dim, strides[dim - 2] if strides else 1, extent, length, made)
 
     def resize(self, node: Node) -> None:
-        """Name the local lengths, where the node names lengths."""
+        """Set the local lengths, where the node names lengths."""
         if len(node.inputs) > 3 and node.inputs[3]:
             dims = self.graph.types[node.outputs[0]].dims
             axes = node.attributes.get("axes", range(len(dims)))
             node.inputs[3] = self.build.ints([dims[axis] for axis in axes])
 
     def sliced(self, node: Node) -> None:
-        """Name the local places of a run that is taken of a dimension."""
+        """Set the local bounds of a slice."""
         described = self._described(node)
         local, logical = (types[node.outputs[0]].dims for types in (self.graph.types, self.logical))
         taken = {dim: run for dim, run in run_taken(described).items() if local[dim] != logical[dim]}
@@ -203,7 +205,7 @@ class _Local:
         node.inputs[1:3] = [self.build.ints(each) for each in places]
 
     def scattered(self, node: Node) -> None:
-        """Name the local places of a run that is written."""
+        """Set the local bounds of a slice that is written."""
         length = self.graph.types[node.inputs[2]].dims[0]
         if length != self.logical[node.inputs[2]].dims[0]:
             run = run_written(self._described(node))
@@ -211,7 +213,7 @@ class _Local:
             node.inputs[1] = self._places(run * length, length)
 
     def _places(self, start: int, length: int) -> str:
-        """A constant column of indices, one behind the other; one for each run."""
+        """Return a constant column of consecutive indices, one block for each run."""
         name = f"gopt.{PASS}.local.places_{start}_{length}"
         if name not in self.graph.initializers:
             type = TensorType("int64", (length, 1))
@@ -220,11 +222,11 @@ class _Local:
         return name
 
     def _described(self, node: Node) -> Operator:
-        """A node with logical types."""
+        """Return a node with logical types."""
         return operator(node, replace(self.graph, types=self.logical), self.constants)
 
     def squeeze(self, node: Node) -> None:
-        """As a Reshape, where a part of one element, or of none, would be taken for a dimension to drop."""
+        """Write a Squeeze as a Reshape where a part has one element or none: a Squeeze would drop that dimension."""
         dims = self.graph.types[node.outputs[0]].dims
         named = "axes" in node.attributes or len(node.inputs) > 1
         if 0 in dims or (node.op_type == "Squeeze" and not named):
@@ -232,7 +234,7 @@ class _Local:
             _reshape(self, node)
 
     def reduced(self, node: Node) -> None:
-        """Count axes from the front: runtimes do not see behind a dimension without elements."""
+        """Count axes from the front: runtimes cannot count from the back where a dimension has no elements."""
         dims = self.graph.types[node.inputs[0]].dims
         axes = axes_of(self._described(node))
         if 0 not in dims or not axes:
@@ -276,7 +278,8 @@ _LENGTHS = {
     "DimSlice": [("sizes", "axis", "X")],
     "AllToAll": [("concat_sizes", "concat_axis", "Y"), ("split_sizes", "split_axis", "X")],
 }
-"""Mapping -> its lists of lengths, their dimension, and the value that has all of it along the mapping's axis."""
+"""Mapping -> (attribute with lengths, attribute with the dimension, the value that is whole along the mapping's
+axis)."""
 _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Reshape": _reshape,
     "Expand": lambda local, node: local.shaped(node, 1),
@@ -296,4 +299,4 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Attention": _attention,
     **dict.fromkeys(FULL_REDUCTIONS, _Local.reduced),
 }
-"""Operators that name lengths, groups or heads -> how they get those of a member."""
+"""Operators that name lengths, groups or heads -> the function that makes those local."""

@@ -1,7 +1,7 @@
-"""Losses over classes that are sharded: each member scores its own classes, and picks what labels choose of them.
+"""Losses over sharded classes: each member scores its own classes and picks those that labels name.
 
-No member has all classes. What travels are one number for each sample: the largest score, the sum of exponentials, the
-score of the label.
+No member holds all classes. Members exchange three numbers for each sample: the largest score, the sum of exponentials,
+and the score of the label.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gopt.tensor_parallel.builder import Builder
 
 
 def normalised(build: Builder, value: str, axes: Sequence[int], root: str, *, logs: bool, out: str) -> str:
-    """Softmax over some dimensions, or its logarithm; returns ``out``."""
+    """Write softmax over some dimensions, or its logarithm; return ``out``."""
     type = build.graph.types[value]
     largest = build.reduction("ReduceMax", value, axes, f"{root}.max")
     moved = build.add("Sub", [value, largest], f"{root}.moved", type)
@@ -30,7 +30,7 @@ def normalised(build: Builder, value: str, axes: Sequence[int], root: str, *, lo
 
 
 def loss(build: Builder, node: Node, operator: Operator) -> None:
-    """-log p(label), weighted and reduced: SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss."""
+    """Write -log p(label), weighted and reduced: SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss."""
     _Loss(build, node, f"gopt.tensor-parallel.{node.outputs[0]}").write()
 
 
@@ -68,7 +68,7 @@ class _Loss:
         return self._add("Cast", [value], role, TensorType("float32", type.shape), to=dtype_code("float32"))
 
     def _logs(self) -> str:
-        """Logarithms of probabilities, which are a result too where the node names it."""
+        """Return logarithms of probabilities, which are also a result where the node names it."""
         value = self._wide(self.node.inputs[0], "wide")
         if self.node.op_type == "NegativeLogLikelihoodLoss":
             return value
@@ -82,7 +82,7 @@ class _Loss:
         return made
 
     def _labels(self) -> tuple[str, str]:
-        """Labels, class 0 in place of one that is ignored; and which are, '' where none is."""
+        """Return labels with class 0 for ignored ones, and a mask of the ignored ones; '' where none is ignored."""
         labels = self.node.inputs[1]
         type = self.build.graph.types[labels]
         if "ignore_index" not in self.node.attributes:
@@ -93,7 +93,7 @@ class _Loss:
         return self._add("Where", [ignored, first, labels], "labels", type), ignored
 
     def _picked(self, logs: str, labels: str) -> str:
-        """-log p of each label."""
+        """Return -log p of each label."""
         scores, type = self.build.graph.types[logs], self.build.graph.types[labels]
         one = (type.dims[0], 1, *type.dims[1:])
         at = self._add("Reshape", [labels, self.build.ints(one)], "at", TensorType(type.dtype, one))
@@ -103,7 +103,7 @@ class _Loss:
         return self._add("Neg", [flat], "losses", plain)
 
     def _weights(self, labels: str, type: TensorType, ignored: str) -> str:
-        """The weight of each label, none of one that is ignored; '' where each counts once."""
+        """Return the weight of each label, 0 for an ignored one; '' where each counts once."""
         given = self.node.inputs[2] if len(self.node.inputs) > 2 else ""
         if not given and not ignored:
             return ""

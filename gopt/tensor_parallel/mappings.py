@@ -1,7 +1,7 @@
-"""What one axis sees of the mappings of others: moves and sums of whole values, which leave its own placements.
+"""Mappings of other axes as one axis sees them: moves and sums of whole values, which keep its own placements.
 
-Types are logical, so that a mapping along another axis makes a value of the same type from the same elements. Along
-this axis the value is placed behind it as it was in front of it, as long as the parts of both axes fit each other.
+Types are logical, so a mapping along another axis makes a value of the same type from the same elements. Its result has
+the operand's placement along this axis, as long as the parts of both axes nest.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MASKED = {
     "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
     "ScatterElements": "MemberScatterElements", "ScatterND": "MemberScatterND",
 }  # fmt: skip
-"""Operators that choose along a sharded dimension -> what a member runs instead."""
+"""Operators that index along a sharded dimension -> the operator that a member runs instead."""
 _UNMASKED = {masked: plain for plain, masked in MASKED.items()} | {"MemberMaxPool": "MaxPool"}
 HALO = ("HaloStrips", "HaloJoin", "HaloSum")
-"""Operators of ``gopt.spmd`` of which a halo consists, beside the call that joins strips."""
+"""Operators of ``gopt.spmd`` that make up a halo, beside the call that gathers strips."""
 _MOVES = ("AllGather", "AllToAll", "DimSlice", *HALO)
 _SUMS = ("sum", "mean")
 
@@ -34,8 +34,8 @@ def is_mapping(node: Node, axes: Collection[str]) -> bool:
 
 
 def beside(node: Node, operand: Operand) -> Placement:
-    """The placement along this axis of what a mapping along another makes; raises Mismatch for terms of another kind
-    than those that it completes, and for parts of the dimension that windows along the other are of."""
+    """Return the placement along this axis of the result of another axis's mapping. Raises Mismatch for partial sums of
+    another kind than the mapping completes, and for a dimension that has windows along the other axis."""
     placement = operand.placement
     if node.op_type in HALO:
         if isinstance(placement, PARTS) and placement.dim == node.attributes["axis"]:
@@ -50,7 +50,7 @@ def beside(node: Node, operand: Operand) -> Placement:
 
 
 def described_as(node: Node, graph: Graph, constants: Constants) -> Operator | None:
-    """A node as the rules of links see it; None where it is none of the standard ones, and stands for none."""
+    """Return a node as the rules see it; None where it is no standard operator and replaces none."""
     if node.domain in ("", "ai.onnx"):
         return operator(node, graph, constants)
     if node.domain == SPMD and node.op_type in _UNMASKED:

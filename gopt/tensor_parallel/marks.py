@@ -1,9 +1,9 @@
-"""What a user says of gradients: over which axes of the computation they are shared, ``*.norm.weight:tp+cp;head:none``.
+"""Marks: the user's statement over which axes a gradient is shared, ``*.norm.weight:tp+cp;head:none``.
 
-Whether a gradient is a partial sum along an axis follows from the step alone, so a mark changes no value. One that
+Whether a gradient is a partial sum along an axis follows from the step alone, so a mark changes no value. A mark that
 agrees with the step changes nothing. One that names an axis along which the gradient is equal on all members adds a
-mean over it: the value stays, and members whose bits have drifted apart come together. One that leaves out an axis
-along which the gradient is a partial sum, or names one along which members have other parts of it, is refused.
+mean over it: the value stays, and members whose bits have drifted apart agree again. A mark is refused that leaves out
+an axis along which the gradient is a partial sum, or that names one along which members hold different parts of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gopt.tensor_parallel.patterns import Pattern, matches
 
 NONE = "none"
 _THROUGH = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Cast")
-"""Through these a gradient is followed back to the call that completed it."""
+"""Operators through which a gradient is followed back to the call that completed it."""
 
 
 def parse_marks(text: str) -> tuple[Pattern, ...]:
@@ -40,8 +40,8 @@ def parse_marks(text: str) -> tuple[Pattern, ...]:
 
 @dataclass(slots=True)
 class Marks:
-    """Gradients that are marked. ``axes``: value -> the axes it is said to be shared over; ``of``: value -> its
-    parameter, for messages; ``warnings``: marks that the step contradicts, and what became of them."""
+    """The marked gradients. ``axes``: value -> the axes over which the user says it is shared; ``of``: value -> its
+    parameter, for messages; ``warnings``: marks that the step contradicts, and what was done."""
 
     axes: dict[str, frozenset[str]] = field(default_factory=dict)
     of: dict[str, str] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class Marks:
 
     @classmethod
     def read(cls, training: TrainingGraph, mesh: Mesh, axes: Sequence[str], patterns: tuple[Pattern, ...]) -> Marks:
-        """``axes``: those that split the computation. Raises OptionError for a mark that fits no parameter, for one of
-        an axis that is none of them, and for parameters with one gradient that are not marked alike."""
+        """Read marks; ``axes``: those that split the computation. Raises OptionError for a mark that fits no parameter,
+        for an unknown axis, and for parameters with a common gradient that have different marks."""
         found = cls()
         parameters = [state.tensor for state in training.parameters if state.tensor in training.gradients]
         groups = {each: _axes(each, mesh, axes) for each in patterns}
@@ -64,10 +64,10 @@ class Marks:
         return found
 
     def settle(self, graph: Graph, axis: str, placements: Mapping[str, Placement]) -> int:
-        """Hold the marks against a step that is split along an axis; add what they ask for. Returns how many means
-        were added. ``placements``: of the values of ``graph`` along the axis.
+        """Check the marks against a step that is split along an axis, and add the means that they ask for.
+        ``placements``: of the values of ``graph`` along the axis. Returns the number of means.
 
-        Raises UnsupportedError for a mark that would make another step.
+        Raises UnsupportedError for a mark that would change the step's result.
         """
         if not self.axes:
             return 0
@@ -120,7 +120,7 @@ def _axes(pattern: Pattern, mesh: Mesh, splitting: Sequence[str]) -> frozenset[s
 
 
 def _summed(value: str, axis: str, producers: Mapping[str, Node]) -> bool:
-    """Return whether a call over the axis completes a gradient, or what it is a move or a cast of."""
+    """Return whether a value comes from a call over the axis, directly or through moves and casts."""
     while (node := producers.get(value)) is not None:
         if node.domain == COMM:
             group = str(node.attributes["group"])
@@ -135,7 +135,7 @@ def _summed(value: str, axis: str, producers: Mapping[str, Node]) -> bool:
 
 
 def _mean(graph: Graph, value: str, axis: str, producer: Node) -> Node:
-    """Let a value be the mean over an axis of what its node makes."""
+    """Replace a value by its mean over an axis."""
     own = f"gopt.{PASS}.{value}.{axis}.own"
     graph.types[own] = graph.types[value]
     producer.outputs = [own if name == value else name for name in producer.outputs]

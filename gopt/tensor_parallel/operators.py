@@ -1,4 +1,4 @@
-"""A graph as the rules of links see it: nodes with logical types and the constants that they read."""
+"""A graph as the rules see it: nodes with logical types, and the constants that they read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gopt.opaque.table_body import opset
 from gopt.sharding.links import Operator
 
 LARGEST = 4096
-"""Elements of the largest constant that says something of an operator's dimensions: axes, shapes, indices."""
+"""Most elements of a constant that can describe an operator's dimensions: axes, shapes, indices."""
 
 
 @dataclass(slots=True)
 class Constants:
-    """Values that the graph holds, read once each."""
+    """Small constants of a graph; each is read once."""
 
     graph: Graph
     opset: int = field(init=False)
@@ -30,7 +30,7 @@ class Constants:
         self._made = {node.outputs[0]: node for node in self.graph.nodes if node.is_a("Constant")}
 
     def get(self, name: str) -> np.ndarray | None:
-        """The value of a small constant; None where it is large, or none."""
+        """Return the value of a small constant; None where it is large or no constant."""
         if name not in self._read:
             self._read[name] = self._value(name)
         return self._read[name]
@@ -53,7 +53,7 @@ def _constant(node: Node) -> np.ndarray | None:
 
 
 def operator(node: Node, graph: Graph, constants: Constants) -> Operator:
-    """A node with its types; all of them are logical in a graph that is not local yet."""
+    """Return a node with its types, which are logical until the graph is made local."""
 
     def typed(names: list[str]) -> tuple[TensorType | None, ...]:
         return tuple(graph.type_of(name) if name else None for name in names)

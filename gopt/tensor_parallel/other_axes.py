@@ -1,4 +1,4 @@
-"""The axes along which a graph is split already, while it is split along one more."""
+"""The axes along which a graph is already split while one more is added."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gopt.tensor_parallel.mappings import beside
 
 @dataclass(slots=True)
 class OtherAxes:
-    """The axes along which a graph is split already, while nodes are put in for one more. ``checkers``: by axis, with
-    the placements of all values of the graph."""
+    """Axes along which a graph is already split while nodes for one more are added. ``checkers``: by axis, with the
+    placements of all values."""
 
     graph: Graph
     checkers: tuple[Checker, ...] = ()
@@ -27,11 +27,11 @@ class OtherAxes:
         return frozenset(each.axis for each in self.checkers)
 
     def of(self, name: str) -> tuple[Placement, ...]:
-        """The placements of a value along these axes."""
+        """Return the placements of a value along these axes."""
         return tuple(checker.of(name) for checker in self.checkers)
 
     def fit(self, placed: Iterable[tuple[str, Placement]]) -> bool:
-        """Return whether values can be placed so along one more axis."""
+        """Return whether values can have these placements along one more axis."""
         if not self.checkers:
             return True
         return all(
@@ -40,7 +40,7 @@ class OtherAxes:
         )  # fmt: skip
 
     def adds(self, node: Node, placement: Placement) -> bool:
-        """Return whether a mapping along one of these axes hands on what is placed so along the new one."""
+        """Return whether a mapping along one of these axes keeps this placement along the new one."""
         try:
             beside(node, Operand(node.inputs[0], placement))
         except Mismatch:
@@ -48,7 +48,7 @@ class OtherAxes:
         return True
 
     def allow(self, nodes: Sequence[Node]) -> bool:
-        """Return whether nodes can stand in the graph as these axes split it."""
+        """Return whether these axes can split the nodes."""
         for checker in self.checkers:
             known, checker.known = checker.known, ChainMap({}, checker.known)
             try:
@@ -61,7 +61,7 @@ class OtherAxes:
         return True
 
     def follow(self, nodes: Sequence[Node]) -> None:
-        """Place what new nodes make; raises UnsupportedError where these axes cannot split them."""
+        """Set the placements of new nodes' results; raises UnsupportedError where these axes cannot split them."""
         for checker in self.checkers:
             for node in nodes:
                 try:

@@ -27,8 +27,8 @@ _DIM = re.compile(r"dim(\d+)(?:/(\d+))?(?:=(\d+(?:\+\d+)*))?")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Values whose name fits ``glob``, and how they are split along an axis: a word, or ``dimN``; ``dimN/R``: in R
-    runs; ``dimN=24+40``: in parts of these sizes."""
+    """A pattern: values whose name matches ``glob``, and how they are split along an axis: a word, or ``dimN``;
+    ``dimN/R``: in R runs; ``dimN=24+40``: in parts of these sizes."""
 
     glob: str
     word: str
@@ -39,7 +39,7 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str, words: Sequence[str] = WORDS) -> tuple[Pattern, ...]:
-        """``up*:column;down*:row@tp``; raises OptionError on anything else."""
+        """Parse ``up*:column;down*:row@tp``; raises OptionError on anything else."""
         found = []
         for part in filter(None, (part.strip() for part in text.split(";"))):
             glob, colon, said = part.rpartition(":")
@@ -57,9 +57,9 @@ class Pattern:
 def apply(
     training: TrainingGraph, members: int, rule: Sizes, patterns: tuple[Pattern, ...], auto: Mapping[str, Choice]
 ) -> dict[str, Choice]:
-    """The choices with what the user says in place of what was found; the first pattern that fits counts.
+    """Return the choices, overridden by the user's patterns; the first pattern that matches counts.
 
-    Raises OptionError for a pattern that fits no parameter, and for one that a parameter cannot be split by.
+    Raises OptionError for a pattern that matches no parameter, and for one by which a parameter cannot be split.
     """
     found = dict(auto)
     products = _Products(training)
@@ -79,7 +79,7 @@ def fed_by(
     patterns: tuple[Pattern, ...],
     auto: Mapping[str, Shard],
 ) -> dict[str, Shard]:
-    """How inputs of the batch are shared out along an axis, with what the user says in place of what was found.
+    """Return how batch inputs are sharded along an axis, overridden by the user's patterns.
 
     Raises OptionError as ``apply`` does.
     """
@@ -93,7 +93,7 @@ def fed_by(
 
 
 def matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> list[tuple[str, Pattern]]:
-    """Names with the first pattern that fits; raises OptionError for a pattern that fits none."""
+    """Return names with the first pattern that matches; raises OptionError for a pattern that matches none."""
     for each in patterns:
         if not any(fnmatchcase(name, each.glob) for name in names):
             hint = did_you_mean(each.glob, names) or f"see each {what} with gopt inspect"
@@ -105,7 +105,7 @@ def matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> l
 def _by_dimension(
     training: TrainingGraph, members: int, rule: Sizes, name: str, pattern: Pattern, dim: int | None = None
 ) -> Shard:
-    """The placement that names a dimension, or ``dim``."""
+    """Return the placement that a pattern names by its dimension, or by ``dim``."""
     type, runs, given = training.graph.types[name], 1, ""
     exact = _DIM.fullmatch(pattern.word)
     if exact is not None:
@@ -133,12 +133,12 @@ def _placement(products: _Products, members: int, rule: Sizes, name: str, patter
 
 @dataclass(slots=True)
 class _Products:
-    """The forward, indexed once for all parameters."""
+    """The products of the forward, with an index of readers."""
 
     training: TrainingGraph
     constants: Constants = field(init=False)
     readers: dict[str, list[int]] = field(init=False)
-    """Value -> the places of its readers."""
+    """Value -> the positions of its readers."""
 
     def __post_init__(self) -> None:
         self.constants = Constants(self.training.graph)
@@ -148,8 +148,8 @@ class _Products:
                 self.readers.setdefault(name, []).append(place)
 
     def dimension(self, name: str, pattern: Pattern) -> int:
-        """The dimension of a weight that is the columns, or the rows, of the first product that reads it or a view of
-        it; raises OptionError where none does."""
+        """Return the dimension of a weight that is the columns, or the rows, in the first product that reads it or a
+        view of it; raises OptionError where none does."""
         nodes = self.training.graph.nodes
         views = {name: {dim: Shard(dim, (size,)) for dim, size in enumerate(self.training.graph.types[name].dims)}}
         ahead = list(self.readers.get(name, ()))

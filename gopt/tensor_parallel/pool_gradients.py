@@ -1,8 +1,8 @@
-"""The gradient of a largest-value pool, as exporters write it: updates added to zeros at the places that the pool took.
+"""The gradient of a max pool, as exporters write it: updates scattered into zeros at the pool's indices.
 
-Places are counted through one plane of the pool's operand: the pool's own count, less that of the plane's first place,
-which a pool over single places gives. A member that has some places of the pool's result took them from its window.
-So its updates fall into that window, and are terms of a halo sum: no member needs the others' updates.
+Indices count through one plane of the pool's operand: the pool's own index minus that of the plane's first element,
+which a pool of size one gives. A member that holds part of the pool's result took those elements from its window. So
+its updates fall into that window and are terms of a halo sum: no member needs another's updates.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gopt.sharding.placements import Placement, Ranges, Shard, WindowTerms
 from gopt.tensor_parallel.operators import Constants, operator
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
-"""Operators that change only the placement of a value."""
+"""Operators that change nothing but the placement of a value."""
 Maker = Callable[[str], Node | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places in a plane of a pool's operand: the pool, and what of it makes them."""
+    """Indices into a plane of a pool's operand, and the pool that makes them."""
 
     pool: Node
     made: str
@@ -31,14 +31,14 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """A scatter of which each member has terms, for the window of places that its indices are in."""
+    """A scatter whose result is a partial sum on each member, for the window that its indices point into."""
 
     terms: WindowTerms
     shape: tuple[int, ...]
-    """Of the pool's operand: the scatter makes it, and not planes that are flat."""
+    """Shape of the pool's operand, which the scatter makes in place of flat planes."""
 
     def node(self, node: Node, axis: str, output: str) -> Node:
-        """The operator that a member runs: into zeros of its window."""
+        """Return the operator that a member runs: it scatters into zeros of its window."""
         attributes = {
             "group": axis, "axis": self.terms.dim, "ranges": [end for each in self.terms.ranges for end in each],
             "length": self.terms.length,
@@ -52,10 +52,10 @@ def scattered(
     node: Node, graph: Graph, constants: Constants, maker: Maker, pools: Mapping[str, Node],
     placements: Mapping[str, Placement],
 ) -> Scattered | None:  # fmt: skip
-    """How members scatter what they have; None where it is not known in which window indices are.
+    """Return how members scatter their updates; None where the window of the indices is unknown.
 
-    ``maker``: who makes a value; ``pools``: places that members of a split pool took -> that pool, whose window they
-    are in; ``placements``: those known. Data that is not zeros is not looked at here.
+    ``maker``: returns the node that makes a value; ``pools``: indices that the members of a split pool made -> that
+    pool; ``placements``: the known ones. Whether the data are zeros is not checked here.
     """
     if not node.is_a("ScatterElements") or node.attributes.get("reduction", "none") != "add":
         return None
@@ -83,7 +83,8 @@ def scattered(
 
 
 def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Places | None:
-    """Whether a value is what a pool took, counted through each plane from 0, in any shape of as many elements."""
+    """Return whether a value is a pool's indices, counted through each plane from 0, in any shape of as many
+    elements."""
     node = _maker(name, maker)
     while node is not None and node.is_a("Reshape", "Identity"):
         node = _maker(node.inputs[0], maker)
@@ -102,21 +103,21 @@ def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Pla
 
 
 def _counts(node: Node, name: str) -> bool:
-    """Return whether a value is the places that a pool took, row by row."""
+    """Return whether a value is a pool's indices, row by row."""
     pool = node.is_a("MaxPool") or (node.domain == SPMD and node.op_type == "MemberMaxPool")
     plain = not node.attributes.get("storage_order", 0)
     return pool and plain and len(node.outputs) > 1 and node.outputs[1] == name
 
 
 def _single(pool: Node) -> bool:
-    """Return whether a pool takes every place by itself."""
+    """Return whether a pool has windows of one element."""
     given = pool.attributes
     alone = all(size == 1 for key in ("kernel_shape", "strides") for size in given.get(key, ()))
     return alone and not any(given.get("pads", ()))
 
 
 def _firsts(node: Node, graph: Graph, constants: Constants, rank: int) -> bool:
-    """Return whether a Slice takes the first place of every plane."""
+    """Return whether a Slice takes the first element of every plane."""
     rows = slices(operator(node, graph, constants))
     if rows is None or any(rows.get(dim, (-1, 0))[0] for dim in range(2, rank)):
         return False

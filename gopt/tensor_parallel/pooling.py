@@ -1,5 +1,5 @@
-"""Operators over places that are split, written as operators that can be: statistics of a batch, pools of all places,
-means that leave out what is beside the operand."""
+"""Rewrites operators over sharded spatial places: batch statistics, global pools, and means that do not count
+padding."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _GLOBAL = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
 
 def global_pool(build: Builder, node: Node, operator: Operator) -> None:
-    """A reduction over all places."""
+    """Write a global pool as a reduction over all places."""
     axes = range(2, operator.rank(0))
     build.reduction(_GLOBAL[node.op_type], node.inputs[0], axes, node.outputs[0])
 
 
 def batch_normalization(build: Builder, node: Node, operator: Operator) -> None:
-    """(x - mean) / sqrt(variance + epsilon) * scale + offset, with statistics of all samples and places; and the
-    running ones, of which ``momentum`` is kept."""
+    """Write (x - mean) / sqrt(variance + epsilon) * scale + offset with statistics over all samples and places, and the
+    running statistics, of which ``momentum`` is kept."""
     out = node.outputs[0]
     root, type = f"gopt.tensor-parallel.{out}", build.graph.types[out]
     value = _cast(build, node.inputs[0], "float32" if type.dtype in LOW_PRECISION else type.dtype, f"{root}.wide")
@@ -49,7 +49,7 @@ def batch_normalization(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def _running(build: Builder, node: Node, made: str, place: int, root: str) -> None:
-    """A running statistic: some of the old one, and the rest of the new one."""
+    """Write a running statistic: momentum * old + (1 - momentum) * new."""
     old, out = node.inputs[place + 2], node.outputs[place]
     type, momentum = build.graph.types[out], float(node.attributes.get("momentum", 0.9))
     kind = build.graph.types[made].dtype
@@ -66,8 +66,8 @@ def _running(build: Builder, node: Node, made: str, place: int, root: str) -> No
 
 
 def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
-    """(x - mean) / sqrt(variance + epsilon) * scale + offset, with statistics of all places of the channels of a group;
-    of each channel alone where the operator is InstanceNormalization."""
+    """Write (x - mean) / sqrt(variance + epsilon) * scale + offset with statistics over all places of the channels of a
+    group; of each channel alone for InstanceNormalization."""
     out = node.outputs[0]
     root, type = f"gopt.tensor-parallel.{out}", build.graph.types[out]
     value = _cast(build, node.inputs[0], "float32" if type.dtype in LOW_PRECISION else type.dtype, f"{root}.wide")
@@ -76,7 +76,7 @@ def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
     shape = (samples, channels, *[1] * len(places))
 
     def mean(of: str, role: str) -> str:
-        """A statistic of each group, for each of its channels."""
+        """Return a statistic of each group, repeated for each of its channels."""
         made = build.reduction("ReduceMean", of, range(2, len(type.dims)), f"{root}.{role}.places")
         if groups == channels:
             return made
@@ -87,7 +87,7 @@ def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
         return build.add("Reshape", [made, build.ints(shape)], f"{root}.{role}", TensorType(wide.dtype, shape))
 
     def of_channel(name: str, role: str) -> str:
-        """Scale or offset, which before operator set 21 has one element for each group."""
+        """Return scale or offset for each channel: before operator set 21 it has one element for each group."""
         made, kind = _cast(build, name, wide.dtype, f"{root}.{role}.wide"), wide.dtype
         count = build.graph.types[name].dims[0]
         if count != channels:
@@ -105,7 +105,7 @@ def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def _normalised(build: Builder, node: Node, moved: str, variance: str, of_channel: Callable[[str, str], str]) -> None:
-    """moved / sqrt(variance + epsilon) * scale + offset; ``of_channel`` brings scale and offset to their shape."""
+    """Write moved / sqrt(variance + epsilon) * scale + offset; ``of_channel`` reshapes scale and offset."""
     out = node.outputs[0]
     root = f"gopt.tensor-parallel.{out}"
     type, wide, row = (build.graph.types[each] for each in (out, moved, variance))
@@ -129,7 +129,7 @@ def _cast(build: Builder, value: str, dtype: str, name: str) -> str:
 
 
 def mean_pool(build: Builder, node: Node, operator: Operator) -> None:
-    """A mean of zeros beside the operand too, times how many more those are than what is there."""
+    """Write a mean that counts the padding too, times a factor that corrects the count."""
     out = node.outputs[0]
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
     counts = mean_counts(operator)
@@ -143,8 +143,8 @@ def mean_pool(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def mean_counts(operator: Operator) -> np.ndarray | None:
-    """What a mean that counts zeros is multiplied with, for each place of the result; None where windows reach beyond
-    the zeros that the operator names."""
+    """Return the correction factor of a mean that counts zeros, for each place of the result; None where windows reach
+    beyond the padding that the operator names."""
     dims = range(2, operator.rank(0))
     slides = [sliding(operator, dim) for dim in dims]
     made = np.ones((1, 1), np.float64)
@@ -163,12 +163,12 @@ def _counted(slide: Sliding) -> np.ndarray:
 
 
 def is_training(operator: Operator) -> bool:
-    """Return whether a BatchNormalization makes statistics of its batch, in a form that is known here."""
+    """Return whether a BatchNormalization computes batch statistics in a form that is supported here."""
     return operator.opset >= 14 and bool(operator.attributes.get("training_mode", 0))
 
 
 def padded_mean(operator: Operator, dim: int) -> bool:
-    """Whether the means along a dimension of places are of unequal numbers of elements, and can be written anew."""
+    """Return whether means along a spatial dimension have unequal counts and can be rewritten."""
     slide = sliding(operator, dim)
     if slide is None or slide.inside or operator.attributes.get("count_include_pad", 0):
         return False

@@ -1,9 +1,10 @@
-"""Placements carried from the states through forward, backward and update, along one axis; mappings where they meet.
+"""Propagates placements along one axis from the states through forward, backward and update, and adds mappings where
+they do not agree.
 
-One sweep in the order of the nodes. A node takes the cheapest of its strategies: what it costs to bring its operands
-there, and to complete terms of its results (``cost``). Gradients need no rule of their own: what stands in the backward
-are operators like others, so the dual of each mapping comes out of the sweep. Terms are summed where they are made,
-unless their one reader passes them on.
+One sweep in node order. Each node takes the cheapest of its strategies: the cost of bringing its operands there and of
+completing partial sums (``cost``). Gradients need no rule of their own: the backward consists of operators like any
+others, so each mapping's dual comes out of the sweep. Partial sums are completed where they are made, unless their only
+reader passes them on.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from gopt.tensor_parallel.tokens import Tokens
 from gopt.tensor_parallel.window_nodes import Windows
 
 _PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
-"""Through these, terms go to their one reader before they are summed."""
+"""Operators that pass partial sums on to their only reader."""
 _MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 
 
 @dataclass(slots=True)
 class Propagated:
-    """A graph along whose axis every value has a placement. Types are logical; mappings are nodes."""
+    """A graph with a placement for every value along one axis. Types are logical; mappings are nodes."""
 
     graph: Graph
     placements: dict[str, Placement]
     conversions: Counter[str] = field(default_factory=Counter)
     origins: dict[str, Origin] = field(default_factory=dict)
-    """Value that is not replicated -> the node that placed it."""
+    """Sharded or partial value -> the node that placed it."""
     converted: dict[str, list[str]] = field(default_factory=dict)
     whole: dict[str, int] = field(default_factory=dict)
     """Label of a node that all members compute whole although an operand was sharded -> bytes of its results."""
@@ -86,13 +87,14 @@ class _Sweep:
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
     converted: dict[tuple[str, Placement, Phase | None], str] = field(default_factory=dict)
-    """A value, a placement, and the phase that made it so, where phases gather anew -> what it is called."""
+    """(value, placement, phase) -> the name of the converted value; the phase is None unless each phase gathers
+    anew."""
     moves: dict[str, Node] = field(default_factory=dict)
     """Result of a node that only moves elements -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
     windows: Windows = field(init=False)
     weights: set[str] = field(default_factory=set)
-    """States, and what follows from them alone."""
+    """States, and values computed from them alone."""
 
     def __post_init__(self) -> None:
         self.build = Builder(self.graph, self.axis, self.placements)
@@ -129,7 +131,7 @@ class _Sweep:
     # --- one node ---------------------------------------------------------------------------------------------------
 
     def _settle(self, name: str, placement: Placement, nodes: Sequence[Node]) -> None:
-        """Bring a result, which one of the last nodes makes, to its placement under its own name."""
+        """Bring a result of the last nodes to its required placement, under its own name."""
         before = self.placements.get(name, REPLICATED)
         if before == placement:
             return
@@ -146,7 +148,7 @@ class _Sweep:
         self._note(name, placement)
 
     def _visit(self, node: Node) -> None:
-        """Place one node, or the nodes that are written for it."""
+        """Place one node, or the nodes of its rewrite."""
         known = [self.placements.get(name, REPLICATED) if name else REPLICATED for name in node.inputs]
         captured = next((name for name in node.captures if name in self.placements), None)
         if captured is not None:
@@ -178,7 +180,7 @@ class _Sweep:
                 self._settle(name, self.windows.part(placement), [node])
 
     def _scattered(self, node: Node) -> bool:
-        """Return whether members scatter what they have into the windows that it is of, and sum those."""
+        """Place a scatter of pool gradients, if the node is one: members scatter into their windows and sum those."""
         found = self.windows.scattered(node, self.placements)
         if found is None:
             return False
@@ -193,7 +195,7 @@ class _Sweep:
         return True
 
     def _expand(self, node: Node, known: Sequence[Placement]) -> bool:
-        """Place the nodes that are written for one, if there are such, and other axes can split them."""
+        """Place the nodes of a node's rewrite; return False where there is none or other axes cannot split it."""
         described = operator(node, self.graph, self.constants)
         expand = expansion(node, described, known)
         if expand is None:
@@ -210,7 +212,7 @@ class _Sweep:
         return True
 
     def _passes_terms(self, node: Node, known: Sequence[Placement]) -> bool:
-        """Return whether a node hands terms on: all its operands are terms, of which it is the one reader."""
+        """Return whether a node passes partial sums on: all its operands are partial sums that no other node reads."""
         if is_mapping(node, self.others.axes):
             sole = isinstance(known[0], Partial) and self.readers[node.inputs[0]] == 1
             return sole and self.others.adds(node, known[0])
@@ -228,7 +230,7 @@ class _Sweep:
     # --- values -----------------------------------------------------------------------------------------------------
 
     def _as(self, name: str, placement: Placement) -> str:
-        """A value in another placement; made once for all readers."""
+        """Return a value in another placement; it is converted once for all readers."""
         before = self.placements.get(name, REPLICATED)
         if before == placement:
             return name
@@ -256,7 +258,8 @@ class _Sweep:
         return name, placement, self.build.phase if self.regather else None
 
     def _behind(self, move: Node, placement: Placement) -> Placement | None:
-        """How a move's operand must be placed so that its result is, where it is had so already or is whole."""
+        """Return the placement of a move's operand that gives this placement of its result, if the operand is available
+        so or is whole."""
         if isinstance(placement, Replicated):
             return REPLICATED
         if isinstance(placement, Window):
@@ -273,7 +276,8 @@ class _Sweep:
         return None
 
     def _moved(self, name: str, move: Node, operand: Placement, placement: Placement) -> str:
-        """A value in another placement by the move of what it was moved from: that is converted once for all views."""
+        """Return a value in another placement by moving its converted operand: the operand is converted once for all
+        views."""
         node = clone(move)
         others = self.out.converted.setdefault(name, [])
         made = self._named(name, "whole" if isinstance(placement, Replicated) else "moved")
@@ -296,7 +300,7 @@ class _Sweep:
         self.out.conversions[mapping.value] += 1
 
     def _mask(self, node: Node, strategy: Strategy) -> None:
-        """Let a member choose from its own part."""
+        """Let a member index into its own part."""
         if node.is_a("MaxPool"):
             self.windows.pool(node, strategy, self.axis)
             return

@@ -1,4 +1,4 @@
-"""How the results of a step must be placed, given its states: what propagation aims at and the check asks for."""
+"""Required placements of a step's results, given its states: the target of propagation and of the check."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gopt.sharding.placements import REPLICATED, Placement
 
 
 def result_placements(training: TrainingGraph, states: Mapping[str, Placement]) -> dict[str, Placement]:
-    """Result of the step -> its placement: a new state has that of the old one, a gradient that of its parameter.
+    """Return result -> required placement: a new state has that of the old one, a gradient that of its parameter.
 
-    By that alone a gradient is summed over members, or not. Loss and metrics are whole; so is a gradient that is of
-    parameters which are not split alike.
+    This alone decides whether a gradient is summed over members. Loss and metrics are whole; so is a gradient of
+    several parameters that are not split alike.
     """
     wanted = {state.updated: states.get(state.tensor, REPLICATED) for state in training.states}
     wanted |= dict.fromkeys((training.loss, *training.metrics), REPLICATED)

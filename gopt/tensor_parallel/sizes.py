@@ -6,18 +6,18 @@ from enum import Enum
 
 
 class Sizes(str, Enum):
-    """The rules, as options and reports name them."""
+    """Names of the rules, as options and reports write them."""
 
     BALANCED = "balanced"
-    """The first members have one element more where it does not come out even."""
+    """The first members have one element more where the length does not divide."""
     CEIL = "ceil"
-    """Every member has ⌈n/N⌉, the last ones what is left."""
+    """Every member has ⌈n/N⌉ elements; the last ones have the rest."""
     FLOOR_LAST = "floor-last"
-    """Every member has ⌊n/N⌋, and the last one what is left as well."""
+    """Every member has ⌊n/N⌋ elements; the last one also has the rest."""
 
 
 def part_sizes(length: int, members: int, rule: Sizes, unit: int = 1) -> tuple[int, ...]:
-    """Elements of each member, in whole ``unit``s but for a rest that the last member with some has."""
+    """Return the elements of each member: multiples of ``unit``, but for the last member that has any."""
     count, rest = divmod(length, unit)
     sizes = [size * unit for size in _units(count, members, rule)]
     sizes[max((place for place, size in enumerate(sizes) if size), default=0)] += rest

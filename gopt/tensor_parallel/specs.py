@@ -1,7 +1,7 @@
-"""Sharding specs of the file (ONNX IR 11) as placements of parameters along one axis.
+"""Reads sharding specs of a file (ONNX IR 11) as placements of parameters along one axis.
 
-A spec on a parameter, on a state of its shape, on its new value or on a view of it says how the parameter is split. One
-on any other value is of no use here: placements of activations follow from those of weights.
+A spec on a parameter, on a state of its shape, on its new value or on a view of it says how the parameter is split.
+Specs on other values are ignored: placements of activations follow from those of weights.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def with_specs(
     training: TrainingGraph, mesh: Mesh, axis: str, rule: Sizes, choices: Mapping[str, Choice], *,
     patterns: Sequence[Pattern] = (), configuration: str = "", note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Choice]:  # fmt: skip
-    """``choices`` with what the file says in place of what was found; what a pattern fits stays as it is.
+    """Return ``choices``, overridden by the file's specs; parameters that a pattern matches stay.
 
-    ``configuration``: the device configuration to take the specs of; '': the one that fits the mesh; ``none``: no one.
-    Raises InputError for specs that contradict one another, UnsupportedError for what gopt does not split so,
+    ``configuration``: the device configuration whose specs count; '': the one that fits the mesh; ``none``: no specs.
+    Raises InputError for specs that contradict one another, UnsupportedError for splits that gopt does not have,
     OptionError where the model has no such configuration, or several that fit.
     """
     found = dict(choices)
@@ -63,7 +63,7 @@ def with_specs(
 def _chosen(
     known: Sequence[Configuration], mesh: Mesh, axis: str, wanted: str, note: Callable[[str], None]
 ) -> Configuration | None:
-    """The configuration whose specs count; None where there is none."""
+    """Return the configuration whose specs count; None where there is none."""
     if wanted == NONE:
         return None
     if wanted and wanted not in {each.name for each in known}:
@@ -118,7 +118,7 @@ class _Reader:
                 self.roots |= {state.tensor: root, state.updated: root}
 
     def placements(self) -> dict[str, Placement]:
-        """Parameter -> its placement."""
+        """Return parameter -> placement."""
         found: dict[str, tuple[Placement, TensorSpec]] = {}
         for spec in self.chosen.specs:
             views = self._views(spec.tensor)
@@ -136,7 +136,7 @@ class _Reader:
         return {root: placement for root, (placement, _) in found.items()}
 
     def _views(self, name: str) -> list[Node] | None:
-        """The nodes between a value and the parameter that it is a view of; None for any other value."""
+        """Return the nodes between a value and the parameter of which it is a view; None for other values."""
         nodes: list[Node] = []
         while name not in self.roots:
             node = self.producers.get(name)
@@ -147,7 +147,7 @@ class _Reader:
         return nodes
 
     def _followed(self, spec: TensorSpec, views: Sequence[Node]) -> tuple[str, Placement]:
-        """The parameter behind a value, and its placement."""
+        """Return the parameter of which a value is a view, and its placement."""
         placement = self._placement(spec)
         name = spec.tensor
         for node in views:
@@ -195,7 +195,7 @@ class _Reader:
         return Shard(split[0].axis, part_sizes(length // runs, members, self.rule, unit), runs)
 
     def _length(self, spec: TensorSpec, axis: int, factors: Sequence[tuple[int | None, int]]) -> int:
-        """Elements of the dimension, which the factors must give."""
+        """Return the length of the dimension; the spec's factors must multiply to it."""
         type = self.training.graph.type_of(spec.tensor)
         if not type.static:
             raise self._refused(spec, f"needs a static shape, and it is {type}")
@@ -208,7 +208,7 @@ class _Reader:
         return length
 
     def _check_devices(self, spec: TensorSpec, members: int) -> None:
-        """Device d is member d of the axis, or rank d of the mesh: parts must lie there."""
+        """Check that device d is member d of the axis, or rank d of the mesh."""
         if self.chosen.devices == members:
             wanted = [{member} for member in range(members)]
         else:

@@ -1,4 +1,4 @@
-"""A step split along one axis after the other, and checked along all of them."""
+"""Splits a step along one axis after the other, and checks it along all of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gopt.tensor_parallel.propagate import Propagated, propagate
 
 @dataclass(frozen=True, slots=True)
 class SplitStep:
-    """A step in logical types with the mappings of all axes as nodes. ``shardings``: of values of which dimensions are
-    sharded; ``along``: what propagation did, axis by axis."""
+    """A step in logical types, with the mappings of all axes as nodes. ``shardings``: of values with sharded
+    dimensions; ``along``: the result of propagation, by axis."""
 
     graph: Graph
     shardings: dict[str, Sharding]
@@ -28,10 +28,10 @@ class SplitStep:
 def split_step(
     training: TrainingGraph, splits: Sequence[AxisSplit], marks: Marks | None = None, *, regather: bool = False
 ) -> SplitStep:
-    """Split a step; the result holds against the rules along every axis. ``marks``: what the user says of gradients;
-    ``regather``: no phase reads what another has gathered.
+    """Split a step and check it against the rules along every axis. ``marks``: the user's statements on gradients;
+    ``regather``: each phase gathers what it reads.
 
-    Raises UnsupportedError where two axes do not go together, InvariantError where the result breaks a rule.
+    Raises UnsupportedError where two axes do not compose, InvariantError where the result breaks a rule.
     """
     graph = training.graph.copy()
     axes = frozenset(split.axis for split in splits)

@@ -22,15 +22,15 @@ Weight: TypeAlias = tuple[float, int]
 """Cost of a strategy, and its number of calls, which breaks ties."""
 FREE: Weight = (0.0, 0)
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-"""Behind these, a dimension that one member has all of cannot be told from another of its length."""
+"""Reshapes: behind them, a dimension that one member holds whole looks like any other of its length."""
 _WEIGHT = 1000.0
-"""How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
+"""Weight of a byte of a sharded parameter that would be gathered: it was sharded so that no member holds it whole."""
 
 
 @dataclass(slots=True)
 class StrategyChooser:
-    """What a choice depends on. ``weights``: states, and what follows from them alone; ``wanted``: how results of the
-    step must be placed."""
+    """Chooses strategies. ``weights``: states, and values computed from them alone; ``wanted``: required placements of
+    the step's results."""
 
     graph: Graph
     constants: Constants
@@ -41,15 +41,15 @@ class StrategyChooser:
     weights: set[str]
     wanted: Mapping[str, Placement]
     packed: Packed | None = field(init=False)
-    """Which calls go with others; None where the cost is by bytes."""
+    """Values whose calls are packed with others; None where the cost is in bytes."""
 
     def __post_init__(self) -> None:
         self.packed = Packed.of(self.graph) if self.cost.link is not None else None
 
     def cheapest(self, node: Node, known: Sequence[Placement]) -> Strategy:
-        """What the links of the operator give for the placements that operands have; those that results must have; and
-        those that operands may have, where nothing comes for free. A product is split whatever that sends: its work is
-        what members share out."""
+        """Return the cheapest strategy among those that the operands' placements allow, those that required results
+        allow, and, where none of these is free, those with activations sharded by tokens. A product is always split,
+        whatever it sends: its work is what the members share."""
         whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
         options = self._options(node, [(Slot(place), each) for place, each in enumerate(known)])
         options += self._options(node, self._aims(node))
@@ -65,7 +65,7 @@ class StrategyChooser:
         return whole
 
     def aimed(self, node: Node) -> bool:
-        """Return whether a result must be sharded."""
+        """Return whether a result is required to be sharded."""
         return bool(self._aims(node))
 
     def _aims(self, node: Node) -> list[tuple[Slot, Placement]]:
@@ -73,7 +73,7 @@ class StrategyChooser:
         return [(slot, each) for slot, each in found if isinstance(each, Shard)]
 
     def _options(self, node: Node, placed: Sequence[tuple[Slot, Placement]]) -> list[Strategy]:
-        """The strategies by which some operand or result is sharded so, of those that go together with other axes."""
+        """Return the strategies with one of these placements that other axes allow."""
         shards = [(slot, each) for slot, each in placed if isinstance(each, Shard)]
         found: dict[Strategy, None] = {}
         if is_mapping(node, self.others.axes):
@@ -89,7 +89,8 @@ class StrategyChooser:
         return [each for each in found if not (each.masked and node.domain == SPMD) and self.fit(node, each)]
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
-        """Whether the parts of all values of a node fit those of other axes, and a reshape tells what they are of."""
+        """Return whether the parts of all values nest with those of other axes, and a reshape can tell its dimensions
+        apart."""
         reshapes = node.is_a(*_RESHAPES)
         for each in (*strategy.operands, *strategy.results):
             if isinstance(each, Shard) and each.alone and (reshapes or each.runs > 1):
@@ -99,7 +100,7 @@ class StrategyChooser:
     def _least(
         self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]
     ) -> tuple[Strategy | None, Weight]:  # fmt: skip
-        """The option that costs least, and how much; the first of those that cost as much."""
+        """Return the cheapest option and its cost; the first of several."""
         best, least = None, (float("inf"), 0)
         for option in options:
             cost = self._weigh(node, known, option)
@@ -108,7 +109,8 @@ class StrategyChooser:
         return best, least
 
     def _weigh(self, node: Node, known: Sequence[Placement], option: Strategy) -> Weight:
-        """Return the cost of a strategy: to place operands and results, and to complete terms."""
+        """Return the cost of a strategy: of bringing operands and results to their placements, and of completing
+        partial sums."""
         costs = [self._moved(node, name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name]
         for name, placement in zip(node.outputs, option.results):
             aim = self.wanted.get(name)
@@ -129,6 +131,6 @@ class StrategyChooser:
         return self.cost.of(before, after, self.nbytes(name), packed=packed)
 
     def nbytes(self, name: str) -> int:
-        """Bytes of a whole value."""
+        """Return the bytes of a whole value."""
         type = self.graph.type_of(name)
         return nbytes(type.dtype, max(type.elements, 1))

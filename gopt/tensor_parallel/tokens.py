@@ -1,4 +1,4 @@
-"""Positions of the samples and tokens of a batch in a value, and how they are divided."""
+"""Finds the samples and tokens of a batch in a value, and divides them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A batch of ``samples`` sequences of ``length`` tokens, of which dimension ``dim`` is shared out in ``sizes``, in
-    each of ``runs``: the parts that another axis has.
+    """A batch of ``samples`` sequences of ``length`` tokens. Dimension ``dim`` is sharded into ``sizes`` inside each of
+    ``runs``, the parts of another axis.
 
-    ``fed``: the batch itself is, so that everything is, where nothing else is said. ``heads``: products of two such
-    values are shared out by heads. ``more``: sequences of other lengths, of which a value may be.
+    ``fed``: the batch itself is sharded, and so is every value by default. ``heads``: products of two such values are
+    sharded by heads. ``more``: sequences of other lengths that values may have.
     """
 
     samples: int
@@ -35,9 +35,9 @@ class Tokens:
         cls, training: TrainingGraph, members: int, rule: Sizes, *, runs: int = 1, dim: int = 1, fed: bool = False,
         heads: bool = False,
     ) -> Tokens | None:  # fmt: skip
-        """The tokens of the batch: of its first input of two dimensions or more; None where none is, they are too few,
-        or do not share out evenly inside ``runs``. What is ``fed`` by tokens surely has them: it has whole numbers and
-        two dimensions, or of three."""
+        """Return the tokens of the batch: of its first input of two or more dimensions. None where no input has tokens,
+        they are too few, or they do not divide evenly inside ``runs``. With ``fed``, only integers of two dimensions
+        and floats of three count as tokens."""
         for name in training.batch:
             type = training.graph.types[name]
             rank = len(type.dims) if type.static else 0
@@ -51,8 +51,8 @@ class Tokens:
 
     @classmethod
     def streams(cls, forward: Forward, members: int, rule: Sizes) -> Tokens | None:
-        """The tokens that products with weights read: of the streams of an encoder and a decoder, or the patches of an
-        image; None where they are too few everywhere."""
+        """Return the tokens that products with weights read: of the streams of an encoder and a decoder, or an image's
+        patches; None where they are too few everywhere."""
         found: dict[tuple[int, int], None] = {}
         for node in forward.nodes:
             for weight, other in forward.weighed(node) if node.is_a("MatMul", "Gemm", "Einsum") else ():
@@ -89,11 +89,11 @@ class Tokens:
         return None
 
     def shards(self, type: TensorType, before: Placement, others: Sequence[Placement]) -> list[Shard]:
-        """How a value that is placed so, and would be gathered or summed, may be shared out instead.
+        """Return placements by tokens or heads for a value that would be gathered or summed otherwise.
 
-        Terms: by tokens, which are any dimension of their length where the batch itself is shared out. A shard: by
-        tokens, or by heads in front of two last dimensions. ``others``: placements along other axes, whose parts are
-        shared out further.
+        Partial sums: by tokens; where the batch itself is sharded, any dimension of their length counts. A shard: by
+        tokens, or by heads in front of the last two dimensions. ``others``: placements along other axes, whose parts
+        are divided further.
         """
         if isinstance(before, Partial) and before.op in ("sum", "mean"):
             return self._by_tokens(type)

@@ -1,4 +1,4 @@
-"""Windows in a step: operators of ``gopt.spmd`` that make or read them, and what they take and give."""
+"""Windows in a step: operators of ``gopt.spmd`` that make or read them, and their placements."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from gopt.tensor_parallel.pool_gradients import Scattered, scattered
 
 @dataclass(slots=True)
 class Windows:
-    """State of propagation for windows, while it processes a graph."""
+    """Windows that propagation has met so far."""
 
     graph: Graph
     constants: Constants
     index: GraphIndex = field(init=False)
     pools: dict[str, Node] = field(default_factory=dict)
-    """Places that members took -> the pool, of which each has a window."""
+    """Indices of a split pool -> the pool; each member indexes its own window."""
     shared: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    """How the first value with a dimension of some length had it shared out; it stays so, where there is a choice."""
+    """(dimension, length) -> how the first such value was sharded; later values follow where they can."""
 
     def __post_init__(self) -> None:
         self.index = GraphIndex(self.graph)
 
     def note(self, placement: Placement) -> None:
-        """A value is placed so."""
+        """Note a value's placement."""
         if isinstance(placement, Shard) and placement.runs == 1:
             self.shared.setdefault((placement.dim, placement.length), placement.sizes)
 
     def part(self, terms: WindowTerms) -> Shard:
-        """The parts that terms are summed to."""
+        """Return the parts to which partial sums are reduced."""
         known = self.shared.get((terms.dim, terms.length))
         return Shard(terms.dim, known or shared_like(terms.sizes, terms.length))
 
     def pool(self, node: Node, strategy: Strategy, axis: str) -> None:
-        """Let a MaxPool count places through the whole operand."""
+        """Let a MaxPool index the whole operand."""
         pool_member(node, strategy, axis, self.graph.types[node.inputs[0]].dims)
         self.pools[node.outputs[1]] = node
 
     def scattered(self, node: Node, placements: Mapping[str, Placement]) -> Scattered | None:
-        """How members scatter what they have into zeros of their windows; None where they cannot."""
+        """Return how members scatter into zeros of their windows; None where they cannot."""
         if not self.pools or not node.is_a("ScatterElements") or not is_zero(self.index, node.inputs[0]):
             return None
         return scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, placements)
 
 
 def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) -> None:
-    """Let a MaxPool count the places of what it takes through the whole operand, of which a member has a window."""
+    """Let a MaxPool index the whole operand, of which a member holds a window."""
     read = strategy.operands[0]
     assert isinstance(read, (Shard, Window))
     own = {"group": axis, "axis": read.dim, "ranges": _ends(read), "length": dims[read.dim]}
@@ -62,7 +62,7 @@ def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) 
 
 
 def counted_as(node: Node, read: Placement) -> bool:
-    """Return whether such a pool counts through the window that it reads."""
+    """Return whether such a pool indexes through the window that it reads."""
     given = node.attributes
     if not isinstance(read, (Shard, Window)) or given["axis"] != read.dim or list(given["ranges"]) != _ends(read):
         return False
