@@ -1,7 +1,7 @@
-"""A training step shared out between trainers, which compute gradients, and servers, which own states and update them.
+"""Splits a training step between trainers, which compute gradients, and servers, which own states and update them.
 
-``slicing`` cuts tensors into pieces, ``placement`` gives each piece a server and follows the user's ``server_map``,
-``roles`` says which rank is what. ``table_choice`` finds the tables of a step, ``table_planner`` chooses for each how
-servers share it, ``tables`` says where a row is, ``lazy_rows`` updates touched rows alone, and ``row_init`` makes rows
-from a seed.
+``slicing`` cuts tensors into pieces; ``placement`` assigns each piece to a server and follows the user's
+``server_map``; ``roles`` maps ranks to roles. ``table_choice`` finds the tables of a step, ``table_planner`` chooses a
+layout for each, ``tables`` locates rows, ``lazy_rows`` updates only touched rows, and ``row_init`` makes rows from a
+seed.
 """

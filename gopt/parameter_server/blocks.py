@@ -33,8 +33,8 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """What a server has of a table, as the manifest lists it: numbers and gradients of the rows that are pushed, and
-    states before and after the update."""
+    """A server's part of a table, as the manifest lists it: numbers and gradients of the pushed rows, and states before
+    and after the update."""
 
     name: str
     ids: str
@@ -45,12 +45,12 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a server runs for one key. ``key``: its place in the manifest's keys, or in its tables.
+    """The graphs that a server runs for one key. ``key``: its index in the manifest's keys, or in its tables.
 
-    ``pushed``: the input of ``update`` that takes what was pushed. ``states``: input -> output of what ``update``
-    changes, the parameter first; ``counters``: of what ``counter`` changes. ``backup``: the input that takes the
-    parameter as the trainer pulled it, '' without delay compensation. ``hyper``: the hyper-parameters that one of the
-    parts reads. ``counter`` is None where the key has no counters.
+    ``pushed``: the input of ``update`` that takes the pushed value. ``states``: input -> output of the states that
+    ``update`` changes, the parameter first; ``counters``: the same for ``counter``. ``backup``: the input that takes
+    the parameter as the trainer pulled it, '' without delay compensation. ``hyper``: the hyper-parameters that one of
+    the graphs reads. ``counter`` is None where the key has no counters.
     """
 
     key: int
@@ -70,11 +70,11 @@ class Block:
 def find_blocks(
     graph: Graph, plan: ServerPlanEntry, server: int, states: Mapping[str, str], hyper: Collection[str]
 ) -> list[Block]:
-    """The blocks of all keys of a server, in the order of the manifest, and of its parts of tables behind them.
+    """Return the blocks of all keys of a server, in the manifest's order, followed by those of its parts of tables.
 
-    ``graph``: the server's, as loaded; ``states``: those that it has, input -> output; ``hyper``: inputs that are fed.
+    ``graph``: the server's, as loaded; ``states``: of the server, input -> output; ``hyper``: inputs that are fed.
     Linear in the graph as far as blocks share no nodes. Raises UnsupportedError for a key that is not updated by
-    itself, InvariantError where the graph and the manifest do not fit.
+    itself, InvariantError where graph and manifest do not match.
     """
     own = [
         (number, key) for number, key in enumerate(plan.keys)
@@ -109,7 +109,7 @@ def _parts(plan: ServerPlanEntry, server: int) -> list[tuple[int, TablePart]]:
 
 
 def _pushed(key: KeyEntry | TablePart) -> tuple[str, ...]:
-    """What is pushed of a key, as the graph calls it."""
+    """Return the pushed values of a key, under their names in the graph."""
     return (key.ids, key.gradient) if isinstance(key, TablePart) else (key.gradient,)
 
 
@@ -123,7 +123,7 @@ def _with_backup(block: Block, strength: float) -> Block:
 
 @dataclass(slots=True)
 class _Cut:
-    """What belongs to a key: nodes by id, of the update and of the counters, and what both read."""
+    """The nodes of a key, by id: of the update, of the counters, and of both."""
 
     number: int
     key: KeyEntry | TablePart
@@ -157,7 +157,8 @@ class _Cutter:
                     raise InvariantError(f"state {name!r} of key {key.name!r} is not in the server's graph")
 
     def _counters(self) -> frozenset[str]:
-        """States that no gradient changes: what is reached from messages is removed, through the states too."""
+        """Return the states that no gradient changes: all states minus those reachable from messages, also through
+        other states."""
         stack = [name for node in self.graph.nodes if node.domain == COMM for name in node.outputs]
         reached = set(stack)
         while stack:
@@ -196,7 +197,7 @@ class _Cutter:
         return cut
 
     def _count(self, cut: _Cut, names: Collection[str]) -> None:
-        """Give counters to a key, and those that their next values are made from."""
+        """Add counters to a key, and the counters that their next values are computed from."""
         pending = set(names) - cut.counted
         while pending:
             cut.counted |= pending
@@ -215,7 +216,8 @@ class _Cutter:
     def _walk(
         self, key: KeyEntry | TablePart, values: Iterable[str], pushed: Collection[str]
     ) -> tuple[set[int], set[str]]:  # fmt: skip
-        """The nodes behind some values, by id, and what they read that no node makes; nothing behind ``pushed``."""
+        """Return the nodes behind some values, by id, and the values that they read and no node makes. The walk stops
+        at ``pushed``."""
         nodes: set[int] = set()
         read: set[str] = set()
         stack = list(values)
@@ -240,7 +242,7 @@ class _Cutter:
         return f"{show(name)}, for which servers wait for one another" if node.op_type == "AllReduce" else show(name)
 
     def _part(self, results: dict[str, str], ids: set[int], given: Sequence[str]) -> Graph:
-        """A graph of some nodes. Its inputs are what was pushed, states, and what is fed."""
+        """Return a graph of some nodes. Its inputs are pushed values, states, and fed values."""
         graph, position = self.graph, self.index.position
         nodes = sorted((self._node[each] for each in ids), key=lambda node: position[id(node)])
         read = {name for node in nodes for name in node.reads} | set(results.values()) | set(results)

@@ -6,7 +6,8 @@ from gopt.analysis.updates import Mode, Updates
 
 
 def components(updates: Updates) -> dict[str, tuple[str, ...]]:
-    """Parameter that is updated with others -> all of them in order, itself included. Linear in the nodes."""
+    """Return parameter -> all parameters that are updated together with it, in order, itself included. Linear in the
+    nodes."""
     owner: dict[str, str] = {}
     replicated = {name: each for name, each in updates.subgraphs.items() if each.mode is Mode.REPLICATED}
     first: dict[str, str] = {}

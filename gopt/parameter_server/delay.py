@@ -1,7 +1,7 @@
-"""Delay compensation: what a gradient would be where the parameter has gone on since the trainer pulled it.
+"""Delay compensation: corrects a gradient for the updates that the parameter got since the trainer pulled it.
 
-To first order in the distance, with the square of the gradient in place of the curvature:
-``g' = g + strength * (w - backup) * g * g``. It replaces the gradient in front of clip and decay.
+First order in the distance, with the square of the gradient for the curvature: ``g' = g + strength * (w - backup) * g *
+g``. It replaces the gradient before clip and decay.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PASS = "delay-compensation"
 
 
 def compensated(graph: Graph, gradient: str, parameter: str, strength: float) -> tuple[Graph, str, str]:
-    """A block whose gradient is compensated, the input that takes what was pushed, and the one that takes the backup.
+    """Return a block with a compensated gradient, the name of its input for the pushed value, and that for the backup.
 
-    Halves are computed in float32 and rounded once. Where an element of the parameter is what it was, its gradient
-    stays as it is, bit for bit; also one that is not finite.
+    Half precision is computed in float32 and rounded once. Where an element of the parameter has not changed, its
+    gradient keeps its bits, also if it is not finite.
     """
     own, held = graph.types[gradient], graph.types[parameter]
     wide = "float64" if "float64" in (own.dtype, held.dtype) else "float32"

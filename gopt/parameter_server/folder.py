@@ -31,7 +31,7 @@ SERVER_FILES = RankFiles("server")
 
 
 def split_manifest(split: SplitStep) -> Manifest:
-    """The manifest of a split: trainers are ranks 0 to T-1, servers the ranks behind them."""
+    """Return the manifest of a split: ranks 0 to T-1 are trainers, the servers follow."""
     training, options = split.training, split.options
     phases = [part.phase for part in split.trainer_graphs.ranks]
     many = len(phases) > 1
@@ -65,7 +65,7 @@ def _entries(split: SplitStep) -> Iterator[RankEntry]:
 
 
 def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
-    """A state of a part of a table; None for any other."""
+    """Return the record of a state of a table's part; None for any other state."""
     found = split.table_states.get(state.input)
     if found is None:
         return None
@@ -96,13 +96,13 @@ def write_split(split: SplitStep, folder: str | os.PathLike[str], source: Source
 
 
 def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
-    """The source without the values of its states."""
+    """Return the source without its states' values."""
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     return model_bytes(without_values(split.training), values.offset, STATES_FILE, metadata)
 
 
 def _plan_states(split: SplitStep) -> StatesFile:
-    """The order of values in the file: those of each server, then local ones, then large constants."""
+    """Return the layout of the states file: states of each server, then local states, then large constants."""
     source = split.training.graph.initializers
     values = StatesFile()
     seen: set[str] = set()
@@ -127,7 +127,7 @@ def _plan_states(split: SplitStep) -> StatesFile:
 
 
 def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:
-    """The start value of a state: its pieces, one behind the other."""
+    """Return the start value of a state: its pieces, concatenated."""
     if len(state.pieces) == 1 and state.type == source[state.pieces[0].tensor].type:
         return source[state.pieces[0].tensor]
     parts = tuple(_part(source[piece.tensor], piece.start, piece.stop) for piece in state.pieces)
@@ -135,7 +135,7 @@ def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:
 
 
 def _table_value(state: RankState, tensor: Tensor, layout: TableLayout, server: int) -> Tensor:
-    """The start value of a part of a table."""
+    """Return the start value of a table's part."""
     piece = part_piece(layout, state.pieces[0].tensor, server)
     if piece.place == (None, None):
         return _part(tensor, piece.start, piece.stop)

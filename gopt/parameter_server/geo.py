@@ -1,15 +1,15 @@
-"""Mode geo: trainers update on their own, and exchange every few steps what has changed.
+"""Mode geo: trainers update on their own, and exchange their changes every few steps.
 
 Every trainer runs the source's own step, with its update and its optimizer states, and keeps the value that it last
-knew of the servers (``last``). Behind every few steps it runs the phase ``sync``:
+knew of the servers (``last``). After every few steps it runs the phase ``sync``:
 
-    delta = (local - last) / trainers      pushed; the server adds it to its own value when it comes
-    mark  = last + delta                   what the server would have, had nobody else pushed
-    local = local - (mark - pulled)        takes over what the others pushed
+    delta = (local - last) / trainers      pushed; the server adds it to its value on arrival
+    mark  = last + delta                   the server's value if no other trainer pushed
+    local = local - (mark - pulled)        adds the changes of the others
     last  = pulled
 
-A trainer's own delta is no news to it, so it is compared with ``mark``: compared with ``last``, every delta would be
-counted twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are
+What was pulled is compared with ``mark``, which has the trainer's own delta. Compared with ``last``, every delta would
+count twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are
 those of the source's own training.
 
 Optimizer states, statistics and counters stay local; the chief's count. Servers hold parameters alone. The number of
@@ -50,10 +50,10 @@ NOTHING = Scalars({}, {}, {})
 
 
 def geo_homes(training: TrainingGraph) -> Homes:
-    """Servers have the parameters with gradients, trainers everything.
+    """Return the homes: servers hold the parameters with gradients, trainers hold everything.
 
-    Raises UnsupportedError where a parameter is made anew from another state in every step, such as a copy in low
-    precision from its master: what comes from servers would be lost.
+    Raises UnsupportedError where each step makes a parameter anew from another state, such as a half-precision copy
+    from its master: the value from the servers would be lost.
     """
     if not training.gradients:
         raise UnsupportedError("no parameter has a gradient: servers would have nothing to hold")
@@ -89,7 +89,7 @@ def _reads(index: GraphIndex, value: str, wanted: str, cut: set[str]) -> bool:
 
 
 def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
-    """Place the parameters. Every one may be cut: servers only add."""
+    """Place the parameters. Each may be cut, because servers only add."""
     types = training.graph.types
     sizes: list[PieceSize] = []
     cut: list[tuple[str, int, int, bool]] = []
@@ -117,7 +117,7 @@ def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
 
 
 def geo_servers(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> ServerProgram:
-    """The program of the servers: each adds what comes to its pieces."""
+    """Return the program of the servers: each adds the deltas of its pieces."""
     view = role_view(training, (), homes.served, (), "")
     mesh = Mesh(((SERVER, options.servers),), ((SERVER, Sees.DATA),))
     program = SpmdProgram(view, view.graph.copy(), mesh, [])
@@ -157,7 +157,7 @@ def geo_servers(training: TrainingGraph, plan: ServerPlan, homes: Homes, options
 def geo_trainers(
     training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
 ) -> tuple[SpmdProgram, SpmdProgram, LoweredProgram]:
-    """The local step, the exchange, and both lowered: the step runs ``every`` times."""
+    """Return the local step, the exchange, and both lowered: the step runs ``every`` times."""
     step = SpmdProgram.start(replace(training, notes=[]), Mesh((("dp", 1),)))
     kinds = {state.tensor: state.kind for state in training.states}
     step.set_states([replace(each, local=kinds[each.input] is StateKind.STATISTIC) for each in step.states])

@@ -1,7 +1,7 @@
-"""Where every state and every node of a step goes: to the servers, or to the trainers.
+"""Assigns every state and node of a step to the servers, or to the trainers.
 
-Servers have what the new values of trained parameters depend on, up to the gradients. Trainers have what the loss, the
-gradients and their own states depend on, up to the states that servers hold.
+Servers have the nodes between the gradients and the new values of trained parameters. Trainers have the nodes between
+the states that servers hold and the loss, the gradients and the trainers' own states.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class Homes:
-    """``server_nodes`` and ``trainer_nodes`` are nodes of the source in order; some may be in both.
+    """The homes of nodes and states. ``server_nodes`` and ``trainer_nodes``: nodes of the source in order; some may be
+    in both.
 
-    ``served``: states that servers hold. ``shared``: those among them that no parameter with a gradient owns: every
-    server has them. ``pulled``: those that trainers read. ``metrics``: outputs that servers compute. ``merged``: values
-    that servers read as a merge over the trainers -> what a trainer makes of them.
+    ``served``: states that servers hold. ``shared``: those that belong to no parameter with a gradient: every server
+    has them. ``pulled``: those that trainers read. ``metrics``: outputs that servers compute. ``merged``: values that
+    servers read merged over the trainers -> the trainer's value.
     """
 
     server_nodes: tuple[Node, ...]
@@ -83,7 +84,7 @@ def find_homes(
 
 
 def _read_of_tables(index: GraphIndex, tables: TableChoice) -> Iterator[str]:
-    """What trainers need for pulling and pushing rows."""
+    """Yield the values that trainers need for pulling and pushing rows."""
     for served in tables.served:
         yield from (lookup.ids for lookup in served.table.lookups)
         for term in served.table.terms:
@@ -103,8 +104,8 @@ def _follows(index: GraphIndex, state: State) -> bool:
 
 
 def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int], reached: set[str]) -> list[str]:
-    """Go back from values to what they depend on, but not behind ``cut``; notes nodes and values, and returns the
-    values that no node makes."""
+    """Walk back from values to their inputs, but not past ``cut``. Adds nodes to ``ids`` and values to ``reached``;
+    returns the values that no node makes."""
     found: list[str] = []
     stack = [name for name in targets if name not in reached]
     while stack:

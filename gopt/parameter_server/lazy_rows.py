@@ -1,8 +1,7 @@
-"""The update of a table on touched rows alone: rows of its states are gathered, updated and put back.
+"""Updates only the touched rows of a table: gathers them from its states, updates them and scatters them back.
 
-A row is touched in a round if some trainer pushed it, with a gradient of zero too. All other rows, and what the
-optimizer keeps for them, stay as they are. Values that all rows share, such as the number of the step, go on by one a
-round.
+A row is touched in a round if a trainer pushed it, even with a gradient of zero. All other rows and their optimizer
+states stay. Values that all rows share, such as the step number, advance by one a round.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from gopt.sharding.placements import Sharding
 
 
 class TouchedRows(GroupEmitter):
-    """The update of a part of a table, written over its touched rows.
+    """Writes the update of a table's part over its touched rows.
 
-    ``shape``: rows and columns of the part; ``where``: its server; ``ids`` and ``gradients``: what the server's
-    ``AggregateRows`` makes.
+    ``shape``: rows and columns of the part; ``where``: its server; ``ids`` and ``gradients``: results of the server's
+    ``AggregateRows``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a user asks of a split."""
+"""The options of a split."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WIDE = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitOptions:
-    """The options of ``gopt split``. Raises OptionError for a value that is none, and for options that do not compose.
+    """The options of ``gopt split``. Raises OptionError for a bad value, and for options that do not compose.
 
-    ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
+    ``given``: the user's server map, piece or pattern -> server. ``cap``: most bytes of a message with several keys.
     ``wire``: the type in which gradients and parameters travel, '' for their own. ``tables``: parameter or pattern ->
     layout of a table (``plan_tables``); ``tables_off``: every parameter is pulled whole; ``table_memory``: bytes that a
-    server has for tables. ``rows``: parameter or pattern -> ``dense``, each update of a table runs on all of its rows,
-    or ``lazy``, on those that were pushed; the first entry that fits counts. ``init``: parameter, state or pattern ->
-    what makes its start values (``RowInit``). ``roles``: the ranks of a launcher, None for trainers first. The others
-    are as in ``ServerPlanEntry``.
+    server has for tables. ``rows``: parameter or pattern -> ``dense``, where each update of a table runs on all rows,
+    or ``lazy``, on the pushed ones; the first entry that matches counts. ``init``: parameter, state or pattern -> its
+    initializer (``RowInit``). ``roles``: the ranks of a launcher, None for trainers first. The others are as in
+    ``ServerPlanEntry``.
     """
 
     trainers: int
@@ -109,11 +109,11 @@ class SplitOptions:
 
     @property
     def pulls(self) -> PullAt:
-        """When trainers pull."""
+        """Return when trainers pull."""
         if self.pull is not None:
             return self.pull
         return PullAt.END if self.accumulate > 1 or self.mode is Mode.GEO else PullAt.START
 
     def travels(self, dtype: str) -> str:
-        """The type in which gradients and parameters of a type travel."""
+        """Return the type in which gradients and parameters of a type travel."""
         return self.wire if self.wire and dtype in WIDE else dtype

@@ -1,4 +1,4 @@
-"""Which server owns which piece. One table is made, and both pushes and pulls follow it."""
+"""Assigns pieces to servers. One table is made, which both pushes and pulls follow."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gopt.sanitize import show
 
 
 class Placement(str, Enum):
-    """How pieces find their server."""
+    """How pieces are assigned to servers."""
 
     ROUND_ROBIN = "round-robin"
-    """One after the other: the counts of two servers differ by one at most."""
+    """In turn: the numbers of pieces of two servers differ by one at most."""
     HASH = "hash"
-    """By a stable digest of the piece's key: a piece stays where it is when others come or go."""
+    """By a stable digest of the piece's key: a piece keeps its server when other pieces come or go."""
     BYTES = "bytes"
     """Largest first to the server with the fewest bytes."""
 
@@ -36,19 +36,18 @@ class PieceSize:
 
     @property
     def key(self) -> str:
-        """A unique text for a piece: the number behind the last ``#`` has digits alone, so any name may stand
-        before it."""
+        """Return a unique text for a piece: only digits follow the last ``#``, so any name may precede it."""
         return f"{self.tensor}#{self.index}"
 
 
 def place(
     pieces: Sequence[PieceSize], servers: int, placement: Placement, given: Mapping[str, int] | None = None
 ) -> tuple[int, ...]:
-    """The server of each piece, the same for the same arguments on every machine.
+    """Return the server of each piece; equal arguments give equal results on every machine.
 
-    ``given`` is the user's server map (``server_map``): what it names goes where it says and takes no turn; its bytes
-    count before others are placed. A piece without bytes goes to server 0 and takes no turn either. Takes time
-    O(n log n) for n pieces. Raises OptionError.
+    ``given`` is the user's server map (``server_map``): its pieces go where it says and take no turn, and their bytes
+    count before others are placed. A piece without bytes goes to server 0 and takes no turn either. Takes time O(n log
+    n) for n pieces. Raises OptionError.
     """
     if servers < 1:
         raise OptionError(f"the number of servers cannot be {show(servers)}", "it is at least 1")
@@ -74,10 +73,11 @@ def _hash(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: 
 
 
 def _bytes(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: Mapping[int, int]) -> Sequence[int]:
-    """Of the servers with the fewest bytes, the one with the fewest pieces of this tensor, then the lowest number.
+    """Assign by bytes: among the servers with the fewest bytes, take the one with the fewest pieces of this tensor,
+    then the lowest number.
 
-    Bytes decide first: pieces of one tensor meet on a server only where that keeps the bytes more equal, or where all
-    the servers with the fewest bytes have some.
+    Bytes decide first: pieces of one tensor share a server only where that balances the bytes better, or where all
+    servers with the fewest bytes have one.
     """
     load = [0] * servers
     held: Counter[tuple[str, int]] = Counter()
@@ -129,7 +129,7 @@ _PLACE: dict[Placement, Callable[[Sequence[PieceSize], Sequence[int], int, Mappi
 
 
 def bytes_per_server(pieces: Sequence[PieceSize], owners: Sequence[int], servers: int) -> tuple[int, ...]:
-    """Bytes of the pieces that each server owns."""
+    """Return the bytes of the pieces that each server owns."""
     held = [0] * servers
     for piece, server in zip(pieces, owners, strict=True):
         held[server] += piece.nbytes

@@ -1,6 +1,6 @@
-"""What servers update together, and which messages that takes. The graph is not changed.
+"""Plans the units that servers update and the messages that carry them. The graph is not changed.
 
-A unit is what one server updates as one: a run of pieces of alike updates, or whole tensors whose updates cannot be
+A unit is updated as one by one server: a run of pieces with alike updates, or whole tensors whose updates cannot be
 cut. A bucket is the units of one server whose gradients travel in one message.
 """
 
@@ -27,7 +27,7 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """Elements ``start`` to ``stop`` of a parameter, and of all that has its shape; ``index``: among its pieces;
+    """Elements ``start`` to ``stop`` of a parameter, and of its states of the same shape; ``index``: among its pieces;
     ``whole``: it is the only one."""
 
     parameter: str
@@ -44,7 +44,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a server updates as one; ``server`` None: every server does.
+    """A unit, which a server updates as one; ``server`` None: every server does.
 
     Split: ``pieces``, one of each of ``subgraphs``, are stored one after the other. Whole: tensors as they are.
     """
@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def gradients(self) -> tuple[str, ...]:
-        """Gradients of a whole unit, each once."""
+        """Return the gradients of a whole unit, each once."""
         return tuple(dict.fromkeys(subgraph.gradient for subgraph in self.subgraphs))
 
 
@@ -143,7 +143,7 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
-    """Whether a tensor may lie on several servers: one that is updated alone completes no reduction with others."""
+    """Return whether a tensor may be cut among servers: it is updated alone, and shares no reduction with others."""
     return subgraph.mode is Mode.SPLIT and not (apart and subgraph.reductions)
 
 
@@ -154,7 +154,7 @@ def _private(subgraph: UpdateSubgraph, updates: Updates) -> bool:
 
 
 def _refuse_common(updates: Updates) -> None:
-    """Refuse reductions over several parameters where each is updated when its gradient comes."""
+    """Refuse reductions over several parameters where each parameter is updated when its gradient arrives."""
     for reduction in updates.scalar_reductions.values():
         if len(reduction.leaves) > 1 or reduction.epilogue:
             raise UnsupportedError(
@@ -167,7 +167,7 @@ def _refuse_common(updates: Updates) -> None:
 def _place(
     training: TrainingGraph, updates: Updates, cut: Mapping[str, Sequence[tuple[int, int]]], options: SplitOptions
 ) -> dict[str, tuple[PlacedPiece, ...]]:
-    """The pieces of every parameter with their servers. Tensors that are updated together are placed as one."""
+    """Return the pieces of every parameter with their servers. Tensors that are updated together are placed as one."""
     types = training.graph.types
     together = components(updates)
     sizes, of = [], []
@@ -202,7 +202,7 @@ class _Units:
     options: SplitOptions
 
     def all(self) -> Iterator[Unit]:
-        """Every unit, in no particular order; their numbers are not set."""
+        """Yield every unit, in no particular order; their numbers are not set."""
         index = GraphIndex(self.training.graph)
         runs: dict[tuple[object, ...], list[tuple[int, PlacedPiece]]] = {}
         together = components(self.updates)
@@ -219,7 +219,8 @@ class _Units:
             yield from (self._run(chunk) for chunk in self._chunks(run))
 
     def _chunks(self, run: Sequence[tuple[int, PlacedPiece]]) -> Iterator[list[tuple[int, PlacedPiece]]]:
-        """Pieces that may be one unit: one by one where each is updated when it comes, else up to the cap."""
+        """Yield runs of pieces that may be one unit: single pieces where each is updated on arrival, else up to the
+        cap."""
         width = self._nbytes(run[0][1]) / max(run[0][1].elements, 1)
         chunk: list[tuple[int, PlacedPiece]] = []
         held = 0.0
@@ -251,7 +252,7 @@ class _Units:
         return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
 
     def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
-        """Updates with all nodes that depend on them, if these nodes serve nothing else."""
+        """Return updates with all nodes that depend on them, if these nodes serve nothing else."""
         own = {id(node) for each in subgraphs for node in each.nodes}
         ends = {state.updated for each in subgraphs for state in each.states}
         behind: dict[int, Node] = {}
@@ -272,11 +273,11 @@ class _Units:
 
     @cached_property
     def _owned(self) -> set[int]:
-        """The nodes of all updates, by id."""
+        """Return the nodes of all updates, by id."""
         return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
 
     def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
-        """Return whether what a replicated update computes is read beyond it: then every server must have it."""
+        """Return whether something outside a replicated update reads its values: then every server must have it."""
         if all(each.mode is not Mode.REPLICATED for each in subgraphs):
             return False
         graph = self.training.graph
@@ -306,7 +307,7 @@ class _Units:
 
 
 def make_buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
-    """Neighbouring units of one server and of the same types, up to the cap."""
+    """Group neighbouring units of one server and of the same types, up to the cap."""
 
     def kind(unit: Unit) -> tuple[int, tuple[str, str]]:
         return -1 if unit.server is None else unit.server, unit.dtypes

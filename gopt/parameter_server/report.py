@@ -1,4 +1,4 @@
-"""The report of a split: what each role lost and gained, what servers hold, and what travels."""
+"""The report of a split: operators removed and added by role, state on servers, and traffic."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from gopt.sharding.traffic import Overlap
 
 
 def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
-    """The report of a split; ranks are the trainers, and the servers behind them."""
+    """Return the report of a split; ranks are the trainers, followed by the servers."""
     removed_ops, removed_vars = _removed(split)
     added_ops, added_vars = _added(split)
     usages = list(_usages(split))
@@ -121,7 +121,7 @@ def _notes(split: SplitStep, couplings: Sequence[Coupling]) -> list[str]:
 
 
 def _of_tables(split: SplitStep) -> Iterator[str]:
-    """Where rows of tables lie, and why other parameters that are looked up stay dense."""
+    """Yield notes on tables: where their rows are, and why other parameters with lookups stay dense."""
     for served in split.plan.tables.served:
         table, layout = served.table, served.layout
         servers = ", ".join(map(str, layout.servers))
@@ -141,7 +141,7 @@ def _of_tables(split: SplitStep) -> Iterator[str]:
 
 
 def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
-    """Why a step of all trainers is not the step of one large batch, where it is not."""
+    """Return the reasons why a step of all trainers differs from the step of one large batch."""
     if not split.options.mode.rounds:
         return ()
     mesh = Mesh((("dp", split.options.trainers),))
@@ -151,7 +151,7 @@ def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
 
 
 def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
-    """Nodes of the source that some role does not run as they are."""
+    """Return the nodes of the source that some role does not run unchanged, and the values that go with them."""
     trainers = range(split.options.trainers)
     servers = range(split.options.trainers, split.options.trainers + split.options.servers)
     on_trainers = {id(node) for node in split.homes.trainer_nodes}
@@ -181,7 +181,7 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
 
 
 def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:
-    """What messages and pieces add to each role."""
+    """Return the nodes and values that messages and pieces add to each role."""
     trainers = list(range(split.options.trainers))
     known = LocalTypes(split.servers)
     types = split.trainer_types()
@@ -219,7 +219,7 @@ def _own(graph: RankGraph) -> Iterator[Node]:
 
 
 def _purpose(node: Node) -> tuple[str, str]:
-    """Role and reason of an added node."""
+    """Return role and reason of an added node."""
     if node.domain == COMM:
         among = node.op_type in COLLECTIVES
         return "communication", "a call among servers" if among else "a message between trainers and servers"
@@ -246,7 +246,7 @@ def _usages(split: SplitStep) -> Iterator[RankUsage]:
 
 
 def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
-    """By server: messages and bytes that one trainer pushes in a step, and those that it pulls."""
+    """Return by server: messages and bytes that one trainer pushes in a step, and those that it pulls."""
     types = split.trainer_types()
     pushed: dict[int, tuple[int, int]] = {}
     pulled: dict[int, tuple[int, int]] = {}
@@ -266,7 +266,7 @@ def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tu
 
 
 def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:
-    """A trainer sends each gradient once; the least is its size, and each parameter comes back once."""
+    """Return the figures. A trainer sends each gradient once and receives each parameter once: that is the minimum."""
     types = split.training.graph.types
     bound = sum(types[split.training.gradients[name]].nbytes for name in split.plan.owners)
     sent = usages[0].bytes_sent

@@ -1,6 +1,6 @@
-"""Which rank of the launcher is which trainer and which server. A rank may be both.
+"""Maps the launcher's ranks to trainers and servers. A rank may be both.
 
-Written as ``trainer:0-3;server:4,5``: the n-th rank named for a kind is its number n. ``;`` or ``,`` stands between
+Written as ``trainer:0-3;server:4,5``: the n-th rank listed for a kind gets its number n. ``;`` or ``,`` stands between
 kinds, ``,`` between ranks, ``-`` in a range. ``trainer:0,1;server:0,1`` puts a trainer and a server on each rank;
 ``server:0,1;trainer:2-5`` puts servers first.
 """
@@ -21,7 +21,7 @@ from gopt.sanitize import show
 
 
 class RoleKind(str, Enum):
-    """What a rank is."""
+    """Kind of a role."""
 
     TRAINER = "trainer"
     SERVER = "server"
@@ -44,11 +44,10 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of every rank. Every role stands on exactly one rank, and no rank has two of a kind or none.
+    """The roles of every rank. Every role has exactly one rank; every rank has one or two roles of different kinds.
 
-    ``of``: the roles of each rank, a trainer before a server. ``trainers`` is 0 and ``of`` empty where the number of
-    trainers is open until a start; then only ``servers``, ``is_open`` and ``with_trainers`` may be asked. Raises
-    OptionError.
+    ``of``: the roles of each rank, a trainer before a server. While the number of trainers is open, ``trainers`` is 0,
+    ``of`` is empty, and only ``servers``, ``is_open`` and ``with_trainers`` may be used. Raises OptionError.
     """
 
     trainers: int
@@ -66,7 +65,7 @@ class Roles:
         self._check_counts()
 
     def _check_counts(self) -> None:
-        """Every role of the counts has a rank, and no other has; nothing to check while trainers are open."""
+        """Check that every role has a rank and no other role has one; nothing is checked while trainers are open."""
         if self.is_open:
             return
         for kind, count in zip(_KINDS, (self.trainers, self.servers), strict=True):
@@ -83,18 +82,18 @@ class Roles:
 
     @classmethod
     def default(cls, trainers: int, servers: int) -> Roles:
-        """Trainers on ranks 0 to T-1, servers behind them; raises OptionError."""
+        """Return roles with trainers on ranks 0 to T-1, followed by the servers; raises OptionError."""
         _check_size(trainers, servers, least=1)
         return cls.on_ranks(range(trainers), range(trainers, trainers + servers))
 
     @classmethod
     def open(cls, servers: int) -> Roles:
-        """Any number of trainers, which a start says (``with_trainers``); raises OptionError."""
+        """Return roles whose number of trainers is set at the start (``with_trainers``); raises OptionError."""
         return cls(0, servers, ())
 
     @classmethod
     def on_ranks(cls, trainers: Sequence[int], servers: Sequence[int]) -> Roles:
-        """The rank of trainer 0, 1, ... and of server 0, 1, ...; raises OptionError."""
+        """Return roles with given ranks of trainer 0, 1, ... and of server 0, 1, ...; raises OptionError."""
         ranks = [*trainers, *servers]
         beyond = next((rank for rank in ranks if not 0 <= rank < RANKS), None)
         if beyond is not None:
@@ -140,22 +139,22 @@ class Roles:
         return tuple(known[Role(kind, number)] for number in range(count))
 
     def rank_of(self, role: Role) -> int:
-        """The rank that has a role; raises OptionError where there is no such role."""
+        """Return the rank of a role; raises OptionError where there is no such role."""
         rank = self._fixed()._ranks.get(role)
         if rank is None:
             raise OptionError(f"there is no {role}: {_there(self._count(role.kind), role.kind)}")
         return rank
 
     def roles_of(self, rank: int) -> tuple[Role, ...]:
-        """The roles of a rank, a trainer before a server; raises OptionError where there is no such rank."""
+        """Return the roles of a rank, a trainer before a server; raises OptionError where there is no such rank."""
         if not 0 <= rank < self.ranks:
             raise OptionError(f"there is no rank {show(rank)}: ranks are 0 to {self.ranks - 1}")
         return self.of[rank]
 
     def with_trainers(self, trainers: int) -> Roles:
-        """These roles for a start with so many trainers: the default order where their number is open.
+        """Return these roles for a number of trainers, in the default order where the number is open.
 
-        Raises OptionError where it is fixed and another one.
+        Raises OptionError where it is fixed to another number.
         """
         if self.is_open:
             return Roles.default(trainers, self.servers)
@@ -188,7 +187,7 @@ class Roles:
         return self
 
     def __str__(self) -> str:
-        """The text that ``parse`` reads; words where the number of trainers is open."""
+        """Return the text that ``parse`` reads; a description while the number of trainers is open."""
         if self.is_open:
             return f"any number of trainers and {_counted(self.servers, RoleKind.SERVER)}"
         parts = [f"trainer:{_ranges(self.trainer_ranks)}"]
@@ -197,7 +196,7 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class RolesEntry:
-    """Roles as the manifest has them: counts, and the rank of each trainer and server, absent where that is open."""
+    """Roles as the manifest has them: counts, and the rank of each trainer and server, absent while those are open."""
 
     trainers: int
     servers: int
@@ -211,7 +210,7 @@ class RolesEntry:
         return cls(roles.trainers, roles.servers, roles.trainer_ranks, roles.server_ranks)
 
     def roles(self) -> Roles:
-        """The roles of this entry; raises OptionError where there are none such."""
+        """Return the roles of this entry; raises OptionError where the entry is not valid."""
         if not self.trainers and not self.trainer_ranks and not self.server_ranks:
             return Roles.open(self.servers)
         if (len(self.trainer_ranks), len(self.server_ranks)) != (self.trainers, self.servers):
@@ -223,7 +222,7 @@ class RolesEntry:
 
 
 def _check_size(trainers: int, servers: int, least: int) -> None:
-    """Refuse counts that are none, before anything of their size is made."""
+    """Refuse counts below 1, before anything of their size is allocated."""
     if trainers < least or servers < 0 or trainers + servers > RANKS:
         raise OptionError(
             f"there cannot be {show(trainers)} trainers and {show(servers)} servers",
@@ -246,7 +245,7 @@ def _rank_by_role(of: Sequence[Sequence[Role]]) -> dict[Role, int]:
 
 
 def _named_ranks(text: str) -> Iterator[tuple[RoleKind, int]]:
-    """Each rank that a text names, with its kind, in the order of the text."""
+    """Yield each rank of a text, with its kind, in the text's order."""
     named = 0
     for clause in text.split(";"):
         kind: RoleKind | None = None
@@ -276,7 +275,7 @@ def _kind(word: str) -> RoleKind:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """``(0, 1, 2, 5)`` -> ``0-2,5``."""
+    """Format ``(0, 1, 2, 5)`` as ``0-2,5``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] + 1 == rank:

@@ -1,8 +1,8 @@
-"""Start values of tables that no file holds: each row is made from a seed, the tensor's name and the row's number.
+"""Start values of tables that no file holds: each row is drawn from a seed, the tensor's name and the row's number.
 
-A row is the same on whichever server it lies, and in whatever order rows are made. Bits come from NumPy's Philox, a
-generator with a counter: row i of a tensor has counters of its own. All that follows is addition, multiplication,
-division and square roots of doubles, so that every machine gets the same numbers.
+A row is the same on every server, and in whatever order rows are made. Bits come from NumPy's Philox, a counter-based
+generator: row i of a tensor has counters of its own. The rest is addition, multiplication, division and square roots of
+doubles, so every machine gets the same numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gopt.sanitize import show
 
 Values = npt.NDArray[np.float64]
 GAP = 32
-"""Rows between two wanted ones that are drawn too: cheaper than a jump."""
+"""Most rows between two wanted ones that are drawn and dropped: that is cheaper than a jump."""
 CHUNK = 1 << 22
 """Elements that are made at a time."""
 _TEXT = re.compile(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*(?:@\s*seed\s*=\s*([0-9]{1,18}))?\s*")
@@ -32,18 +32,18 @@ _HINT = "write normal(MEAN,STD), uniform(LOW,HIGH), constant(VALUE) or zeros, an
 
 
 class Draw(StrEnum):
-    """What elements are."""
+    """Kinds of start values."""
 
     NORMAL = "normal"
-    """Of a mean and a standard deviation."""
+    """Normal with a mean and a standard deviation."""
     UNIFORM = "uniform"
-    """Between two numbers."""
+    """Uniform between two numbers."""
     CONSTANT = "constant"
 
 
 @dataclass(frozen=True, slots=True)
 class RowInit:
-    """What makes the rows of a tensor; ``first`` and ``second``: mean and deviation, or the bounds, or the value."""
+    """Initializer of a tensor's rows; ``first`` and ``second``: mean and deviation, or the bounds, or the value."""
 
     draw: Draw
     first: float
@@ -80,7 +80,7 @@ class RowInit:
         return f"{self.draw.value}({self.first!r},{self.second!r})@seed={self.seed}"
 
     def rows(self, tensor: str, ids: Ids, width: int) -> Values:
-        """Rows of a tensor, each of ``width`` elements; ``ids``: their numbers, in ascending order."""
+        """Return rows of a tensor, each of ``width`` elements; ``ids``: their numbers, in ascending order."""
         if self.draw is Draw.CONSTANT:
             return np.full((ids.size, width), self.first)
         unit = (self._bits(tensor, ids, width) >> np.uint64(12)).astype(np.float64)
@@ -90,7 +90,7 @@ class RowInit:
         return self.first + self.second * normal_quantile(unit)
 
     def part(self, tensor: str, layout: TableLayout, server: int, dtype: np.dtype) -> np.ndarray:
-        """What a server has of a tensor at the start: its rows and columns, flattened."""
+        """Return a server's rows and columns of a tensor at the start, flattened."""
         ids, columns = np.asarray(layout.row_ids(server), np.int64), layout.columns(server)
         found = np.empty((ids.size, len(columns)), dtype)
         step = max(1, CHUNK // max(layout.width, 1))
@@ -100,7 +100,7 @@ class RowInit:
         return found.reshape(-1)
 
     def _bits(self, tensor: str, ids: Ids, width: int) -> npt.NDArray[np.uint64]:
-        """64 random bits for each element."""
+        """Return 64 random bits for each element."""
         blocks = -(-width // 4)  # a counter gives four numbers
         digest = hashlib.sha256(f"{self.seed}:{tensor}".encode()).digest()
         source = np.random.Philox(key=int.from_bytes(digest[:16], "little"), counter=0)
@@ -119,7 +119,7 @@ class RowInit:
 
 
 def normal_quantile(unit: Values) -> Values:
-    """The inverse of the normal distribution function: Wichura's algorithm AS 241, PPND16."""
+    """Return the inverse of the normal distribution function: Wichura's algorithm AS 241, PPND16."""
     found = np.empty_like(unit)
     centred = unit - 0.5
     middle = np.abs(centred) <= 0.425
@@ -133,7 +133,7 @@ def normal_quantile(unit: Values) -> Values:
 
 
 def _log(x: Values) -> Values:
-    """The natural logarithm as a series. Results of libraries differ between machines in the last bit."""
+    """Return the natural logarithm, as a series. Results of libraries differ between machines in the last bit."""
     mantissa, exponent = np.frexp(x)
     low = mantissa < math.sqrt(0.5)
     mantissa, exponent = np.where(low, mantissa * 2.0, mantissa), exponent - low

@@ -1,8 +1,8 @@
-"""The user's server map: entries that say which server owns a tensor or one of its pieces.
+"""The user's server map: entries that assign a tensor, or one of its pieces, to a server.
 
 An entry is ``TENSOR = SERVER`` or ``TENSOR#PIECE = SERVER``. TENSOR is a name, or a pattern with ``*``, ``?`` and
-``[...]``; a name that is a tensor's is never read as a pattern. The first entry that fits a piece wins. An entry that
-decides nothing is refused: it is a mistake of its writer.
+``[...]``; the name of a tensor is never read as a pattern. The first entry that matches a piece counts. An entry
+without effect is refused, because it is a mistake.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gopt.errors import InputError, OptionError
 from gopt.sanitize import show
 
 Tensors = Mapping[str, frozenset[int]]
-"""Tensor -> the numbers of its pieces."""
+"""Tensor -> its pieces' numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One line of the map: ``name`` or ``pattern`` says which tensors, ``index`` which of their pieces (None: all)."""
+    """One entry: ``name`` or ``pattern`` of tensors, and ``index`` of a piece (None: all)."""
 
     text: str
     server: int
@@ -38,9 +38,9 @@ class _Entry:
 
 
 def assigned(pieces: Sequence[tuple[str, int]], servers: int, given: Mapping[str, int]) -> dict[int, int]:
-    """The place of each piece ``(tensor, index)`` that the map names -> its server; raises OptionError.
+    """Return index of each piece ``(tensor, index)`` that the map names -> its server; raises OptionError.
 
-    Takes time linear in pieces and entries, and in tensors x entries for those that are patterns.
+    Takes time linear in pieces and entries, and in tensors x entries for patterns.
     """
     if not given:
         return {}
@@ -78,7 +78,7 @@ def _read(text: str, server: int, servers: int, tensors: Tensors) -> _Entry:
 
 
 def _as_pattern(name: str) -> str:
-    """A pattern that fits a name alone, and is not the name."""
+    """Return a pattern that matches only a name, and is not the name."""
     first = glob.escape(name[0])
     return (f"[{first}]" if first == name[0] else first) + glob.escape(name[1:])
 
@@ -89,7 +89,7 @@ def _entry(text: str, server: int, name: str, index: int | None, tensors: Tensor
 
 
 def _first_fits(pieces: Sequence[tuple[str, int]], entries: Sequence[_Entry], tensors: Tensors) -> dict[int, int]:
-    """The place of each piece that an entry fits -> the number of the first such entry."""
+    """Return index of each piece that an entry matches -> the number of the first such entry."""
     names: dict[tuple[str, int | None], int] = {}
     for number, entry in enumerate(entries):
         if entry.pattern is None:
@@ -106,14 +106,14 @@ def _first_fits(pieces: Sequence[tuple[str, int]], entries: Sequence[_Entry], te
 
 
 def _fitting(entry: _Entry, tensors: Tensors) -> Iterable[str]:
-    """The tensors that an entry names."""
+    """Return the tensors that an entry matches."""
     if entry.pattern is None:
         return (entry.name,) if entry.name in tensors else ()
     return (tensor for tensor in tensors if entry.fits(tensor))
 
 
 def _useless(entry: _Entry, tensors: Tensors) -> OptionError:
-    """Why an entry decides nothing."""
+    """Return the error for an entry without effect."""
     fitting = list(_fitting(entry, tensors))
     if not fitting:
         return OptionError(f"the server map names {show(entry.text)}, which fits no tensor", _known(entry, tensors))
@@ -136,13 +136,14 @@ def _known(entry: _Entry, tensors: Tensors) -> str:
 
 
 _LISTED = 5
-"""Tensors that a hint names."""
+"""Most tensors that a hint lists."""
 
 
 def read_server_map(path: str | os.PathLike[str]) -> dict[str, int]:
-    """A server map from a TOML or JSON file: entry -> server, in the order of the file.
+    """Read a server map from a TOML or JSON file: entry -> server, in the file's order.
 
-    Raises OptionError where there is no such file or its name says neither, InputError where it is no such map.
+    Raises OptionError where there is no such file or its name has neither suffix, InputError where its content is no
+    server map.
     """
     name = os.fspath(path)
     if not os.path.exists(name):

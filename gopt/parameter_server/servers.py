@@ -1,4 +1,4 @@
-"""The program of the servers: each updates its units from what trainers pushed, once a round.
+"""The program of the servers: each updates its units from pushed gradients, once a round.
 
 Servers are the members of one axis. A unit is on one member; scalars that units share are on all; a reduction over
 units of several servers, such as a global norm, is completed by one call among them.
@@ -42,25 +42,25 @@ PASS = "parameter-server"
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """What a server has of a unit, or of one parameter of a whole unit: what is merged, and its states before and
+    """A server's key: a unit, or one parameter of a whole unit. It names the merged gradient, and the states before and
     after the update, the parameter first."""
 
     unit: Unit | None
     """None for a part of a table."""
     number: int
-    """Of a whole unit: which of its subgraphs; of a table: the server."""
+    """Of a whole unit: the number of its subgraph; of a table: the server."""
     gradient: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     type: TensorType
     ids: str = ""
-    """Of a table: what the numbers of the merged rows are called."""
+    """Of a table: the name of the merged rows' numbers."""
 
 
 @dataclass(slots=True)
 class ServerProgram:
-    """The servers' program and its keys. ``result``: why a node of the source is on no server, or not on all, and what
-    stands for it."""
+    """The servers' program and its keys. ``result``: the reasons why a node of the source is missing on servers, and
+    its replacement."""
 
     program: SpmdProgram
     keys: dict[int, list[ServerKey]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class ServerProgram:
 
 
 def server_program(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> ServerProgram:
-    """Write the servers' program. Raises UnsupportedError for an output that shows what one server alone has."""
+    """Write the servers' program. Raises UnsupportedError for an output that only one server could compute."""
     _check_metrics(training, plan, homes)
     view = role_view(training, homes.server_nodes, homes.served, homes.metrics, "")
     mesh = Mesh(((SERVER, options.servers),), ((SERVER, Sees.DATA),))
@@ -104,7 +104,7 @@ def _check_metrics(training: TrainingGraph, plan: ServerPlan, homes: Homes) -> N
 
 
 def _shared_states(view: TrainingGraph, homes: Homes) -> list[ShardedState]:
-    """States that every server has."""
+    """Return the states that every server has."""
     shared, types = set(homes.shared), view.graph.types
     return [
         ShardedState(
@@ -116,7 +116,7 @@ def _shared_states(view: TrainingGraph, homes: Homes) -> list[ShardedState]:
 
 
 def _drop_lone_calls(program: SpmdProgram) -> None:
-    """A group of one server leaves no call behind."""
+    """Remove calls in a group of one server."""
     if program.mesh.ranks > 1:
         return
     rewriter = GraphRewriter(program.graph, PASS)
@@ -142,7 +142,7 @@ class _Emitter:
         """Gradient -> its merged value, where updates read whole tensors."""
 
     def bucket(self, bucket: Bucket) -> None:
-        """What a bucket brings, and the updates of its units."""
+        """Add the merged gradients of a bucket, and the updates of its units."""
         types = self.program.graph.types
         merged: dict[str, TensorType] = {}
         names: list[str] = []
@@ -164,7 +164,7 @@ class _Emitter:
         self._aggregate(bucket.number, names, merged, on_server(bucket.server))
 
     def table(self, served: ServedTable) -> None:
-        """The parts of a table, each on its server."""
+        """Add the parts of a table, each on its server."""
         parts = [self._table_part(served, place) for place in range(len(served.layout.servers))]
         self.out.tables[served.number] = parts
 
@@ -198,7 +198,7 @@ class _Emitter:
         return ServerKey(None, server, f"{root}.rows", inputs, outputs, type, f"{root}.ids")
 
     def _dense_gradient(self, root: str, dtype: str, part: tuple[int, int], where: Sharding) -> None:
-        """The gradient of all rows of a part."""
+        """Add the dense gradient of all rows of a part."""
         rows, columns = part
         add, whole = self.rewriter.add, TensorType(dtype, part)
         shape = self.scalars.constant(f"shape{rows}_{columns}", [rows, columns])
@@ -210,25 +210,26 @@ class _Emitter:
         add("Reshape", [f"{root}.dense", self.scalars.constant("one", [-1])], flat, sharding=where)
 
     def _part_group(self, served: ServedTable, server: int, start: int, elements: int) -> ParameterGroup:
-        """``start``: elements of the parts before this one; the manifest says which of the tensor they are."""
+        """Return the group of a part. ``start``: elements of the parts before this one; the manifest maps them to the
+        tensor."""
         cuts = (0,) * (server + 1) + (elements,) * (self.options.servers - server)
         where = Sharding.along(SERVER, FlatShard(cuts, 0, elements))
         return ParameterGroup((served.subgraph,), (0,), where, ((start, start + elements),))
 
     def _update_part(self, root: str, group: ParameterGroup) -> GroupEmitter:
-        """The update of all rows of a part, those without a gradient too."""
+        """Add the update of all rows of a part, also of those without a gradient."""
         emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
         emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
         return emitter
 
     def _touched(self, root: str, group: ParameterGroup, part: tuple[int, int], where: Sharding) -> TouchedRows:
-        """The update of the rows of a part that were pushed."""
+        """Add the update of the pushed rows of a part."""
         emitter = TouchedRows(self.rewriter, group, root, self.scalars, part, where)
         emitter.update(f"{root}.ids", f"{root}.places", f"{root}.rows")
         return emitter
 
     def value(self, made: str) -> None:
-        """A number of the trainers' forward, merged, on every server."""
+        """Add a merged scalar of the trainers' forward, on every server."""
         type = self.program.graph.types[made]
         self._aggregate(self._next, [made], {made: type}, EVERYWHERE)
         self.out.merged[made] = self._next
@@ -244,7 +245,7 @@ class _Emitter:
         self.rewriter.add("Aggregate", [ROUND], merged, domain=COMM, attributes=attributes, sharding=where)
 
     def _run(self, bucket: Bucket, unit: Unit, root: str) -> ServerKey:
-        """A unit as one class over a run that lies on one server."""
+        """Add a unit as one class over a run that lies on one server."""
         assert unit.server is not None
         starts = [0]
         for piece in unit.pieces:
@@ -264,7 +265,7 @@ class _Emitter:
         return ServerKey(unit, 0, f"{root}.gradient", tuple(inputs), tuple(outputs), type)
 
     def _whole(self, unit: Unit) -> list[ServerKey]:
-        """Updates of whole tensors on their server, or on every one."""
+        """Add updates of whole tensors on their server, or on every one."""
         where, types = on_server(unit.server), self.program.graph.types
         keys, pushed = [], set[str]()
         for number, subgraph in enumerate(unit.subgraphs):
@@ -289,7 +290,7 @@ class _Emitter:
         return keys
 
     def _partial_scalars(self, unit: Unit, server: int) -> None:
-        """Reductions of whole updates that others read: terms of one server."""
+        """Mark reductions of whole updates that others read as partial sums of one server."""
         sizes = [self.program.graph.types[each.gradient].elements for each in unit.subgraphs]
         total, count = sum(sizes), self.options.servers
         offsets = tuple(sum(sizes[:place]) for place in range(len(sizes) + 1))
@@ -301,7 +302,7 @@ class _Emitter:
                 self.partials += partial_scalars(self.rewriter, bucket, place, self.scalars)
 
     def read_merged(self) -> None:
-        """Let nodes that stay as they are read merged gradients."""
+        """Let unchanged nodes read merged gradients."""
         for node in self.program.graph.nodes:
             if any(name in self._renamed for name in node.inputs):
                 node.inputs = [self._renamed.get(name, name) for name in node.inputs]
@@ -312,7 +313,8 @@ def on_server(server: int | None) -> Sharding:
 
 
 def key_name(unit: Unit, number: int) -> str:
-    """What people call a key: its parameter, the number of the piece where there are several, and how many others."""
+    """Return a key's readable name: its parameter, the piece's number where there are several, and the count of
+    others."""
     if not unit.split:
         return unit.subgraphs[number].parameter.tensor
     first = unit.pieces[0]

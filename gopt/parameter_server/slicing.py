@@ -24,7 +24,7 @@ class Slicing(str, Enum):
 
 
 def static_shape(tensor: str, shape: Sequence[int | str | None] | None) -> tuple[int, ...]:
-    """The shape of a tensor that is to be cut; raises UnsupportedError where a dimension is not fixed."""
+    """Return the shape of a tensor to cut; raises UnsupportedError where a dimension is not fixed."""
     if shape is None:
         raise UnsupportedError(f"cannot place {show(tensor)} on servers: its shape is not known", _FIX)
     open_ = next((size for size in shape if not isinstance(size, int) or size < 0), 0)
@@ -37,12 +37,12 @@ _FIX = "give its dimensions numbers in the model"
 
 
 def pieces(shape: Sequence[int], slicing: Slicing, servers: int, minimum: int) -> tuple[tuple[int, int], ...]:
-    """The pieces ``(start, stop)`` of a tensor, in elements: they tile it in order.
+    """Return the pieces ``(start, stop)`` of a tensor, in elements: they tile it in order.
 
-    A tensor of E elements gets at most k = max(1, min(servers, E // minimum)) pieces. So ``minimum`` bounds how many
-    pieces are asked for; rounding to rows may make a piece smaller. A tensor of two or more dimensions is cut between
-    rows, which are slices of its first dimension. A scalar is one piece, a tensor without elements one empty piece.
-    Raises OptionError where ``servers`` or ``minimum`` is below 1.
+    A tensor of E elements gets at most k = max(1, min(servers, E // minimum)) pieces. So ``minimum`` bounds the number
+    of pieces; rounding to rows may make a piece smaller. A tensor of two or more dimensions is cut between rows, which
+    are slices of its first dimension. A scalar is one piece, a tensor without elements one empty piece. Raises
+    OptionError where ``servers`` or ``minimum`` is below 1.
     """
     for what, count in (("number of servers", servers), ("smallest piece", minimum)):
         if count < 1:
@@ -65,14 +65,14 @@ def _sizes(shape: tuple[int, ...], slicing: Slicing, servers: int, minimum: int)
 
 
 def _row(shape: Sequence[int]) -> int:
-    """Elements of what a cut may not divide: a row, or one element of a vector."""
+    """Return the elements that a cut may not divide: a row, or one element of a vector."""
     return math.prod(shape[1:]) if len(shape) > 1 else 1
 
 
 def piece_shape(shape: Sequence[int], start: int, stop: int) -> tuple[int, ...]:
-    """The shape of elements ``start`` to ``stop`` of a tensor.
+    """Return the shape of elements ``start`` to ``stop`` of a tensor.
 
-    The tensor's own shape where that is all of it, ``(rows, *rest)`` where it is whole rows, else one dimension.
+    That is the tensor's own shape for all of it, ``(rows, *rest)`` for whole rows, else one dimension.
     """
     elements = math.prod(shape)
     if not 0 <= start <= stop <= elements:

@@ -39,7 +39,7 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class SplitStep:
-    """A step shared out between trainers and servers. Nothing is written; ``folder`` does that."""
+    """A step split between trainers and servers. Nothing is written; ``folder`` does that."""
 
     training: TrainingGraph
     options: SplitOptions
@@ -52,27 +52,27 @@ class SplitStep:
     keys: tuple[KeyEntry, ...]
     tables: tuple[TableEntry, ...]
     table_states: Mapping[str, tuple[TableLayout, int]]
-    """State of a part of a table, as its server calls it -> the table's layout, and the server."""
+    """State of a table's part, by its name on the server -> the table's layout, and the server."""
     result: PassResult
     checks: tuple[Check, ...]
     sync: SpmdProgram | None = None
-    """In mode geo, what trainers run every few steps; ``trainer`` is then the local step."""
+    """In mode geo, the program that trainers run every few steps; ``trainer`` is then the local step."""
 
     def __repr__(self) -> str:
         count = f"{self.options.trainers} trainers and {self.options.servers} servers"
         return f"<SplitStep of {self.training.graph.name} for {count}: {len(self.keys)} keys>"
 
     def trainer_files(self) -> list[tuple[SpmdProgram, list[RankGraph]]]:
-        """The programs of a trainer with the phases that come of each."""
+        """Return the programs of a trainer, with their phases."""
         ranks = self.trainer_graphs.ranks
         return [(self.trainer, ranks)] if self.sync is None else [(self.trainer, ranks[:1]), (self.sync, ranks[1:])]
 
     def trainer_types(self) -> dict[str, TensorType]:
-        """The types of all values of a trainer's programs."""
+        """Return the types of all values of a trainer's programs."""
         return self.trainer.graph.types if self.sync is None else self.trainer.graph.types | self.sync.graph.types
 
     def entry(self) -> ServerPlanEntry:
-        """What the manifest says of the split."""
+        """Return the manifest's record of the split."""
         options = self.options
         fixed = options.fixed_trainers or self.sync is not None  # their number divides every delta
         return ServerPlanEntry(
@@ -85,8 +85,8 @@ class SplitStep:
 
 
 def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
-    """Split a step. Raises OptionError and UnsupportedError for what cannot be split so, InvariantError where a check
-    of the result fails."""
+    """Split a step. Raises OptionError and UnsupportedError for a step that cannot be split so, InvariantError where a
+    check of the result fails."""
     if options.mode is Mode.GEO:
         return _geo_step(training, options)
     options.loss_reduction.check(training)
@@ -144,7 +144,7 @@ def _check_blocks(split: SplitStep) -> Check:
 
 
 def _without_dead(training: TrainingGraph) -> TrainingGraph:
-    """The step without nodes that nothing depends on: no role has them."""
+    """Return the step without dead nodes: they belong to no role."""
     graph = training.graph
     needed = ancestors(GraphIndex(graph), [*graph.outputs, *(state.updated for state in training.states)])[1]
     nodes = [node for node in graph.nodes if not needed.isdisjoint(node.outputs)]
@@ -152,7 +152,7 @@ def _without_dead(training: TrainingGraph) -> TrainingGraph:
 
 
 def _check_own(plan: ServerPlan, homes: Homes) -> None:
-    """Refuse nodes that are of no one's update and read what one server alone has, in pieces or as a tensor."""
+    """Refuse nodes outside every update that read values of one server alone, in pieces or as a tensor."""
     own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
     placed: dict[str, str] = {}
     for unit in plan.units:
@@ -173,7 +173,7 @@ def _check_own(plan: ServerPlan, homes: Homes) -> None:
 
 
 def _check_apart(homes: Homes, options: SplitOptions) -> None:
-    """Refuse what needs rounds where there are none."""
+    """Refuse updates that need rounds in a mode without rounds."""
     if options.mode.rounds:
         return
     if homes.merged:
@@ -259,7 +259,7 @@ def _table(served: ServedTable, parts: Sequence[ServerKey]) -> TableEntry:
 def _checks(
     training: TrainingGraph, plan: ServerPlan, homes: Homes, trainers: LoweredProgram, servers: LoweredProgram
 ) -> tuple[Check, ...]:
-    """What holds of the whole split: pieces tile, states are held, and pushes have a receiver each."""
+    """Return the checks of the whole split: pieces tile, states are held, and each push has a receiver."""
     tiled = 0
     for name, pieces in plan.owners.items():
         place = 0
@@ -284,7 +284,8 @@ def _checks(
 
 
 def _check_messages(trainers: LoweredProgram, servers: LoweredProgram) -> int:
-    """R10: each push meets one Aggregate of the same bucket and sizes on its server, and each Aggregate is fed."""
+    """Check R10: each push has one Aggregate of the same bucket and sizes on its server, and each Aggregate has its
+    pushes."""
     expected = {
         (rank.rank, node.attributes["bucket"]): tuple(node.attributes["keys"])
         for rank in servers.ranks for node in rank.calls if node.op_type == "Aggregate"

@@ -1,4 +1,4 @@
-"""Which parameters of a step become tables whose rows lie on servers, and in which layout; and why others do not."""
+"""Chooses the parameters that become tables with rows on servers, and their layouts; and says why others do not."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class ServedTable:
-    """A table, how it is shared out, and its update. ``rows``: which rows an update runs on; ``init``: tensor with the
-    table's rows -> what makes its start value."""
+    """A table, its layout, and its update. ``rows``: the rows on which an update runs; ``init``: tensor with the
+    table's rows -> its initializer."""
 
     number: int
     table: EmbeddingTable
@@ -34,28 +34,29 @@ class ServedTable:
     init: Mapping[str, RowInit] = field(default_factory=dict)
 
     def elements(self, server: int) -> int:
-        """Elements that a server has of it."""
+        """Return the elements that a server has of it."""
         return self.layout.local_rows(server) * len(self.layout.columns(server))
 
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """The tables of a split. ``dense``: other parameters whose rows are looked up, each with the reason."""
+    """The tables of a split. ``dense``: other parameters with lookups, each with the reason."""
 
     served: tuple[ServedTable, ...] = ()
     dense: tuple[tuple[str, str], ...] = ()
 
     @property
     def parameters(self) -> frozenset[str]:
-        """The parameters that are tables."""
+        """Return the parameters that are tables."""
         return frozenset(each.table.parameter for each in self.served)
 
     def lookups(self, training: TrainingGraph) -> list[int]:
-        """Ids that a batch of a trainer has for each table, as often as they stand in it, and no more than rows."""
+        """Return the number of ids that a trainer's batch looks up in each table, with repeats, but at most the table's
+        rows."""
         return [int(table_size(training, served.table, 1).lookups) for served in self.served]
 
     def row_traffic(self, training: TrainingGraph, options: SplitOptions) -> tuple[int, ...]:
-        """``row_traffic`` of these tables, in the types in which rows travel; empty without tables."""
+        """Return ``row_traffic`` of these tables, in the types in which rows travel; empty without tables."""
         sizes = [table_size(training, served.table, 1) for served in self.served]
         wired = [replace(size, dtype=options.travels(size.dtype)) for size in sizes]
         layouts = [served.layout for served in self.served]
@@ -63,14 +64,14 @@ class TableChoice:
 
     @property
     def rows(self) -> frozenset[str]:
-        """What lookups make: trainers pull it."""
+        """Return the results of lookups, which trainers pull."""
         return frozenset(lookup.rows for each in self.served for lookup in each.table.lookups)
 
 
 def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptions) -> TableChoice:
     """Plan the tables of a step.
 
-    Raises OptionError for a layout that the user asks for and that is not possible, and where servers lack memory.
+    Raises OptionError for a layout that the user requests and that is not possible, and where servers lack memory.
     """
     if options.tables_off:
         if options.rows or options.init:
@@ -110,7 +111,7 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
 
 
 def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
-    """Table -> on which rows its updates run, where the user says so."""
+    """Return table -> the rows on which its updates run, where the user says so."""
     known = {each.value: each for each in Rows}
     for pattern, text in options.rows.items():
         if text not in known:
@@ -130,15 +131,15 @@ def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
 
 
 def _tensors(table: EmbeddingTable) -> tuple[str, ...]:
-    """The tensors that have a row for each of a table, the table first."""
+    """Return the tensors that have a row for each row of the table, the table first."""
     return table.update.states if table.update is not None else (table.parameter,)
 
 
 def _inits(
     training: TrainingGraph, options: SplitOptions, tables: Sequence[EmbeddingTable], layouts: Sequence[TableLayout]
 ) -> dict[str, RowInit]:
-    """Tensor -> what makes its start value, where the user says so. An entry that fits a table is for tables, any other
-    for optimizer states with the rows of a table."""
+    """Return tensor -> its initializer, where the user gives one. An entry that matches a table is for tables, any
+    other for optimizer states with the rows of a table."""
     if not options.init:
         return {}
     served = [table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE]
@@ -159,7 +160,7 @@ def _inits(
 
 
 def without_empty_parts(layout: TableLayout) -> TableLayout:
-    """A layout in which each part has some elements: fewer servers, where a table has fewer rows or columns."""
+    """Return a layout whose parts all have elements: fewer servers, where a table has fewer rows or columns."""
     full = [
         place for place, server in enumerate(layout.servers) if layout.local_rows(server) and layout.columns(server)
     ]
@@ -173,7 +174,7 @@ def without_empty_parts(layout: TableLayout) -> TableLayout:
 def _unfit(
     training: TrainingGraph, index: GraphIndex, updates: Updates, table: EmbeddingTable, options: SplitOptions
 ) -> Iterator[str]:
-    """Why a recognised table stays dense."""
+    """Yield the reasons why a recognised table stays dense."""
     types, subgraph = training.graph.types, updates.subgraphs.get(table.parameter)
     if options.mode is PlanMode.GEO:
         yield "in mode geo trainers update the whole of it on their own"

@@ -11,10 +11,10 @@ from gopt.sanitize import show
 
 
 def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table") -> dict[str, str]:
-    """What is given for each name: the first entry counts that is the name, or a pattern (``*``, ``?``, ``[...]``) that
-    fits it. Names for which nothing is given are left out.
+    """Return the option of each name: the first entry counts that is the name, or a pattern (``*``, ``?``, ``[...]``)
+    that matches it. Names without an option are left out.
 
-    Raises OptionError for an entry that fits none of them, or decides nothing. ``what``: what the names are of.
+    Raises OptionError for an entry that matches no name, or has no effect. ``what``: the kind of the names.
     """
     found: dict[str, str] = {}
     for pattern, text in given.items():
@@ -34,5 +34,5 @@ def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table"
 
 
 def fits(pattern: str, names: Collection[str]) -> list[str]:
-    """The name that a pattern is, or those that it fits."""
+    """Return the name that a pattern is, or those that it matches."""
     return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]

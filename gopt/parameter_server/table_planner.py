@@ -1,9 +1,9 @@
-"""Chooses for each table how it is shared out among servers, by its bytes and by how often its rows are looked up.
+"""Chooses each table's layout among servers, by its bytes and by how often its rows are looked up.
 
-A table whose rows are nearly all looked up in every step is cheaper as a dense parameter. Of the others, plans are made
-that split the first k of them, the heaviest first, and put the rest whole where there is least; of the plans that fit
-the servers' memory the one with the least loaded fullest server is taken, or one that splits fewer tables and is
-nearly as good: a split table costs a message to each server in every step.
+A table whose rows are nearly all looked up in every step is cheaper as a dense parameter. For the others, the planner
+compares plans that split the first k tables, the heaviest first, and put each of the rest whole on the least loaded
+server. Of the plans that fit the servers' memory, it takes the one whose fullest server has the least load, or one that
+splits fewer tables and is nearly as good: a split table costs a message to each server in every step.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from gopt.sanitize import show
 
 ID_BYTES = 8
 NEARLY = 1.1
-"""A plan that splits fewer tables may load its fullest server by this factor more."""
+"""Factor by which a plan with fewer split tables may load its fullest server more."""
 PLANS = 32
-"""Plans that are compared."""
+"""Number of plans that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """What the planner knows of a table: ``lookups`` is the expected number of ids that all trainers together look up
-    in a step, ``state_bytes`` what the optimizer keeps for one row. ``by_row``: its update may be split by rows."""
+    """A table as the planner sees it: ``lookups``: expected number of ids that all trainers together look up in a step;
+    ``state_bytes``: of the optimizer, for one row; ``by_row``: its update may be split by rows."""
 
     name: str
     rows: int
@@ -40,7 +40,7 @@ class TableSize:
     lookups: float = 1.0
     by_row: bool = True
     by_column: bool = True
-    """Its update may be split by columns as well: each element is updated by itself."""
+    """Whether its update may be split by columns too: each element is updated by itself."""
 
     @property
     def row_bytes(self) -> int:
@@ -48,22 +48,22 @@ class TableSize:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and what the optimizer keeps for them."""
+        """Return the bytes of all rows and of the optimizer's states for them."""
         return self.rows * (self.row_bytes + self.state_bytes)
 
     @property
     def dense_traffic(self) -> int:
-        """Bytes of the whole, pushed and pulled once."""
+        """Return the bytes of the whole table, pushed and pulled once."""
         return 2 * self.rows * self.row_bytes
 
     def traffic(self, parts: int = 1) -> float:
-        """Bytes of a step where rows are pulled and pushed, and ids go to ``parts`` servers."""
+        """Return the bytes of a step in which rows are pulled and pushed, and ids go to ``parts`` servers."""
         return self.lookups * (2 * self.row_bytes + ID_BYTES * parts)
 
 
 def table_size(training: TrainingGraph, table: EmbeddingTable, trainers: int) -> TableSize:
-    """The size of a recognised table. In each step a trainer is expected to ask for every id of a batch once, and for
-    no row twice; states count as far as they have the table's rows."""
+    """Return the size of a recognised table. A trainer is expected to look up every id of a batch once, and no row
+    twice; states count as far as they have the table's rows."""
     types, update = training.graph.types, table.update
     ids = sum(types[lookup.ids].elements for lookup in table.lookups)
     states = [types[name].nbytes for name in update.states if name != table.parameter] if update else []
@@ -75,11 +75,12 @@ def table_size(training: TrainingGraph, table: EmbeddingTable, trainers: int) ->
 
 
 def row_traffic(tables: Sequence[tuple[TableSize, TableLayout]], servers: int) -> tuple[int, ...]:
-    """Bytes of rows and of their numbers between one trainer and each server in one step, both ways: an estimate.
+    """Return an estimate of the bytes of rows and their numbers between one trainer and each server in one step, both
+    ways.
 
-    It assumes that a batch looks up no row twice and that look-ups are spread evenly over the rows. A row that is
-    looked up twice travels once, so that less may travel; a server whose rows are looked up more often has more.
-    ``lookups`` of the sizes are those of one trainer.
+    It assumes that a batch looks up no row twice and that lookups are spread evenly over the rows. A repeated row
+    travels once, so less may travel; a server with popular rows has more. ``lookups`` of the sizes are those of one
+    trainer.
     """
     found = [0.0] * servers
     for table, layout in tables:
@@ -90,14 +91,15 @@ def row_traffic(tables: Sequence[tuple[TableSize, TableLayout]], servers: int) -
 
 
 def _moved(table: TableSize, layout: TableLayout, server: int, numbers: int) -> float:
-    """Bytes that look-ups of a table move through a server; ``numbers``: of the row's number."""
+    """Return the bytes that lookups of a table move through a server; ``numbers``: bytes of a row's number."""
     asked = table.lookups * layout.local_rows(server) / max(table.rows, 1)
     return asked * (2 * table.row_bytes * len(layout.columns(server)) / max(table.width, 1) + numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What a server holds of tables, and what goes through it in a step, in bytes; dense tables are left out."""
+    """A server's load from tables: bytes that it holds, and bytes that it moves in a step; dense tables are left
+    out."""
 
     nbytes: int = 0
     traffic: float = 0.0
@@ -106,11 +108,11 @@ class ServerLoad:
 def plan_tables(
     tables: Sequence[TableSize], servers: int, *, memory: int | None = None, given: Mapping[str, str] | None = None
 ) -> tuple[TableLayout, ...]:
-    """A layout for each table, the same for the same arguments everywhere.
+    """Return a layout for each table; equal arguments give equal results everywhere.
 
     ``memory``: bytes that a server has for tables and their states. ``given``: the user's choices, a name or a pattern
     with ``*``, ``?`` and ``[...]`` -> ``dense``, ``whole``, ``whole:SERVER``, ``modulo``, ``range`` or ``columns``; the
-    first entry that fits a table wins. Raises OptionError.
+    first entry that matches a table counts. Raises OptionError.
     """
     if servers < 1:
         raise OptionError(f"the number of servers cannot be {show(servers)}", "it is at least 1")
@@ -127,7 +129,7 @@ def plan_tables(
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What the user wants of a table; ``server``: of one that is whole, or -1."""
+    """The user's choice for a table; ``server``: of a whole table, or -1."""
 
     layout: Layout
     server: int = -1
@@ -170,7 +172,7 @@ def _refuse_split(table: TableSize, wish: _Wish | None) -> None:
 
 
 class _Planner:
-    """Makes plans, and measures them by the load of the fullest server: the sum of its shares of bytes and traffic."""
+    """Makes plans, and compares them by the load of the fullest server: the sum of its shares of bytes and traffic."""
 
     def __init__(
         self, tables: Sequence[TableSize], servers: int, memory: int | None, wishes: Mapping[str, _Wish]
@@ -189,11 +191,11 @@ class _Planner:
         return wish.layout is Layout.DENSE if wish else table.dense_traffic <= table.traffic()
 
     def held(self, table: TableSize) -> int:
-        """Bytes of a table that servers hold as rows."""
+        """Return the bytes of a table that servers hold as rows."""
         return 0 if self._dense(table) else table.nbytes
 
     def best(self) -> tuple[TableLayout, ...]:
-        """The plan with the least loaded fullest server, or one nearly as good that splits fewer tables."""
+        """Return the plan whose fullest server has the least load, or one nearly as good that splits fewer tables."""
         splittable = [table for table in self.heaviest if table.name not in self.wishes and _split(table, self.servers)]
         counts = sorted({*range(min(len(splittable), PLANS) + 1), len(splittable)}) if self.servers > 1 else [0]
         plans: list[tuple[float, dict[str, TableLayout]]] = []
@@ -246,7 +248,7 @@ class _Planner:
 
 
 def _split(table: TableSize, servers: int) -> Layout | None:
-    """How a table is split where nothing else is asked for: rows that are hot are spread by their remainders."""
+    """Return the default split of a table: by remainders, which spread popular rows."""
     if table.by_row and table.rows >= servers:
         return Layout.MODULO
     return Layout.COLUMNS if table.by_column and table.width >= servers else None
@@ -260,14 +262,14 @@ def _parts(table: TableSize, layout: Layout, servers: Iterable[int]) -> TableLay
 
 
 def _with(load: ServerLoad, table: TableSize, layout: TableLayout, server: int) -> ServerLoad:
-    """A server's load with its part of a table; expected look-ups are spread evenly over rows."""
+    """Return a server's load with its part of a table; expected lookups are spread evenly over rows."""
     rows, columns = layout.local_rows(server), len(layout.columns(server))
     held = rows * (table.row_bytes + table.state_bytes) * columns // max(table.width, 1)
     return ServerLoad(load.nbytes + held, load.traffic + _moved(table, layout, server, ID_BYTES))
 
 
 def server_loads(tables: Sequence[TableSize], plan: Sequence[TableLayout], servers: int) -> tuple[ServerLoad, ...]:
-    """What each server holds and moves by a plan."""
+    """Return the load of each server under a plan."""
     loads = [ServerLoad()] * servers
     for table, layout in zip(tables, plan, strict=True):
         for server in layout.servers:

@@ -1,4 +1,4 @@
-"""Tables on trainers: rows are pulled by their numbers in place of lookups, and gradients of rows are pushed."""
+"""Tables on trainers: lookups pull rows by number, and gradients of rows are pushed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gopt.parameter_server.views import ROUND, ROUND_TYPE
 
 
 class TableWriter:
-    """Writes what trainers do with tables. ``wired``: a type -> the one in which it travels."""
+    """Writes the messages of tables into a trainer's graph. ``wired``: type -> the type in which it travels."""
 
     def __init__(self, rewriter: GraphRewriter, wired: Mapping[str, str]) -> None:
         self.rewriter, self.types = rewriter, rewriter.graph.types
         self._wired = wired
 
     def pull(self, served: ServedTable) -> None:
-        """Pull all rows that a step looks up with one message, and give each lookup its own."""
+        """Pull all rows that a step looks up in one message, and distribute them to the lookups."""
         table, root = served.table, f"gopt.ps.t{served.number}"
         ids = [self._numbers(lookup.ids, f"{root}.ids{place}") for place, lookup in enumerate(table.lookups)]
         every = self._joined(ids, f"{root}.ids")
@@ -61,7 +61,7 @@ class TableWriter:
         return made
 
     def _shown(self, served: ServedTable, lookup: Lookup, part: str, place: int) -> None:
-        """The result of a lookup, with the casts and the shape that it has in the source."""
+        """Write the result of a lookup, with the casts and the shape that it has in the source."""
         root = f"gopt.ps.t{served.number}.lookup{place}"
         value = part
         if self.types[value].dtype != served.table.dtype:
@@ -74,7 +74,7 @@ class TableWriter:
         self.rewriter.add("Reshape", [value, shape], {lookup.rows: target}, after=self.rewriter.latest([value]))
 
     def _rows(self, served: ServedTable, term: SparseGradient, root: str) -> str:
-        """The rows of a term: scaled one by one, as the sum would be, and as (number of ids) x width."""
+        """Return the rows of a term as (number of ids) x width, scaled as the sum would be."""
         value = term.rows
         for number, node in enumerate(term.scaling):
             value = self._scaled(node, value, f"{root}.scaled{number}")
@@ -98,7 +98,7 @@ class TableWriter:
         return added.outputs[0]
 
     def _numbers(self, ids: str, made: str) -> str:
-        """Row numbers as a list of int64."""
+        """Return row numbers as a list of int64."""
         type = self.types[ids]
         value = ids if type.dtype == "int64" else self._cast(ids, "int64", f"{made}.wide")
         flat = {made: TensorType("int64", (type.elements,))}

@@ -1,8 +1,8 @@
-"""Where the rows of a table are: which server has a row, and under which number.
+"""Locates rows of tables: the server of a row, and the row's number there.
 
-A table is on all trainers as a dense parameter, or it is on servers, which trainers ask for rows: whole on one, its
-rows dealt out by their numbers' remainders or by ranges, or each row cut into columns. One record answers for pushes
-and pulls, for initial values, and for checkpoints.
+A table is a dense parameter on all trainers, or it is on servers, which trainers ask for rows: whole on one server,
+rows distributed by remainders or by ranges, or each row cut into columns. One record serves pushes, pulls, initial
+values and checkpoints.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ Ids = npt.NDArray[np.int64]
 
 
 class Layout(str, Enum):
-    """How a table is shared out among servers."""
+    """Layout of a table among servers."""
 
     DENSE = "dense"
-    """Every trainer has it; its gradient is pushed whole."""
+    """Every trainer has the table; its gradient is pushed whole."""
     WHOLE = "whole"
-    """One server has it."""
+    """One server has the table."""
     MODULO = "modulo"
-    """Part k of P has the rows whose numbers leave k when divided by P: rows that are asked for often are spread."""
+    """Part k of P has the rows whose numbers leave k when divided by P: that spreads popular rows."""
     RANGE = "range"
-    """Each part has neighbouring rows."""
+    """Each part has consecutive rows."""
     COLUMNS = "columns"
     """Each part has some columns of all rows; every id goes to every server."""
 
 
 class Rows(str, Enum):
-    """Which rows of a table an update runs on."""
+    """Rows of a table on which an update runs."""
 
     DENSE = "dense"
-    """All of them: those without a gradient decay and keep their momentum, as in the source."""
+    """All rows: those without a gradient decay and keep their momentum, as in the source."""
     LAZY = "lazy"
-    """Those that were pushed: all others, and what the optimizer keeps for them, stay as they are."""
+    """Pushed rows: all others, and their optimizer states, stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one server is asked for: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
+    """A request to one server: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
 
     server: int
     positions: Ids
@@ -75,15 +75,15 @@ class TableLayout:
             raise InvariantError(f"the parts of table {self.name} do not tile it")
 
     def part(self, server: int) -> int | None:
-        """The part that a server has; None for a server without one."""
+        """Return the part of a server; None for a server without one."""
         return self.servers.index(server) if server in self.servers else None
 
     def local_rows(self, server: int) -> int:
-        """How many rows, or pieces of rows, a server has."""
+        """Return the number of rows, or of pieces of rows, of a server."""
         return len(self.row_ids(server))
 
     def row_ids(self, server: int) -> range:
-        """The rows of which a server has something, in the order of its own numbers."""
+        """Return the rows of which a server has elements, in the order of its own numbers."""
         part = self.part(server)
         if part is None:
             return range(0)
@@ -92,14 +92,15 @@ class TableLayout:
         return range(*self.cuts[part : part + 2]) if self.layout is Layout.RANGE else range(self.rows)
 
     def columns(self, server: int) -> range:
-        """The columns of those rows that a server has."""
+        """Return the columns that a server has of those rows."""
         part = self.part(server)
         if part is None:
             return range(0)
         return range(*self.cuts[part : part + 2]) if self.layout is Layout.COLUMNS else range(self.width)
 
     def known(self, ids: npt.ArrayLike) -> Ids:
-        """Ids as a list of numbers from 0; a negative one counts from the end. Raises InputError for any other."""
+        """Return ids as a list of numbers from 0; a negative id counts from the end. Raises InputError for any
+        other."""
         flat = np.asarray(ids, np.int64).reshape(-1)
         outside = flat[(flat < -self.rows) | (flat >= self.rows)]
         if outside.size:
@@ -110,7 +111,7 @@ class TableLayout:
         return np.where(flat < 0, flat + self.rows, flat)
 
     def to_local(self, ids: npt.ArrayLike, server: int) -> Ids:
-        """The numbers that a server has for rows of its own. Raises InvariantError for a row that it has not."""
+        """Return a server's numbers for its rows. Raises InvariantError for a row that it does not have."""
         flat = self.known(ids)
         part = self.part(server)
         mine = part is not None and bool((self._parts(flat) == part).all() if self._by_rows else True)
@@ -121,7 +122,7 @@ class TableLayout:
         return self._numbers(flat, part)
 
     def to_global(self, local: npt.ArrayLike, server: int) -> Ids:
-        """The rows that a server's own numbers stand for."""
+        """Return the rows of a server's own numbers."""
         rows = self.row_ids(server)
         flat = np.asarray(local, np.int64).reshape(-1)
         if flat.size and (flat.min() < 0 or flat.max() >= len(rows)):
@@ -129,9 +130,9 @@ class TableLayout:
         return flat * rows.step + rows.start
 
     def partition(self, ids: npt.ArrayLike) -> tuple[Request, ...]:
-        """What each server is asked for, one request for each part and in their order, also where it is empty.
+        """Return the request to each server, one for each part and in their order, also where it is empty.
 
-        Ids keep their order in a request, and stand there as often as they are given. Takes linear time.
+        Ids keep their order in a request, with repeats. Takes linear time.
         """
         flat = self.known(ids)
         if not self._by_rows:
@@ -150,7 +151,7 @@ class TableLayout:
         return self.layout in (Layout.MODULO, Layout.RANGE)
 
     def _parts(self, flat: Ids) -> npt.NDArray[np.integer]:
-        """The part that has each row, in a type that sorts in linear time where there are few parts."""
+        """Return the part of each row, in a type that sorts in linear time where there are few parts."""
         if self.layout is Layout.MODULO:
             parts = flat % len(self.servers)
         else:
@@ -164,5 +165,5 @@ class TableLayout:
 
 
 def even_cuts(length: int, parts: int) -> tuple[int, ...]:
-    """Cuts of a length into parts that differ by one at most."""
+    """Return cuts of a length into parts that differ by one at most."""
     return tuple(part * length // parts for part in range(parts + 1))

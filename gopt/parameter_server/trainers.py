@@ -1,7 +1,7 @@
 """The program of a trainer: pull parameters, compute gradients, push them. All trainers run the same file.
 
-Messages pass on the number of the round, each to the next: this token keeps them in order under any sorting, and the
-last one is an output, so that no pruning takes them.
+Each message passes the round's number on to the next. This token keeps messages in order under any sorting, and the
+last one is an output, so no pruning removes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
 @dataclass(frozen=True, slots=True)
 class Scalars:
-    """What travels beside parameters: buckets of states that trainers pull, of values that they push, of metrics."""
+    """Values that travel beside parameters: buckets of states that trainers pull, of values that they push, of
+    metrics."""
 
     states: Mapping[str, int]
     values: Mapping[str, int]
@@ -42,7 +43,7 @@ class Scalars:
 def trainer_program(
     training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions, scalars: Scalars
 ) -> SpmdProgram:
-    """Write the trainers' program. Its states are those that stay local; with pulls at the end, what was pulled too."""
+    """Write the trainers' program. Its states are the local ones, and with pulls at the end also the pulled ones."""
     local = [state.tensor for state in training.states if state.tensor not in homes.served]
     metrics = [name for name in training.metrics if name not in homes.metrics]
     view = role_view(training, homes.trainer_nodes, local, metrics, training.loss)
@@ -97,7 +98,7 @@ class TrainerWriter:
     # --- pulls ------------------------------------------------------------------------------------------------------
 
     def pull_at_start(self, scalars: Scalars) -> None:
-        """Pull what the forward reads, in the order in which it does, under the names of the source."""
+        """Pull the values that the forward reads, in its order, under the source's names."""
         index = GraphIndex(self.program.graph)
         first: dict[str, int] = {}
         for node in self.program.graph.nodes:
@@ -116,7 +117,7 @@ class TrainerWriter:
         self._pull(buckets, scalars.states, ROUND, "before", {name: name for name in first}, head)
 
     def pull_at_end(self, scalars: Scalars, done: str) -> str:
-        """Pull what trainers hold, as it is after the update; returns the token."""
+        """Pull the trainers' values as they are after the update; return the token."""
         states = self.training.state_of()
         names = {name: states[name].updated for name in self.homes.pulled}
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
@@ -125,7 +126,7 @@ class TrainerWriter:
         self, buckets: Sequence[Bucket], states: Mapping[str, int], round: str, version: str,
         names: Mapping[str, str], before: Node | None,
     ) -> str:  # fmt: skip
-        """``names``: what is wanted -> the name of its value; returns the token, which a pull does not change."""
+        """Pull values; ``names``: wanted value -> its name. Returns the token, which a pull does not change."""
         parts: dict[str, list[tuple[PlacedPiece, str]]] = {}
         for bucket in buckets:
             units = [unit for unit in bucket.units if any(piece.parameter in names for piece in unit.pieces)]
@@ -164,7 +165,7 @@ class TrainerWriter:
         return self._on_wire(TensorType(type.dtype, shape))
 
     def _join(self, name: str, type: TensorType, found: Sequence[tuple[PlacedPiece, str]], before: Node | None) -> None:
-        """A parameter of its pieces."""
+        """Join a parameter from its pieces."""
         values, wired = [value for _, value in found], self._on_wire(type)
         joined = name if wired == type else f"gopt.ps.joined.{name}"
         shapes = [self.types[value].dims for value in values]
@@ -184,7 +185,7 @@ class TrainerWriter:
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def accumulate(self) -> dict[str, str]:
-        """Sum gradients over micro-steps; returns gradient -> their mean, or their sum, in the update."""
+        """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update."""
         found: dict[str, str] = {}
         merged = dict.fromkeys(self.training.gradients[name] for name in self.plan.owners)
         mean = self.options.loss_reduction.rule is not LossRule.SUM
@@ -205,8 +206,8 @@ class TrainerWriter:
         return found
 
     def push(self, instead: Mapping[str, str], scalars: Scalars) -> str:
-        """Push each bucket once its gradients are complete; returns the token. ``instead``: gradient -> what is sent in
-        its place."""
+        """Push each bucket once its gradients are complete; return the token. ``instead``: gradient -> the value sent
+        in its place."""
         token, weight = ROUND, self.weight
         for made, bucket in scalars.values.items():
             own = self.homes.merged[made]
@@ -234,7 +235,7 @@ class TrainerWriter:
         return made
 
     def _sent(self, unit: Unit, instead: Mapping[str, str]) -> list[str]:
-        """The pieces of a unit's gradients as they travel."""
+        """Return the pieces of a unit's gradients as they travel."""
         if not unit.split:
             return [self._narrow(instead.get(name, name)) for name in unit.gradients]
         found = []
@@ -245,7 +246,7 @@ class TrainerWriter:
         return found
 
     def _cut(self, unit: Unit, place: int, piece: PlacedPiece, value: str) -> str:
-        """A piece of a gradient: whole rows where it is some, else a range of the flattened tensor."""
+        """Return a piece of a gradient: whole rows, or a range of the flattened tensor."""
         type = self.types[value]
         if piece.whole:
             return value
@@ -260,7 +261,7 @@ class TrainerWriter:
         return made
 
     def metrics(self, scalars: Scalars, done: str) -> str:
-        """Pull the numbers that servers compute; returns the token."""
+        """Pull the scalars that servers compute; return the token."""
         for name, bucket in scalars.metrics.items():
             type = self.training.graph.types[name]
             self._pull_node(0, bucket, [name], done, "after", {name: type}, None)
@@ -268,7 +269,7 @@ class TrainerWriter:
 
     @cached_property
     def weight(self) -> str:
-        """This trainer's weight in merges, or ''."""
+        """Return this trainer's weight in merges, or ''."""
         if self.options.loss_reduction.rule is not LossRule.WEIGHTED:
             return ""
         value, made = self.options.loss_reduction.value, "gopt.ps.weight"
@@ -288,7 +289,7 @@ class TrainerWriter:
         return replace(type, dtype=self.options.travels(type.dtype))
 
     def _narrow(self, value: str) -> str:
-        """A value in the type in which it travels."""
+        """Return a value in the type in which it travels."""
         type, wired = self.types[value], self._on_wire(self.types[value])
         if wired == type:
             return value
@@ -312,7 +313,7 @@ class TrainerWriter:
         return made
 
     def _shape(self, shape: tuple[int, ...], before: Node | None) -> str:
-        """A list of integers as a constant of the file."""
+        """Return a list of integers as a constant of the file."""
         if shape not in self._constants:
             made = self._constants[shape] = "gopt.ps.ints" + "_".join(["", *map(str, shape)])
             type = {made: TensorType("int64", (len(shape),))}

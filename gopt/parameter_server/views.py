@@ -1,4 +1,4 @@
-"""A step as one role sees it: only the nodes, states and outputs that the role has."""
+"""A step as one role sees it: only the role's nodes, states and outputs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gopt.ir.types import TensorType
 
 ROUND = ROUND_INPUT
 DONE = "gopt.done"
-"""Output of a trainer's file: the round, once all of its messages are sent."""
+"""Output of a trainer's file: the round's number after all its messages."""
 ROUND_TYPE = TensorType("int64", ())
 
 
 def role_view(
     training: TrainingGraph, nodes: Sequence[Node], states: Iterable[str], outputs: Iterable[str], loss: str
 ) -> TrainingGraph:
-    """The step of a role: some nodes of the source and some of its states. ``outputs``: metrics that it shows; ``loss``
-    is '' where it has none. Nodes are those of the source: copy them before a rewrite."""
+    """Return the step of a role: some nodes of the source and some of its states. ``outputs``: its metrics; ``loss`` is
+    '' where it has none. Nodes are the source's own: copy them before a rewrite."""
     graph, held = training.graph, set(states)
     kept = [state for state in training.states if state.tensor in held]
     read = {name for node in nodes for name in node.reads}
@@ -50,6 +50,6 @@ def role_view(
 
 
 def _in_order(graph: Graph, made: dict[str, TensorType]) -> list[tuple[str, TensorType]]:
-    """Outputs in the order of the source."""
+    """Return outputs in the source's order."""
     known = [(name, made[name]) for name in graph.outputs if name in made]
     return known + [(name, type) for name, type in made.items() if name not in graph.outputs]
