@@ -26,6 +26,18 @@ def spread(*axes: Iterable[Any], keep: int = 1) -> list[Any]:
     return rows
 
 
+def part(cases: Iterable[Any], keep: int) -> list[Any]:
+    """All cases, for ``parametrize``; all but ``keep`` of them, evenly spread, ``slow``. Marks of cases stay."""
+    rows = list(cases)
+    kept = {place * len(rows) // keep for place in range(keep)} if keep < len(rows) else set(range(len(rows)))
+    return [row if place in kept else _slow(row) for place, row in enumerate(rows)]
+
+
+def _slow(case: Any) -> Any:
+    given = case if hasattr(case, "marks") else pytest.param(*(case if isinstance(case, tuple) else (case,)))
+    return pytest.param(*given.values, marks=(*given.marks, pytest.mark.slow), id=given.id)
+
+
 def kept_rows(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Those that run each time."""
     return [tuple(row.values) for row in rows if not row.marks]

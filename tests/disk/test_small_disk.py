@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from products import part
 
 SCRIPT = str(Path(__file__).with_name("small_disk.py"))
 MOUNTS = "mount -t tmpfs -o size=1m tmpfs /mnt"
@@ -27,7 +28,7 @@ WHY = _namespace()
 
 
 @pytest.mark.skipif(bool(WHY), reason=WHY)
-@pytest.mark.parametrize("case", ["shard-force", "merge-force", "run", pytest.param("resume", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", part(["shard-force", "run", "merge-force", "resume"], 2))
 def test_without_room(case):
     done = subprocess.run(
         ["unshare", "-rm", sys.executable, SCRIPT, case], capture_output=True, text=True,

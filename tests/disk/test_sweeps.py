@@ -45,6 +45,7 @@ def test_failed_and_interrupted_at_every_write(case):
     assert found["broken"] == [] and found["faults"]["full"] == found["writes"]
 
 
+@pytest.mark.slow
 def test_planted_mistakes_are_found():
     found = swept("--plants")
     assert len(found) > 7 and [each for each in found if not each["found"]] == []

@@ -19,6 +19,7 @@ import pytest
 from damage import KINDS, Damage, damaged, every, places
 from gopt.cli.main import main
 from helpers import FIXTURES, is_clean
+from products import spread
 
 from gopt.api import stored_roles
 from gopt.artifact.checkpoint_index import open_index
@@ -137,8 +138,7 @@ DEPTHS = ["some", pytest.param("all", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["plain", "micro"])
+@pytest.mark.parametrize(("kind", "name"), spread(KINDS, ["plain", "micro"]))
 def test_a_damaged_manifest(name, kind, depth, world, capsys):
     sweep(world, "manifest", name, world / name / "manifest.json", read_manifest, kind, depth, capsys)
 
@@ -157,8 +157,7 @@ def test_a_damaged_manifest_of_checkpoints(kind, depth, world, capsys):
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["plain", "micro"])
+@pytest.mark.parametrize(("kind", "name"), spread(KINDS, ["plain", "micro"]))
 def test_a_damaged_index(name, kind, depth, world, capsys):
     sweep(world, "index", name, world / f"{name}.kept/step_00000001/index.json", open_index, kind, depth, capsys)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import ROOT
+from products import part
 
 EXAMPLES = ROOT / "examples"
 ROUNDING = 1e-5
@@ -45,7 +46,7 @@ def digits(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize(
-    ("example", "counts", "falls"), [("digits", (1, 2, 4), 0.5), ("gpt", (1, 4, "cp=2,tp=2"), 0.9)]
+    ("example", "counts", "falls"), part([("digits", (1, 2, 4), 0.5), ("gpt", (1, 4, "cp=2,tp=2"), 0.9)], 1)
 )
 def test_the_curves_agree_and_the_loss_falls(example, counts, falls, digits, tmp_path):
     steps = STEPS[example]
@@ -75,6 +76,7 @@ def test_processes_train_as_threads_do(digits, tmp_path):
     np.testing.assert_allclose(curve(tmp_path / "mpi", 2), curve(digits[0], 1), rtol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_other_data_is_another_curve(tmp_path):
     """Ranks that all see the same batches: the example says so, and fails."""
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "__pycache__"))

@@ -14,6 +14,7 @@ from children import Ended, run
 from gopt.cli.main import main
 from helpers import FIXTURES, Builder, perceptron
 from onnx import helper
+from products import spread
 
 from gopt import limits
 from gopt.errors import InputError
@@ -244,8 +245,7 @@ def test_arrays_come_as_they_were_written(tmp_path):
         assert tensor.type.dims == arrays[name].shape
 
 
-@pytest.mark.parametrize("place", ["model", "state", "data"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "nothing"])
+@pytest.mark.parametrize(("kind", "place"), spread(["pipe", "device", "folder", "nothing"], ["model", "state", "data"]))
 def test_what_is_no_file(tmp_path, ranks, place, kind):
     path = tmp_path / {"model": "m.onnx", "state": "s.npz", "data": "s.safetensors"}[place]
     if kind == "pipe":
@@ -315,7 +315,7 @@ def looping(trips: int | None) -> Builder:
     return b
 
 
-@pytest.mark.parametrize("trips", [None, 2**62])
+@pytest.mark.parametrize("trips", [None, pytest.param(2**62, marks=pytest.mark.slow)])
 def test_a_loop_without_an_end_ends_by_the_deadline(tmp_path, trips):
     looping(trips).save(tmp_path / "m.onnx")
     assert run("shard", "m.onnx", "--ranks", "2", "-o", "out", folder=tmp_path).code == 0

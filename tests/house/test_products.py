@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from helpers import ROOT
-from products import kept_rows, spread
+from products import kept_rows, part, spread
 
 
 @pytest.mark.parametrize("sizes", [(18, 4, 4), (13, 4, 3), (6, 4, 3), (4, 3, 2, 2)])
@@ -28,11 +28,19 @@ def test_the_rest_is_slow_and_nothing_is_lost():
     assert len(kept_rows(spread(range(8), range(8), keep=3))) == 24
 
 
+def test_a_part_of_a_list_is_evenly_spread():
+    rows = part([(1, "a"), pytest.param(2, "b", id="two"), (3, "c"), 4], 2)
+    assert rows[0] == (1, "a") and rows[2] == (3, "c")
+    assert [tuple(row.values) for row in (rows[1], rows[3])] == [(2, "b"), (4,)] and rows[1].id == "two"
+    assert all(row.marks == (pytest.mark.slow,) for row in (rows[1], rows[3]))
+    assert part("abc", 3) == part("abc", 5) == ["a", "b", "c"]
+
+
 def test_the_docs_name_every_file_with_slow_tests():
     page = (ROOT / "docs/tests.md").read_text(encoding="utf-8")
     table = page.partition("## Slow tests")[2]
     slow = {
         path.name for path in (ROOT / "tests").rglob("test_*.py")
-        if path.parent.name != "house" and any(word in path.read_text() for word in ("mark.slow", "spread("))
+        if path.parent.name != "house" and any(word in path.read_text() for word in ("mark.slow", "from products import"))
     }  # fmt: skip
     assert sorted(name for name in slow if f"{name}`" not in table) == []

@@ -156,8 +156,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize(("what", "stage"), spread(ODD, range(4), keep=2))
 def test_odd_shapes_and_parts(what, stage):
     assert shard_and_compare(ODD[what], 3, stage) == "equal"
 

@@ -14,6 +14,7 @@ from gopt.cli.main import main
 from helpers import FIXTURES, NAMES, edit_manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import spread
 from recipes import Recipe, build
 
 import gopt
@@ -187,8 +188,10 @@ def split_ranks(tmp_path: Path, name: str, mesh: str, **options: Any) -> Path:
     return tmp_path / mesh
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "shard=2,tp=3", "dp=2,tp=3"])
-@pytest.mark.parametrize("name", ["gpt_adamw", "emb_adamw", "gpt_adamw_clip_sched_fp16"])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    spread(["gpt_adamw", "emb_adamw", "gpt_adamw_clip_sched_fp16"], ["tp=2", "shard=2,tp=3", "dp=2,tp=3"]),
+)
 def test_merge_of_parts_is_the_source(name, mesh, tmp_path):
     """Of queries, keys and values in one weight as well, of which a rank has part of each."""
     out = split_ranks(tmp_path, name, mesh, stage=3)

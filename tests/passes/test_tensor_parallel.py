@@ -32,8 +32,7 @@ def test_every_fixture(name, mesh, tmp_path):
     equal(tmp_path / "out")
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(("stage", "sequence"), spread(range(4), [False, True]))
 def test_stages_behind_it(stage, sequence, tmp_path):
     options = build_pipeline(defaults={"tensor-parallel": {"sequence": sequence}, "shard": {"stage": stage}})
     gopt.shard(source("gpt_adamw"), Mesh.parse("shard=2,tp=2"), pipeline=options).write(tmp_path / "out")
@@ -46,7 +45,7 @@ def test_partitions_behind_it(partition, tmp_path):
     equal(tmp_path / "out")
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_micro_steps(stage, tmp_path):
     made = gopt.shard(source("gpt_adamw_clip_sched_fp16"), Mesh.parse("shard=2,tp=2"), stage=stage, accumulate=2)
     made.write(tmp_path / "out")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gopt.cli.main import main
 from helpers import calls, edit_rank
-from products import spread
+from products import part, spread
 from recipes import Recipe, build
 
 import gopt
@@ -125,7 +125,15 @@ def test_the_loss_falls_and_is_told(tmp_path):
 @mpi
 @pytest.mark.parametrize(
     ("mesh", "stage", "hosts"),
-    [("shard=2", 3, ""), ("shard=2", 1, ""), ("dp=2,shard=2", 3, ""), ("dp=2,shard=2", 2, "localhost:3,127.0.0.1:1")],
+    part(
+        [
+            ("dp=2,shard=2", 3, ""),
+            ("shard=2", 1, ""),
+            ("dp=2,shard=2", 2, "localhost:3,127.0.0.1:1"),
+            ("shard=2", 3, ""),
+        ],
+        2,
+    ),
 )
 def test_mpi_trains_as_threads_do(mesh, stage, hosts, tmp_path):
     """``hosts``: nodes to the launcher, which share no memory and talk over TCP."""
@@ -354,11 +362,11 @@ def test_processes_that_start_apart_are_told_so_unless_the_first_gives_its_value
             5,
             "over shard): rank 1 did not come: its process is stopped, in step 8",
         ),
-        ("sleep", 5, "rank 1 did not come: it is in step 8"),
+        pytest.param("sleep", 5, "rank 1 did not come: it is in step 8", marks=pytest.mark.slow),
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
         ("nan", 5, "the loss is nan"),
         ("end", 3, "rank 1, step 8: the data ended"),
-        ("exit", 5, "rank 1, step 8: SystemExit: 3"),
+        pytest.param("exit", 5, "rank 1, step 8: SystemExit: 3", marks=pytest.mark.slow),
         ("all", 5, "step 8: ValueError: a bad sample"),
     ],
 )
@@ -394,7 +402,7 @@ def test_ranks_that_are_killed_leave_no_memory_behind():
 
 
 @mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", part([signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL], 2))
 def test_the_ranks_end_with_their_launcher(number, tmp_path):
     folder, log = written(tmp_path), tmp_path / "log"
     (tmp_path / "tmp").mkdir()
@@ -451,7 +459,7 @@ def test_a_thread_that_hangs_is_left_behind(tmp_path):
     assert done.returncode == 5 and "after 10 s, rank 0 still waits for rank 1" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("option", ["--log", "--trace", "--checkpoint"])
+@pytest.mark.parametrize("option", part(["--checkpoint", "--log", "--trace"], 2))
 @pytest.mark.parametrize("launched", [False, pytest.param(True, marks=mpi)])
 def test_what_cannot_be_written_is_told_before_the_first_step(option, launched, tmp_path):
     (tmp_path / "file").write_text("")

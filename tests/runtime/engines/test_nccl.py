@@ -14,6 +14,7 @@ import onnx
 import pytest
 from fake_gpu import Fabric, FakeCudart, FakeNccl, FakeRuntime, together
 from helpers import FIXTURES
+from products import part
 from runtime_graphs import make
 
 import gopt
@@ -303,7 +304,9 @@ TRAININGS = [
 ]
 
 
-@pytest.mark.parametrize("training", TRAININGS, ids=lambda each: f"{each[0]}-{each[1]}-{json.dumps(each[2])}")
+@pytest.mark.parametrize(
+    "training", part(map(pytest.param, TRAININGS), 5), ids=lambda each: f"{each[0]}-{each[1]}-{json.dumps(each[2])}"
+)
 def test_gpus_train_as_threads_do(training, runtime, tmp_path):
     name, mesh, options = training
     folder = written(name, mesh, tmp_path, **options)

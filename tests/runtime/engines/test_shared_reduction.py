@@ -56,7 +56,9 @@ def stored(checkpoints: Path) -> dict[str, bytes]:
         ("dp=2,shard=2", 1, WIDE, {"stage": 2}, 2),  # shard 0 lies at the front of the room, and is sent over dp
         pytest.param("dp=2,shard=2", 2, WIDE, {"stage": 3}, 1, marks=slow),
         ("shard=2", 1, WIDE, {"stage": 3, "bucket_mb": 0}, 3),  # gathered for the forward, and again for the backward
-        ("shard=2", 3, WIDE, {"stage": 2}, 1),  # the phase that updates shows no call behind the reads of the other
+        pytest.param(
+            "shard=2", 3, WIDE, {"stage": 2}, 1, marks=slow
+        ),  # the phase that updates shows no call behind the reads of the other
         ("shard=3", 1, Recipe(widths=WIDER.widths, half=True), {"stage": 2}, 2),
         pytest.param("shard=3", 1, WIDER, {"stage": 2, "reduce_dtype": "bfloat16"}, 2, marks=slow),
     ],
@@ -73,7 +75,7 @@ def test_states_have_the_bits_of_threads(mesh, micro_steps, recipe, options, cou
     [
         ("shard=2", "nothing", "43 of 43"),
         pytest.param("shard=3", "nothing", "43 of 43", marks=slow),
-        ("dp=2,shard=2", "nothing", "43 of 43"),
+        pytest.param("dp=2,shard=2", "nothing", "43 of 43", marks=slow),
         ("shard=2", "allocate", "0 of 43"),
         pytest.param("shard=2", "map", "0 of 43", marks=slow),
         ("dp=2,shard=2", "map", "29 of 43"),  # the groups of the first rank that hold not the last
@@ -97,7 +99,7 @@ def test_a_rank_that_cannot_share_leaves_all_to_mpi(stage, fault, tmp_path):
 
 
 @mpi
-@pytest.mark.parametrize(("micro_steps", "count"), [(1, 4), (3, 2)])
+@pytest.mark.parametrize(("micro_steps", "count"), [pytest.param(1, 4, marks=slow), (3, 2)])
 def test_calls_that_run_beside_the_graph(micro_steps, count, tmp_path):
     """Segments go on to write what later calls send, and what the same calls send in the next micro-step."""
     recipe = Recipe(widths=(3, 150, 160, 150, 4))
@@ -107,7 +109,7 @@ def test_calls_that_run_beside_the_graph(micro_steps, count, tmp_path):
 
 
 @mpi
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=slow), 2, 3])
 def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path, monkeypatch):
     """A gradient is sent before its parameter has been read for the last time. Without the order, it shows."""
     folder = written(tmp_path, recipe=WIDE, stage=stage, bucket_mb=0)
@@ -158,7 +160,9 @@ def test_ranks_of_different_plans_are_told_so_before_they_share(tmp_path):
 @pytest.mark.parametrize(("fault", "said"), [
     ("kill", "rank 1 was killed by SIGKILL in step 8"),
     ("stop", "rank 0, step 8, call 0: after 1.5 s, it still waits at call 0 (ReduceScatter over shard)"),
-    ("sleep", "rank 0, step 8, call 0: after 1.5 s, it still waits at call 0 (ReduceScatter over shard)"),
+    pytest.param(
+        "sleep", "rank 0, step 8, call 0: after 1.5 s, it still waits at call 0 (ReduceScatter over shard)",
+        marks=slow),
     ("raise", "rank 1, step 8: ValueError: a bad sample"),
 ])  # fmt: skip
 def test_a_fault_ends_the_job_in_one_line(fault, said, tmp_path):

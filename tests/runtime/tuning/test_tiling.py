@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from products import spread
 from recipes import DIRECTIONS, Recipe
 from test_run import samples, train, values, written
 
@@ -29,18 +30,17 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("mesh", "micro_steps", "options"),
-    [
-        ("shard=1", 1, {"stage": 0}),
-        ("shard=2", 1, {"stage": 2}),
-        ("shard=3", 2, {"stage": 3}),
-        ("dp=2", 1, {"stage": 0}),
-    ],
-)
-@pytest.mark.parametrize("what", RECIPES)
-@pytest.mark.parametrize("llvm", [True, False])
-def test_tiles_and_rooms_change_nothing(llvm, what, mesh, micro_steps, options, tmp_path, monkeypatch):
+WAYS = {
+    "one rank": ("shard=1", 1, {"stage": 0}),
+    "stage 2": ("shard=2", 1, {"stage": 2}),
+    "micro-steps at stage 3": ("shard=3", 2, {"stage": 3}),
+    "stage 0": ("dp=2", 1, {"stage": 0}),
+}
+
+
+@pytest.mark.parametrize(("what", "way", "llvm"), spread(RECIPES, WAYS, [True, False]))
+def test_tiles_and_rooms_change_nothing(what, way, llvm, tmp_path, monkeypatch):
+    mesh, micro_steps, options = WAYS[way]
     if not llvm:
         monkeypatch.setattr(tiling, "is_supported", lambda *_: False)
     folder, data = written(tmp_path, mesh, micro_steps, RECIPES[what], **options), samples(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import FIXTURES
+from products import part
 from recipes import Recipe
 from test_run import command, mpi, run, samples, settings, train, values, written
 
@@ -93,7 +94,7 @@ def tiles(request: Any, monkeypatch: Any) -> Iterator[list[str]]:
     yield runs
 
 
-@pytest.mark.parametrize(("name", "mesh", "micro_steps", "options"), CASES)
+@pytest.mark.parametrize(("name", "mesh", "micro_steps", "options"), part(CASES, len(CASES) // 2))
 def test_training_has_the_same_bits_without_tuning(name, mesh, micro_steps, options, tiles, tmp_path):
     folder = sharded(tmp_path, name, mesh, micro_steps, options)
     data = drawn(folder)
