@@ -180,22 +180,41 @@ def test_a_trainer_that_dies_does_not_stop_the_others(tmp_path: Path, data: str)
 
 
 def test_a_trainer_that_dies_at_a_checkpoint_does_not_stop_it(tmp_path: Path, data: str) -> None:
-    class Dying(AsyncTrainer):
-        def _come_together(self, engine: EndpointEngine) -> Met:
-            if self.endpoint.number == 1:
-                engine.gather = self._die  # type: ignore[method-assign]
-            return super()._come_together(engine)
+    class Dead(EndpointEngine):
+        """Comes to no gather: all others wait in it."""
 
-        def _die(self, item: object) -> list[object]:
+        def gather(self, item: object) -> list[object]:
             with pytest.raises(LateError):  # virtual time: once nobody else can go on
                 self.endpoint.receive(1.0)
             raise RuntimeError("out of power")
+
+    class Dying(AsyncTrainer):
+        def _come_together(self, engine: EndpointEngine) -> Met:
+            return super()._come_together(Dead(self.endpoint) if self.endpoint.number == 1 else engine)
 
     target = tmp_path / "checkpoint"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("async_runs.FailingTrainer", Dying)
         run = run_split(folder(tmp_path, trainers=3), data, 4, order=Seeded(0), failing=1, checkpoint=target, every=2)
     assert len(run.losses) == 4 and (target / step_dir(2)).is_dir() and (target / step_dir(4)).is_dir()
+    assert all("out of power" in server.endpoint.why_lost(1) for server in run.servers.values())
+    assert {key.version for server in run.servers.values() for key in server.keys.values()} == {10}  # 4 + 2 + 4
+
+
+def test_a_trainer_that_dies_at_the_start_does_not_stop_the_others(tmp_path: Path, data: str) -> None:
+    class Dying(AsyncTrainer):
+        def _compile(self) -> None:
+            if self.endpoint.number == 1:
+                with pytest.raises(LateError):  # once all others wait for it
+                    self.endpoint.receive(1.0)
+                raise RuntimeError("out of power")
+            super()._compile()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("async_runs.FailingTrainer", Dying)
+        run = run_split(folder(tmp_path, trainers=3), data, 2, order=Seeded(0), failing=1)
+    assert len(run.losses) == 2
+    assert {key.version for server in run.servers.values() for key in server.keys.values()} == {4}
 
 
 def test_a_push_is_applied_once_at_most(tmp_path: Path, data: str) -> None:
