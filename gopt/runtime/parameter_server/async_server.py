@@ -78,7 +78,8 @@ class AsyncServer:
         }  # fmt: skip
         for each in self._held if loaded is not None else ():
             each.restore(self.keeping.load_extra)
-        self._rest = states
+        held = {name for block in blocks for name in (*block.states, *block.counters)}
+        self._rest = {name: value for name, value in states.items() if name not in held}
         """States that no key has: those of a server without keys."""
         self._buckets: dict[int, list[KeyState]] = {}
         for number, key in self.keys.items():
