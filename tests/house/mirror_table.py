@@ -91,7 +91,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
         "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
-        "runtime.parameter_server.round_decision runtime.parameter_server.server_exchange "
+        "runtime.parameter_server.round_decision runtime.parameter_server.round_merge "
+        "runtime.parameter_server.server_exchange "
         "runtime.parameter_server.trainer_data runtime.parameter_server.outlive",
         "what a run does about faults",
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
