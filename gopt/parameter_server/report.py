@@ -229,7 +229,8 @@ def _purpose(node: Node) -> tuple[str, str]:
 def _usages(split: SplitStep) -> Iterator[RankUsage]:
     kinds = {state.tensor: state.kind for state in split.training.states}
     pushed, pulled = _traffic(split)
-    sent = (CallEntry("Push", "server", *map(sum, zip(*pushed.values()))),)
+    calls, size = (sum(each) for each in zip((0, 0), *pushed.values()))  # a step of tables alone pushes no bucket
+    sent = (CallEntry("Push", "server", calls, size),)
     held = split.trainer_graphs.common
     for trainer in range(split.options.trainers):
         parameters = sum(each.type.nbytes for each in held if kinds[each.pieces[0].tensor] is StateKind.PARAMETER)

@@ -70,6 +70,12 @@ def packed_view(arrays: Sequence[Array]) -> Array | None:
     return flat
 
 
+def packed(arrays: Sequence[Array]) -> Array:
+    """Arrays as one flat buffer: a view where they lie one behind the other, else a copy."""
+    flat = packed_view(arrays)
+    return np.concatenate([each.reshape(-1) for each in arrays]) if flat is None else flat
+
+
 def unpack_views(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
     """Arrays of these shapes that lie one behind the other in a flat one: the inverse of ``joined``."""
     ends = [0, *accumulate(total_elements([shape]) for shape in shapes)]

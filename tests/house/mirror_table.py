@@ -40,6 +40,7 @@ OTHERS = {
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
     "runtime/parameter_server/test_async_faults.py": "gradients that are no numbers and data that ends, without rounds",
+    "runtime/parameter_server/test_async_tables.py": "tables without rounds, against a simulator of their own",
     "runtime/parameter_server/test_server_faults.py": "what a run of a split does about faults, on threads",
     "runtime/parameter_server/test_process_faults.py": "trainers and servers as processes, killed and asked to end",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
@@ -90,7 +91,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
         "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
-        "runtime.parameter_server.round_decision runtime.parameter_server.server_exchange "
+        "runtime.parameter_server.round_decision runtime.parameter_server.round_merge "
+        "runtime.parameter_server.server_exchange "
         "runtime.parameter_server.trainer_data runtime.parameter_server.outlive",
         "what a run does about faults",
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",

@@ -1,6 +1,6 @@
 """Ranks as MPI processes. The only file that imports an MPI binding, and only when ranks are to run on it.
 
-Halves are reduced in float32 and rounded once. Tensors of one call are sent as one buffer; where they lie one after the
+Tensors of one call are sent as one buffer; where they lie one after the
 other in memory they are not copied. Large calls within one host use memory that its ranks share, with MPI as a barrier.
 """
 
@@ -18,15 +18,16 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from gopt.collectives.layout import HALVES, lengths, parse_shapes, resized, total_elements
+from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
+from gopt.runtime.engines.mpi_reductions import Reductions, reduce_op
 from gopt.runtime.engines.shared_buffers import share_buffers
 from gopt.runtime.engines.shared_reduction import MIN_BYTES, all_reduce, reduce_scatter
 from gopt.runtime.engines.watchdog import Watchdog
-from gopt.runtime.memory import Pool, packed_view, same_memory, unpack_views
+from gopt.runtime.memory import Pool, packed, same_memory, unpack_views
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import (
     NOT_SHARED,
@@ -93,7 +94,7 @@ class MpiEngine:
             )
         self._groups: dict[str, Any] = {}
         self._pool = Pool()
-        self._nan_ops: dict[tuple[str, str], Any] = {}
+        self._reductions = Reductions(self._mpi, self._pool)
         self.watchdog = Watchdog(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._host_ranks: list[int] = here.allgather(self.rank)
@@ -155,20 +156,20 @@ class MpiEngine:
     def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
         shapes = [x.shape for x in inputs]
         if isinstance(buffer, SharedSend):
-            flat = all_reduce(buffer.parts, comm.rank, _reduce_op(node), comm.Barrier)
+            flat = all_reduce(buffer.parts, comm.rank, reduce_op(node), comm.Barrier)
             return self._in_place(node, flat, lambda: unpack_views(flat, shapes))
-        flat, narrow = self._upcast(inputs, buffer)
-        comm.Allreduce(self._mpi.IN_PLACE, flat, self._op(node, flat))
-        return unpack_views(self._mean(flat, comm, node, narrow), shapes)
+        flat, narrow = self._reductions.upcast(inputs, buffer)
+        comm.Allreduce(self._mpi.IN_PLACE, flat, self._reductions.op(node, flat))
+        return unpack_views(self._reductions.mean(flat, comm, node, narrow), shapes)
 
     def _reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
-        flat, narrow = self._upcast(inputs, buffer)
+        flat, narrow = self._reductions.upcast(inputs, buffer)
         root = node.attributes["root"]
         if comm.rank != root:
-            comm.Reduce(flat, None, self._op(node, flat), root)
+            comm.Reduce(flat, None, self._reductions.op(node, flat), root)
             return []
-        comm.Reduce(self._mpi.IN_PLACE, flat, self._op(node, flat), root)
-        return unpack_views(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
+        comm.Reduce(self._mpi.IN_PLACE, flat, self._reductions.op(node, flat), root)
+        return unpack_views(self._reductions.mean(flat, comm, node, narrow), [x.shape for x in inputs])
 
     def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
@@ -181,18 +182,18 @@ class MpiEngine:
         if "cuts" in node.attributes:
             cuts = node.attributes["cuts"]
             if isinstance(buffer, SharedSend):
-                mine = reduce_scatter(buffer.parts, comm.rank, cuts, _reduce_op(node), comm.Barrier)
+                mine = reduce_scatter(buffer.parts, comm.rank, cuts, reduce_op(node), comm.Barrier)
                 return self._in_place(node, buffer.memory, lambda: [mine])
             counts = lengths(cuts)
-            flat, narrow = self._upcast(inputs, buffer)
+            flat, narrow = self._reductions.upcast(inputs, buffer)
             # The result lies at the front of what is reduced in place.
-            comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._op(node, flat))
-            return [self._mean(flat[: counts[comm.rank]], comm, node, narrow)]
+            comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._reductions.op(node, flat))
+            return [self._reductions.mean(flat[: counts[comm.rank]], comm, node, narrow)]
         pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
-        flat, narrow = self._upcast(pieces, None)
-        comm.Reduce_scatter(self._mpi.IN_PLACE, flat, [piece.size for piece in pieces], self._op(node, flat))
+        flat, narrow = self._reductions.upcast(pieces, None)
+        comm.Reduce_scatter(self._mpi.IN_PLACE, flat, [piece.size for piece in pieces], self._reductions.op(node, flat))
         local_shard = pieces[comm.rank]
-        return [self._mean(flat[: local_shard.size], comm, node, narrow).reshape(local_shard.shape)]
+        return [self._reductions.mean(flat[: local_shard.size], comm, node, narrow).reshape(local_shard.shape)]
 
     def _all_gather(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
         given = np.ascontiguousarray(inputs[0])
@@ -258,36 +259,6 @@ class MpiEngine:
             held = self._results[id(node)] = _Results(node, memory, views())
         return held.arrays
 
-    def _upcast(self, inputs: Sequence[Array], buffer: CallBuffer | None) -> tuple[Array, np.dtype[Any] | None]:
-        """The inputs as one buffer that may be overwritten, in the type in which they are combined."""
-        dtype = inputs[0].dtype
-        if dtype.name in HALVES or dtype == np.bool_:
-            wide = np.dtype(np.uint8 if dtype == np.bool_ else np.float32)
-            return np.concatenate([each.reshape(-1) for each in inputs]).astype(wide), dtype
-        if isinstance(buffer, np.ndarray):
-            return buffer, None
-        flat = self._pool.take([sum(each.size for each in inputs)], dtype)
-        np.concatenate([each.reshape(-1) for each in inputs], out=flat)
-        return flat, None
-
-    def _mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
-        if _reduce_op(node) == "mean":
-            with np.errstate(all="ignore"):
-                np.divide(flat, comm.size, out=flat)
-        with np.errstate(over="ignore"):
-            return flat if narrow is None else flat.astype(narrow)
-
-    def _op(self, node: Node, flat: Array) -> Any:
-        how = _reduce_op(node)
-        if how not in ("max", "min"):
-            return self._mpi.SUM
-        if flat.dtype.kind != "f":
-            return self._mpi.MAX if how == "max" else self._mpi.MIN
-        key = (how, flat.dtype.str)
-        if key not in self._nan_ops:
-            self._nan_ops[key] = self._mpi.Op.Create(_nan_op(how, flat.dtype), commute=True)
-        return self._nan_ops[key]
-
 
 @dataclass(frozen=True, slots=True)
 class _Results:
@@ -315,32 +286,10 @@ def _has_spare_processors(here: Any) -> bool:
     return bool(len(usable) >= 2 * here.size)
 
 
-def _reduce_op(node: Node) -> str:
-    how: str = node.attributes.get("reduce", "sum")
-    return how
-
-
-def _nan_op(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
-    """A maximum or minimum in which NaN wins: MPI's own may lose it, and a finite check with it."""
-    take = np.maximum if how == "max" else np.minimum
-
-    def combine(given: Any, held: Any, _: Any) -> None:
-        local_shard, theirs = np.frombuffer(given, dtype), np.frombuffer(held, dtype)
-        take(local_shard, theirs, out=theirs)
-
-    return combine
-
-
 _SNAKE = {
     "AllReduce": "all_reduce", "Reduce": "reduce", "Broadcast": "broadcast", "ReduceScatter": "reduce_scatter",
     "AllGather": "all_gather", "AllToAll": "all_to_all", "Send": "send", "Recv": "recv",
 }  # fmt: skip
-
-
-def packed(arrays: Sequence[Array]) -> Array:
-    """Arrays as one flat buffer: a view where they lie one behind the other, else a copy."""
-    flat = packed_view(arrays)
-    return np.concatenate([each.reshape(-1) for each in arrays]) if flat is None else flat
 
 
 @functools.cache

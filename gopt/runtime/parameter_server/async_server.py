@@ -40,8 +40,8 @@ from gopt.runtime.tuning.tuning import tuning_of
 
 
 class AsyncServer:
-    """One server of an asynchronous split. ``continues``: whether it goes on without a trainer that is lost; ``bound``:
-    rounds that a trainer may be ahead of the slowest one, which holds back its pulls, or None.
+    """One server of an asynchronous split. ``continues``: whether it goes on without a trainer that is lost, unless it
+    is the chief; ``bound``: rounds that a trainer may be ahead of the slowest one, which holds back its pulls, or None.
 
     Raises InputError, OptionError and RunError for files and options that do not fit.
     """
@@ -78,7 +78,8 @@ class AsyncServer:
         }  # fmt: skip
         for each in self._held if loaded is not None else ():
             each.restore(self.keeping.load_extra)
-        self._rest = states
+        held = {name for block in blocks for name in (*block.states, *block.counters)}
+        self._rest = {name: value for name, value in states.items() if name not in held}
         """States that no key has: those of a server without keys."""
         self._buckets: dict[int, list[KeyState]] = {}
         for number, key in self.keys.items():
@@ -102,10 +103,11 @@ class AsyncServer:
     def run(self) -> None:
         """Serve until all trainers have left."""
         agree(self.endpoint, self.server_job)
-        self.endpoint.spare(range(self.server_job.trainers) if self._continues else ())
+        self.endpoint.spare(range(1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
         with self.keeping.open(engine):
             get_ready(self.endpoint)
+            self._forget_lost()
             while not self.met.leaving:
                 while not self.trainers.live <= self._come:
                     self._receive()
@@ -114,6 +116,7 @@ class AsyncServer:
                 self.version = self.met.step
                 if not self.met.leaving:
                     self._save(engine)
+                self._forget_lost()
             self._outbox.flush()
             self.keeping.finish(engine, self.version, lambda: self._save(engine))
         self.endpoint.close()
@@ -122,7 +125,7 @@ class AsyncServer:
         try:
             message = self.endpoint.receive(awaited=lambda: Awaited(tuple(sorted(self.trainers.live)), "push or pull"))
         except LostError as error:
-            if not self._continues or error.number >= self.server_job.trainers:
+            if not self._continues or not 0 < error.number < self.server_job.trainers:
                 raise
             self.endpoint.drop(error.number)
             self._without(error.number, error.message)
@@ -141,6 +144,11 @@ class AsyncServer:
         else:
             raise RunError(f"{message.header} is no message to a server")
         self._answer()
+
+    def _forget_lost(self) -> None:
+        """Trainers that were lost while all came together take no part any more: nothing else of them will come."""
+        for number in self.endpoint.dropped & self.trainers.live:
+            self._without(number, self.endpoint.why_lost(number))
 
     def _without(self, trainer: int, why: str = "") -> None:
         self.trainers.lose(trainer, why)

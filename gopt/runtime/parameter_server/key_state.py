@@ -140,8 +140,8 @@ class KeyState(BlockState):
         self._states: Mapping[str, Array] = {name: states[name] for name in block.states}
         self.backups: dict[int, Array] = {}
         """Trainer -> the parameter that it has, where delays are compensated."""
-        self._first = self.value
-        """What a trainer has that pulled nothing in this run."""
+        self._first = self.value if block.backup else None
+        """What a trainer has that pulled nothing in this run, where delays are compensated."""
         self._update = Part(block.update, block.states, device, cache)
 
     @property
@@ -164,9 +164,14 @@ class KeyState(BlockState):
         given = pushed.reshape(self.type.dims).astype(numpy_dtype(self.type.dtype), copy=False)
         fed = self._fed() | {block.pushed: given}
         if block.backup:
-            fed[block.backup] = self.backups.get(trainer, self._first)
+            fed[block.backup] = self._backup(trainer)
         self._states = self._update(fed, self._states, self.counters)
         return self._count(trainer, trainers, fed)
+
+    def _backup(self, trainer: int) -> Array:
+        found = self.backups.get(trainer, self._first)
+        assert found is not None
+        return found
 
     def pull(self, trainer: int) -> Array:
         """The parameter; from now on the trainer has this version."""
@@ -178,12 +183,11 @@ class KeyState(BlockState):
     def extra(self, trainers: int) -> dict[str, Array]:
         found = super().extra(trainers)
         if self.block.backup:
-            found.update((f"{self.root}.backup{n}", self.backups.get(n, self._first)) for n in range(trainers))
+            found.update((f"{self.root}.backup{n}", self._backup(n)) for n in range(trainers))
         return found
 
     def restore(self, read: Callable[[str], Array | None]) -> None:
         super().restore(read)
-        self._first = self.value
         n = 0
         while self.block.backup and (value := read(f"{self.root}.backup{n}")) is not None:
             self.backups[n], n = value, n + 1

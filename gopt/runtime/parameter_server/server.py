@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from gopt.artifact.server_entries import KeyEntry
-from gopt.collectives.layout import parse_shapes
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import RunError
 from gopt.ir.graph import Node
@@ -25,19 +24,19 @@ from gopt.parameter_server.views import ROUND
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
-from gopt.runtime.merge import Contribution, merge
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.contributions import Contributions
-from gopt.runtime.parameter_server.faults import OnNan, Teller, not_finite, overflow, refuse
+from gopt.runtime.parameter_server.faults import OnNan, Teller, refuse
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.membership import IDLE, Trainers
 from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.parameter_server.round_decision import agree_on_contributors, agree_on_fault
+from gopt.runtime.parameter_server.round_merge import RoundMerge
 from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
-from gopt.runtime.parameter_server.server_rows import merged_rows, part_of, rows_answer, table_parts
+from gopt.runtime.parameter_server.server_rows import part_of, rows_answer, table_parts
 from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.parameter_server.waits import ServerSummary, Waits
 from gopt.runtime.session import Array, array_dtype
@@ -71,20 +70,19 @@ class SyncServer:
         self._tables = table_parts(server_job.plan.tables, self.number)
         self.trainers = Trainers(set(range(server_job.trainers)))
         self.contributions = Contributions(self.version)
+        self.waits = Waits()
+        self._merge = RoundMerge(
+            self._buckets, self._tables, self.contributions, self.trainers, self.waits, self._receive
+        )  # fmt: skip
         self.outputs: dict[str, Array] = {}
         """Numbers that the last round computed beside the states."""
         self._pulls: list[Message] = []
         others = [server_job.server(number) for number in range(server_job.servers)]
         self._exchange = ServerExchange(endpoint, others, self._receive)
-        self._contributors: tuple[int, ...] | None = None
-        """Whose contributions the round has, where servers decide that together."""
-        self._merged: dict[str, list[Array]] = {}
-        """First output of an Aggregate -> its results, where they were merged ahead."""
         self._outbox = Outbox(endpoint)
         self._tell = Teller(self._faults.tell if not self.number else lambda _: None)
         self.skipped = 0
         """Rounds that were not applied."""
-        self.waits = Waits()
         self.answered = self.bytes_in = self.bytes_out = 0
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -130,8 +128,7 @@ class SyncServer:
         else:
             self.skipped += 1
             self.outputs = {name: _blank(self.graph.outputs[name]) for name in self._shown}
-        self._merged.clear()
-        self.contributions.next_round()
+        self._merge.next_round()
         self.version += 1
         self.waits.end_round()
         self._answer()
@@ -241,86 +238,29 @@ class SyncServer:
         if not self._faults.decides_rounds:
             return True
         while missing := self.trainers.going(self.version):
-            begun = self.waits.clock()
-            self._receive(missing, f"end round {self.version}")
-            self.waits.add(missing, len(self.trainers.live), begun)
+            self._merge.wait(missing, f"end round {self.version}")
         complete = self.trainers.complete(self.version)
         found = agree_on_contributors(self._exchange, self.version, complete, self.contributions.sources())
-        self._contributors = found.trainers
+        self._merge.contributors = found.trainers
         for trainer in found.left_out:
             self._tell(f"round {self.version} goes without trainer {trainer}: not all that it pushed has come")
         if not found.trainers:
             return False
         if self._faults.nan is not OnNan.SKIP:
             return True
-        wrong = agree_on_fault(self._exchange, self.version, self._merge_ahead())
+        wrong = agree_on_fault(self._exchange, self.version, self._merge.ahead(self._aggregates))
         if wrong:
             self._tell(f"{wrong}: the round is not applied")
         return not wrong
-
-    def _merge_ahead(self) -> str:
-        """Merge all that the round has; returns what in it is no number, or ''."""
-        wrong = ""
-        for node in self._aggregates:
-            self._merged[node.outputs[0]] = self._merge(node)
-            wrong = wrong or self._fault(node, self._merged[node.outputs[0]])
-        return wrong
-
-    def _merge(self, node: Node) -> list[Array]:
-        """Wait for what trainers push of a bucket or a table, and merge it."""
-        kind, key, what = self._slot(node)
-        found = self._contributions(key, kind, what)
-        if kind is Kind.PUSH_ROWS:
-            return merged_rows(self._tables[key], node, found)
-        shapes = parse_shapes(node.attributes["shapes"])
-        return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
-
-    def _fault(self, node: Node, merged: Sequence[Array]) -> str:
-        """What is no number of what trainers pushed of a bucket or table, or of what became of it; or ''."""
-        kind, key, what = self._slot(node)
-        found = {each: it for each, it in self.contributions.of(key, kind).items() if self._counts(each)}
-        keys = self._buckets[key] if kind is Kind.PUSH else ()
-        return not_finite(found, keys, self.version, what) or overflow(merged, keys, self.version, what)
-
-    def _slot(self, node: Node) -> tuple[Kind, int, str]:
-        """What trainers send for an Aggregate or AggregateRows: the kind, the bucket or table, and in words."""
-        attributes = node.attributes
-        if node.op_type == "AggregateRows":
-            what = f"push rows of table {attributes['parameter']} of round {self.version}"
-            return Kind.PUSH_ROWS, int(attributes["table"]), what
-        what = f"push bucket {attributes['bucket']} ({', '.join(attributes['keys'])}) of round {self.version}"
-        return Kind.PUSH, int(attributes["bucket"]), what
-
-    def _counts(self, trainer: int) -> bool:
-        return self._contributors is None or trainer in self._contributors
-
-    def _contributions(self, key: int, kind: Kind, what: str) -> dict[int, Contribution]:
-        """Wait until all trainers of the round have pushed; raises RunError for one that will not."""
-        held = self.contributions
-        while missing := [each for each in self._expected() if each not in held.of(key, kind)]:
-            silent = next((each for each in missing if self.trainers.ended.get(each, 0) > self.version), None)
-            if silent is not None:
-                raise RunError(f"trainer {silent} ended round {self.version} and did not {what}")
-            begun = self.waits.clock()
-            self._receive(missing, what)
-            self.waits.add(missing, len(self.trainers.live), begun)
-        found = {trainer: each for trainer, each in held.of(key, kind).items() if self._counts(trainer)}
-        if not found:
-            raise RunError(f"no trainer is left to {what}")
-        return found
-
-    def _expected(self) -> Sequence[int]:
-        """The trainers whose contributions the round takes."""
-        return sorted(self.trainers.live) if self._contributors is None else self._contributors
 
     # --- calls of the graph -----------------------------------------------------------------------------------------
 
     def _call(self, index: int, node: Node, inputs: list[Array], buffer: Any = None) -> list[Array]:
         self._position(self.version, index)
         if node.op_type in ("Aggregate", "AggregateRows"):
-            merged = self._merged.pop(node.outputs[0], None) or self._merge(node)
+            merged = self._merge.take(node)
             if self._faults.nan is OnNan.ABORT:
-                refuse(self._fault(node, merged))
+                refuse(self._merge.fault(node, merged))
             return [*merged, *self._touched_rows(node, merged)]
         if node.op_type == "AllReduce":
             return self._all_reduce(node, inputs)

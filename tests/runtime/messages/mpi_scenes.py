@@ -141,12 +141,48 @@ def dies(endpoint: Endpoint) -> Any:
     return told
 
 
+def two_die(endpoint: Endpoint) -> Any:
+    """Endpoints 1 and 2 are killed in one moment, with more messages under way than MPICH has cells for and the server
+    has room for. The server names both, and goes on with 0."""
+    array = np.zeros(1 << 18, np.uint8)
+    if endpoint.number in (1, 2):
+        endpoint.send(3, endpoint.message(Kind.PUSH, 5, 0, [array]))
+        for _ in range(5 * mpi.UNTAKEN):
+            endpoint.isend(3, endpoint.message(Kind.PUSH, 6))
+            endpoint.isend(3, endpoint.message(Kind.PUSH, 7, 0, [array]))
+        endpoint.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    endpoint.barrier()
+    if endpoint.number == 0:
+        for turn in range(20):
+            endpoint.send(3, endpoint.message(Kind.PUSH, turn, 1, [array]))
+            assert endpoint.receive(awaited=lambda: Awaited((3,), "send VALUES")).key == turn
+        endpoint.close()
+        return 20
+    lost: list[int] = []
+    answered = 0
+    while len(lost) < 2 or answered < 20:
+        try:
+            message = endpoint.receive()
+        except LostError as error:
+            lost.append(error.number)
+            endpoint.drop(error.number)
+            endpoint.send(error.number, endpoint.message(Kind.VALUES, arrays=[array]))  # reaches nobody
+            continue
+        if message.source == 0:
+            endpoint.send(0, endpoint.message(Kind.VALUES, message.key, arrays=[array]))
+            answered += 1
+    endpoint.close()
+    return sorted(lost)
+
+
 def fails(endpoint: Endpoint) -> Any:
     """Endpoint 1 fails, the others hear of it; 2 hears it from its own process, while it waits in a send."""
     endpoint.barrier()
     try:
         if endpoint.number == 1:
-            time.sleep(0.1)
+            while not endpoint._hub._outboxes[1]:  # until 2 waits in a send, however slow the machine is
+                time.sleep(1e-3)
             raise ValueError("no data")
         if endpoint.number == 0:
             endpoint.receive(awaited=lambda: Awaited((2,), "send VALUES of key 3 in round 5"))
@@ -164,6 +200,7 @@ SCENES: dict[str, tuple[Any, Roster, Settings]] = {
     "everything": (everything, Roster.of(ROLES, [0, 1, 2, 1]), Settings(LONG, 3, 300_000)),
     "blocked": (blocked, Roster.of(["trainer 0", "server 0"]), Settings(LONG, 2)),
     "dies": (dies, Roster.of(ROLES[:3]), Settings(LONG, beat=0.01, silence=1.0)),
+    "two_die": (two_die, Roster.of([*ROLES[:2], "trainer 2", "server 0"]), Settings(LONG, 2, beat=0.01, silence=3.0)),
     "fails": (fails, Roster.of(ROLES[:3], [0, 1, 1]), Settings(LONG, 2)),
 }
 
@@ -187,7 +224,7 @@ def main() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    if sys.argv[1] in ("dies", "fails") or codes:
+    if sys.argv[1] in ("dies", "two_die", "fails") or codes:
         hub.leave(max(codes, default=0))
 
 

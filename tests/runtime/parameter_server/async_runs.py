@@ -77,8 +77,17 @@ def folder(tmp_path: Path, **given: object) -> Path:
 
 def unequal(part: int, parts: int) -> Iterator[dict[str, Array]]:
     """Batches of four rows: five for the first trainer, two for each other."""
+    return _batches(part, 2 if part else 5)
+
+
+def unequal_for_the_chief(part: int, parts: int) -> Iterator[dict[str, Array]]:
+    """Batches of four rows: two for the first trainer, five for each other."""
+    return _batches(part, 5 if part else 2)
+
+
+def _batches(part: int, count: int) -> Iterator[dict[str, Array]]:
     random = np.random.default_rng(part)
-    for _ in range(2 if part else 5):
+    for _ in range(count):
         yield {"x": random.normal(size=(4, 3)).astype("f4"), "y": random.normal(size=(4, 2)).astype("f4")}
 
 

@@ -91,10 +91,12 @@ def test_a_run_without_rounds_ends_with_its_data(mode: Mode, stop: Stop, tmp_pat
     assert {trainer.step for trainer in run.trainers.values()} == {max(complete_steps(kept))}
 
 
-def test_a_trainer_without_data_takes_part_in_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dealt", ["unequal", "unequal_for_the_chief"])
+def test_a_trainer_without_data_takes_part_in_checkpoints(dealt: str, tmp_path: Path) -> None:
+    """Checkpoints have the step of those that go on, also where the chief, which names them, has no more data."""
     kept = tmp_path / "kept"
     run_split(
-        folder(tmp_path), "async_runs:unequal", 9, checkpoint=kept, every=2, keep=9, order=Seeded(1),
+        folder(tmp_path), f"async_runs:{dealt}", 9, checkpoint=kept, every=2, keep=9, order=Seeded(1),
         faults=FaultOptions(stop=Stop.ALL),
     )  # fmt: skip
     assert complete_steps(kept) == [2, 4, 5]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
 from gopt.runtime.parameter_server.meeting import Met
 from gopt.runtime.parameter_server.run import Hooks, run_in_threads
+from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.training.job import Job, Progress
 
 
@@ -180,22 +183,41 @@ def test_a_trainer_that_dies_does_not_stop_the_others(tmp_path: Path, data: str)
 
 
 def test_a_trainer_that_dies_at_a_checkpoint_does_not_stop_it(tmp_path: Path, data: str) -> None:
-    class Dying(AsyncTrainer):
-        def _come_together(self, engine: EndpointEngine) -> Met:
-            if self.endpoint.number == 1:
-                engine.gather = self._die  # type: ignore[method-assign]
-            return super()._come_together(engine)
+    class Dead(EndpointEngine):
+        """Comes to no gather: all others wait in it."""
 
-        def _die(self, item: object) -> list[object]:
+        def gather(self, item: object) -> list[object]:
             with pytest.raises(LateError):  # virtual time: once nobody else can go on
                 self.endpoint.receive(1.0)
             raise RuntimeError("out of power")
+
+    class Dying(AsyncTrainer):
+        def _come_together(self, engine: EndpointEngine) -> Met:
+            return super()._come_together(Dead(self.endpoint) if self.endpoint.number == 1 else engine)
 
     target = tmp_path / "checkpoint"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("async_runs.FailingTrainer", Dying)
         run = run_split(folder(tmp_path, trainers=3), data, 4, order=Seeded(0), failing=1, checkpoint=target, every=2)
     assert len(run.losses) == 4 and (target / step_dir(2)).is_dir() and (target / step_dir(4)).is_dir()
+    assert all("out of power" in server.endpoint.why_lost(1) for server in run.servers.values())
+    assert {key.version for server in run.servers.values() for key in server.keys.values()} == {10}  # 4 + 2 + 4
+
+
+def test_a_trainer_that_dies_at_the_start_does_not_stop_the_others(tmp_path: Path, data: str) -> None:
+    class Dying(AsyncTrainer):
+        def _compile(self) -> None:
+            if self.endpoint.number == 1:
+                with pytest.raises(LateError):  # once all others wait for it
+                    self.endpoint.receive(1.0)
+                raise RuntimeError("out of power")
+            super()._compile()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("async_runs.FailingTrainer", Dying)
+        run = run_split(folder(tmp_path, trainers=3), data, 2, order=Seeded(0), failing=1)
+    assert len(run.losses) == 2
+    assert {key.version for server in run.servers.values() for key in server.keys.values()} == {4}
 
 
 def test_a_push_is_applied_once_at_most(tmp_path: Path, data: str) -> None:
@@ -214,6 +236,26 @@ def test_a_push_is_applied_once_at_most(tmp_path: Path, data: str) -> None:
     assert twice.states() == plain.states() and twice.losses == plain.losses
     for server in twice.servers.values():
         assert server.usage.dropped == 2 * server.usage.accepted / max(len(server.keys), 1) * len(server._buckets)
+
+
+@pytest.mark.parametrize("compensation", [None, 1.0])
+def test_arrays_of_the_start_are_held_once(compensation: float | None, tmp_path: Path, data: str) -> None:
+    """Behind the first update nothing but the backups of delay compensation has them."""
+    starts: list[weakref.ref[np.ndarray]] = []
+    usual = ServerTables.initial
+
+    def initial(self: ServerTables, *given: Any) -> dict[str, np.ndarray]:
+        found = usual(self, *given)
+        starts.extend(weakref.ref(value) for value in found.values() if value.size > 1)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServerTables, "initial", initial)
+        run = run_split(folder(tmp_path, compensation=compensation), data, 2, order=Seeded(0))
+    gc.collect()
+    parameters = sum(len(server.keys) for server in run.servers.values())
+    assert len(starts) == 2 * parameters  # and as many momenta
+    assert len([each for each in starts if each() is not None]) == (parameters if compensation else 0)
 
 
 def test_a_signal_to_one_trainer_ends_all(tmp_path: Path, data: str) -> None:

@@ -121,8 +121,16 @@ def kill_below(rank: int) -> Callable[[Path, int], None]:
     return hit
 
 
-def kill(rank: int) -> Callable[[Path, int], None]:
-    return lambda home, _: os.kill(process_of(home, rank), signal.SIGKILL)
+def kill(*ranks: int) -> Callable[[Path, int], None]:
+    """Kill processes in one moment: none of them runs any more when the first is killed."""
+
+    def hit(home: Path, _: int) -> None:
+        numbers = [process_of(home, rank) for rank in ranks]
+        for step in (signal.SIGSTOP, signal.SIGKILL):
+            for number in numbers:
+                os.kill(number, step)
+
+    return hit
 
 
 @pytest.mark.parametrize(
@@ -148,6 +156,25 @@ def test_the_others_go_on_without_a_trainer(mode: Mode, tmp_path: Path) -> None:
     assert code == 0 and [each["step"] for each in steps] == list(range(1, 301)), lines
     assert [line for line in lines if "trainer 1 (endpoint 1, process 1) is lost in step" in line], lines
     assert not [line for line in lines if "error" in line]
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, pytest.param(Mode.SYNC, marks=pytest.mark.slow)])
+def test_one_trainer_goes_on_when_two_are_killed_in_one_moment(mode: Mode, tmp_path: Path) -> None:
+    more = ["--on-trainer-loss", "continue"] if mode is Mode.SYNC else []
+    folder = split(tmp_path, mode=mode, trainers=3, servers=2)
+    code, lines, steps = disturbed(folder, 60, kill(1, 2), "--launch", "5", *more)
+    assert code == 0 and [each["step"] for each in steps] == list(range(1, 61)), lines
+    for number in (1, 2):
+        lost = f"trainer {number} (endpoint {number}, process {number}) is lost in step"
+        assert [line for line in lines if lost in line], lines
+    assert not [line for line in lines if "error" in line]
+
+
+def test_two_that_are_killed_in_one_moment_end_a_run_in_rounds(tmp_path: Path) -> None:
+    folder = split(tmp_path, trainers=3, servers=2)
+    code, lines, _ = disturbed(folder, 10**6, kill(1, 2), "--launch", "5")
+    assert code == 5 and len(lines) == 1, lines
+    assert re.search(r"trainer [12] \(endpoint ., process .\) is lost: ", lines[0]), lines
 
 
 @pytest.mark.slow

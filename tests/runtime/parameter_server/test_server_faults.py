@@ -13,7 +13,7 @@ import pytest
 from helpers import source
 
 from gopt import api
-from gopt.artifact.server_entries import PullAt
+from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.parameter_server.options import SplitOptions
@@ -93,6 +93,21 @@ def test_the_others_go_on_and_it_is_told_once(job: Job, pushed: bool, monkeypatc
     assert len(left_out) == pushed  # nobody knows whether all of it came: it had not ended the round
     assert line.startswith("trainer 1 (endpoint 1, process 1) is lost in step ")
     assert line.endswith("; 2 of 3 trainers go on")
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_a_server_ends_without_its_chief(mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other trainer is there, whose own error would hide what the server does."""
+    random = np.random.default_rng(3)
+    np.savez(tmp_path / "data.npz", x=random.normal(size=(64, 32)).astype("f4"), y=random.integers(0, 10, 64))
+    options = SplitOptions(trainers=1, servers=1, minimum=16, mode=mode)
+    api.split(source("mlp_adamw"), options).write(tmp_path / "split")
+    die(monkeypatch, 0, 1)
+    job = Job(folder=tmp_path / "split", data=str(tmp_path / "data.npz"), steps=4, settings={"lr": "1e-2"})
+    given = replace(ServerJob.read(job), faults=FaultOptions(continues=True))
+    hub = ThreadHub(given.roster(), Settings(deadline=60))
+    with pytest.raises(RunError, match=r"^trainer 0 \(endpoint 0, process 0\) is lost: .*; server 0 "):
+        run_threads(hub, lambda endpoint: run_endpoint(given, endpoint, lambda _: None), lambda number: number == 0)
 
 
 def states(kept: Path, step: int, endpoint: int) -> dict[str, bytes]:

@@ -1,0 +1,105 @@
+"""What a round has of each bucket and table: waits for what trainers push, merges it, and finds what is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gopt.artifact.server_entries import KeyEntry
+from gopt.collectives.layout import parse_shapes
+from gopt.errors import RunError
+from gopt.ir.graph import Node
+from gopt.runtime.merge import Contribution, merge
+from gopt.runtime.messages.message import Kind
+from gopt.runtime.parameter_server.contributions import Contributions
+from gopt.runtime.parameter_server.faults import not_finite, overflow
+from gopt.runtime.parameter_server.membership import Trainers
+from gopt.runtime.parameter_server.server_rows import TablePart, merged_rows
+from gopt.runtime.parameter_server.waits import Waits
+from gopt.runtime.session import Array
+
+
+@dataclass(slots=True)
+class RoundMerge:
+    """The merge of the round that ``contributions`` are at. ``receive``: takes in one message of some endpoints, which
+    are to do something."""
+
+    buckets: Mapping[int, Sequence[KeyEntry]]
+    tables: Mapping[int, TablePart]
+    contributions: Contributions
+    trainers: Trainers
+    waits: Waits
+    receive: Callable[[Sequence[int], str], None]
+    contributors: tuple[int, ...] | None = None
+    """Whose contributions the round has, where servers decide that together."""
+    _merged: dict[str, list[Array]] = field(default_factory=dict)
+    """First output of an Aggregate -> its results, where they were merged ahead."""
+
+    def wait(self, missing: Sequence[int], what: str) -> None:
+        """Wait for one message, and note for whom."""
+        begun = self.waits.clock()
+        self.receive(missing, what)
+        self.waits.add(missing, len(self.trainers.live), begun)
+
+    def ahead(self, nodes: Sequence[Node]) -> str:
+        """Merge all that the round has; returns what in it is no number, or ''. ``nodes``: Aggregate and
+        AggregateRows."""
+        wrong = ""
+        for node in nodes:
+            self._merged[node.outputs[0]] = self._merge(node)
+            wrong = wrong or self.fault(node, self._merged[node.outputs[0]])
+        return wrong
+
+    def take(self, node: Node) -> list[Array]:
+        """The results of an Aggregate or AggregateRows."""
+        return self._merged.pop(node.outputs[0], None) or self._merge(node)
+
+    def next_round(self) -> None:
+        """Forget what the round had."""
+        self._merged.clear()
+        self.contributions.next_round()
+
+    def fault(self, node: Node, merged: Sequence[Array]) -> str:
+        """What is no number of what trainers pushed of a bucket or table, or of what became of it; or ''."""
+        kind, key, what = self._slot(node)
+        found = {each: it for each, it in self.contributions.of(key, kind).items() if self._counts(each)}
+        keys, number = self.buckets[key] if kind is Kind.PUSH else (), self.contributions.round
+        return not_finite(found, keys, number, what) or overflow(merged, keys, number, what)
+
+    def _merge(self, node: Node) -> list[Array]:
+        """Wait for what trainers push of a bucket or a table, and merge it."""
+        kind, key, what = self._slot(node)
+        found = self._contributions(key, kind, what)
+        if kind is Kind.PUSH_ROWS:
+            return merged_rows(self.tables[key], node, found)
+        shapes = parse_shapes(node.attributes["shapes"])
+        return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
+
+    def _slot(self, node: Node) -> tuple[Kind, int, str]:
+        """What trainers send for an Aggregate or AggregateRows: the kind, the bucket or table, and in words."""
+        attributes, number = node.attributes, self.contributions.round
+        if node.op_type == "AggregateRows":
+            what = f"push rows of table {attributes['parameter']} of round {number}"
+            return Kind.PUSH_ROWS, int(attributes["table"]), what
+        what = f"push bucket {attributes['bucket']} ({', '.join(attributes['keys'])}) of round {number}"
+        return Kind.PUSH, int(attributes["bucket"]), what
+
+    def _counts(self, trainer: int) -> bool:
+        return self.contributors is None or trainer in self.contributors
+
+    def _contributions(self, key: int, kind: Kind, what: str) -> dict[int, Contribution]:
+        """Wait until all trainers of the round have pushed; raises RunError for one that will not."""
+        held = self.contributions
+        while missing := [each for each in self._expected() if each not in held.of(key, kind)]:
+            silent = next((each for each in missing if self.trainers.ended.get(each, 0) > held.round), None)
+            if silent is not None:
+                raise RunError(f"trainer {silent} ended round {held.round} and did not {what}")
+            self.wait(missing, what)
+        found = {trainer: each for trainer, each in held.of(key, kind).items() if self._counts(trainer)}
+        if not found:
+            raise RunError(f"no trainer is left to {what}")
+        return found
+
+    def _expected(self) -> Sequence[int]:
+        """The trainers whose contributions the round takes."""
+        return sorted(self.trainers.live) if self.contributors is None else self.contributors
