@@ -38,9 +38,10 @@ def test_a_part_of_a_list_is_evenly_spread():
 
 def test_the_docs_name_every_file_with_slow_tests():
     page = (ROOT / "docs/tests.md").read_text(encoding="utf-8")
+    signs = ("mark.slow", "from products import")
     table = page.partition("## Slow tests")[2]
     slow = {
         path.name for path in (ROOT / "tests").rglob("test_*.py")
-        if path.parent.name != "house" and any(word in path.read_text() for word in ("mark.slow", "from products import"))
+        if path.parent.name != "house" and any(sign in path.read_text() for sign in signs)
     }  # fmt: skip
     assert sorted(name for name in slow if f"{name}`" not in table) == []
