@@ -149,5 +149,5 @@ def shown(picture: str) -> list[str]:
         if "textLength" in each.attrib:
             row = round((float(each.attrib["y"]) - FIRST) / LINE)
             before = rows.get(row, "").ljust(round(float(each.attrib["x"]) / CELL))
-            rows[row] = before + (each.text or "").replace("\xa0", " ")
+            rows[row] = before + "".join(each.itertext()).strip("\n").replace("\xa0", " ")
     return [rows.get(row, "").rstrip() for row in range(max(rows, default=-1) + 1)]
