@@ -134,7 +134,7 @@ def drawn(lines: Sequence[Text], name: str, columns: int, code_format: str = _FO
     for line in lines:
         console.print(line, soft_wrap=True)
     picture = console.export_svg(title="gopt", unique_id=name, code_format=code_format)
-    return re.sub(r' clip-path="url\(#[\w-]+-line-\d+\)"', "", picture)
+    return re.sub(r' clip-path="url\(#[\w-]+-line-\d+\)"|<text [^>]*>\n</text>', "", picture)
 
 
 def svg(screen: Screen) -> str:
