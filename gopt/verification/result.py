@@ -167,10 +167,13 @@ class Verification(HtmlTable):
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
         """What a notebook shows: how many values failed, and by how much the worst of each variant is off."""
+        worst = {
+            name: f"{each.name}: {each.error_over_tolerance:.2g} of the tolerance" for name, each in self.worst.items()
+        }
         return [
             ("outcome", self.outcome.value), ("tolerance", self.tolerance), ("steps", self.steps),
             ("ranks", self.ranks), ("compared", self.compared), ("failing values", len(self.failures)),
-            *((f"worst, {name}", f"{each.name}: {each.error_over_tolerance:.2g} of the tolerance") for name, each in self.worst.items()),
+            *((f"worst, {name}", text) for name, text in worst.items()),
             ("gradients looked at", len(self.gradients)), ("unconfirmed", len(list(self.open()))),
             *(("note", note) for note in self.notes),
         ]  # fmt: skip
