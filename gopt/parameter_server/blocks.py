@@ -33,7 +33,7 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """What a server has of a table, as the manifest lists it: numbers and gradients of the rows that are pushed, and
+    """The part of a table on a server, as the manifest lists it: numbers and gradients of the rows that are pushed, and
     states before and after the update."""
 
     name: str
@@ -45,7 +45,7 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a server runs for one key. ``key``: its place in the manifest's keys, or in its tables.
+    """The program of a server for one key. ``key``: its place in the manifest's keys, or in its tables.
 
     ``pushed``: the input of ``update`` that takes what was pushed. ``states``: input -> output of what ``update``
     changes, the parameter first; ``counters``: of what ``counter`` changes. ``backup``: the input that takes the
@@ -109,7 +109,7 @@ def _parts(plan: ServerPlanEntry, server: int) -> list[tuple[int, TablePart]]:
 
 
 def _pushed(key: KeyEntry | TablePart) -> tuple[str, ...]:
-    """What is pushed of a key, as the graph calls it."""
+    """Return the names of the values that are pushed for a key."""
     return (key.ids, key.gradient) if isinstance(key, TablePart) else (key.gradient,)
 
 
@@ -123,7 +123,7 @@ def _with_backup(block: Block, strength: float) -> Block:
 
 @dataclass(slots=True)
 class _Cut:
-    """What belongs to a key: nodes by id, of the update and of the counters, and what both read."""
+    """The nodes of a key by id: of the update and of the counters, and what both read."""
 
     number: int
     key: KeyEntry | TablePart

@@ -1,10 +1,10 @@
 """Mode geo: trainers update on their own, and exchange every few steps what has changed.
 
 Every trainer runs the source's own step, with its update and its optimizer states, and keeps the value that it last
-knew of the servers (``last``). Behind every few steps it runs the phase ``sync``:
+knew of the servers (``last``). After every few steps it runs the phase ``sync``:
 
     delta = (local - last) / trainers      pushed; the server adds it to its own value when it comes
-    mark  = last + delta                   what the server would have, had nobody else pushed
+    mark  = last + delta                   what the server would have, had no other pushed
     local = local - (mark - pulled)        takes over what the others pushed
     last  = pulled
 

@@ -83,7 +83,7 @@ def find_homes(
 
 
 def _read_of_tables(index: GraphIndex, tables: TableChoice) -> Iterator[str]:
-    """What trainers need for pulling and pushing rows."""
+    """Return the values that trainers need for pulling and pushing rows."""
     for served in tables.served:
         yield from (lookup.ids for lookup in served.table.lookups)
         for term in served.table.terms:

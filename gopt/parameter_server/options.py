@@ -1,4 +1,4 @@
-"""What a user asks of a split."""
+"""Options of a split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers update together, and which messages that takes. The graph is not changed.
+"""Units that servers update together, and the messages that they need. The graph is not changed.
 
 A unit is what one server updates as one: a run of pieces of alike updates, or whole tensors whose updates cannot be
 cut. A bucket is the units of one server whose gradients travel in one message.
@@ -44,7 +44,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a server updates as one; ``server`` None: every server does.
+    """The unit of an update on a server; ``server`` None: every server does.
 
     Split: ``pieces``, one of each of ``subgraphs``, are stored one after the other. Whole: tensors as they are.
     """
@@ -143,7 +143,7 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
-    """Whether a tensor may lie on several servers: one that is updated alone completes no reduction with others."""
+    """Return whether a tensor may be on several servers: one updated alone completes no reduction with others."""
     return subgraph.mode is Mode.SPLIT and not (apart and subgraph.reductions)
 
 

@@ -181,7 +181,7 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
 
 
 def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:
-    """What messages and pieces add to each role."""
+    """Return the nodes and values that messages and pieces add to each role."""
     trainers = list(range(split.options.trainers))
     known = LocalTypes(split.servers)
     types = split.trainer_types()

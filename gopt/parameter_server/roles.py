@@ -21,7 +21,7 @@ from gopt.sanitize import show
 
 
 class RoleKind(str, Enum):
-    """What a rank is."""
+    """The role of a rank."""
 
     TRAINER = "trainer"
     SERVER = "server"

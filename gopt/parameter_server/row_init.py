@@ -32,7 +32,7 @@ _HINT = "write normal(MEAN,STD), uniform(LOW,HIGH), constant(VALUE) or zeros, an
 
 
 class Draw(StrEnum):
-    """What elements are."""
+    """The distribution of elements."""
 
     NORMAL = "normal"
     """Of a mean and a standard deviation."""
@@ -43,7 +43,7 @@ class Draw(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowInit:
-    """What makes the rows of a tensor; ``first`` and ``second``: mean and deviation, or the bounds, or the value."""
+    """The rule for the rows of a tensor; ``first`` and ``second``: mean and deviation, or the bounds, or the value."""
 
     draw: Draw
     first: float
@@ -90,7 +90,7 @@ class RowInit:
         return self.first + self.second * normal_quantile(unit)
 
     def part(self, tensor: str, layout: TableLayout, server: int, dtype: np.dtype) -> np.ndarray:
-        """What a server has of a tensor at the start: its rows and columns, flattened."""
+        """Return the part of a tensor that a server has at the start: its rows and columns, flattened."""
         ids, columns = np.asarray(layout.row_ids(server), np.int64), layout.columns(server)
         found = np.empty((ids.size, len(columns)), dtype)
         step = max(1, CHUNK // max(layout.width, 1))

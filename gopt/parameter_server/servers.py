@@ -42,7 +42,7 @@ PASS = "parameter-server"
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """What a server has of a unit, or of one parameter of a whole unit: what is merged, and its states before and
+    """A unit on a server, or one parameter of a whole unit: the merged gradient, and its states before and
     after the update, the parameter first."""
 
     unit: Unit | None
@@ -142,7 +142,7 @@ class _Emitter:
         """Gradient -> its merged value, where updates read whole tensors."""
 
     def bucket(self, bucket: Bucket) -> None:
-        """What a bucket brings, and the updates of its units."""
+        """Write the values that a bucket brings, and the updates of its units."""
         types = self.program.graph.types
         merged: dict[str, TensorType] = {}
         names: list[str] = []
@@ -312,7 +312,7 @@ def on_server(server: int | None) -> Sharding:
 
 
 def key_name(unit: Unit, number: int) -> str:
-    """What people call a key: its parameter, the number of the piece where there are several, and how many others."""
+    """Return a key's name for people: its parameter, the piece's number of several, and how many others."""
     if not unit.split:
         return unit.subgraphs[number].parameter.tensor
     first = unit.pieces[0]

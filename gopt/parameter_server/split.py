@@ -72,7 +72,7 @@ class SplitStep:
         return self.trainer.graph.types if self.sync is None else self.trainer.graph.types | self.sync.graph.types
 
     def entry(self) -> ServerPlanEntry:
-        """What the manifest says of the split."""
+        """Return the manifest's record of the split."""
         options = self.options
         fixed = options.fixed_trainers or self.sync is not None  # their number divides every delta
         return ServerPlanEntry(
@@ -259,7 +259,7 @@ def _table(served: ServedTable, parts: Sequence[ServerKey]) -> TableEntry:
 def _checks(
     training: TrainingGraph, plan: ServerPlan, homes: Homes, trainers: LoweredProgram, servers: LoweredProgram
 ) -> tuple[Check, ...]:
-    """What holds of the whole split: pieces tile, states are held, and pushes have a receiver each."""
+    """Check the whole split: pieces tile, states are held, and pushes have a receiver each."""
     tiled = 0
     for name, pieces in plan.owners.items():
         place = 0

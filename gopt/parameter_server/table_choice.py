@@ -63,7 +63,7 @@ class TableChoice:
 
     @property
     def rows(self) -> frozenset[str]:
-        """What lookups make: trainers pull it."""
+        """The result of lookups: trainers pull it."""
         return frozenset(lookup.rows for each in self.served for lookup in each.table.lookups)
 
 

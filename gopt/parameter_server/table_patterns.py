@@ -11,7 +11,7 @@ from gopt.sanitize import show
 
 
 def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table") -> dict[str, str]:
-    """What is given for each name: the first entry counts that is the name, or a pattern (``*``, ``?``, ``[...]``) that
+    """Return the value for each name: of the first entry that is the name, or a pattern (``*``, ``?``, ``[...]``) that
     fits it. Names for which nothing is given are left out.
 
     Raises OptionError for an entry that fits none of them, or decides nothing. ``what``: what the names are of.

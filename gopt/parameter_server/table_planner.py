@@ -29,7 +29,7 @@ PLANS = 32
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """What the planner knows of a table: ``lookups`` is the expected number of ids that all trainers together look up
+    """The planner's facts about a table: ``lookups`` is the expected number of ids that all trainers together look up
     in a step, ``state_bytes`` what the optimizer keeps for one row. ``by_row``: its update may be split by rows."""
 
     name: str
@@ -97,7 +97,7 @@ def _moved(table: TableSize, layout: TableLayout, server: int, numbers: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What a server holds of tables, and what goes through it in a step, in bytes; dense tables are left out."""
+    """Bytes of tables that a server holds, and that pass through it in a step; dense tables are left out."""
 
     nbytes: int = 0
     traffic: float = 0.0
@@ -127,7 +127,7 @@ def plan_tables(
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What the user wants of a table; ``server``: of one that is whole, or -1."""
+    """The user's choice for a table; ``server``: of one that is whole, or -1."""
 
     layout: Layout
     server: int = -1
@@ -267,7 +267,7 @@ def _with(load: ServerLoad, table: TableSize, layout: TableLayout, server: int) 
 
 
 def server_loads(tables: Sequence[TableSize], plan: Sequence[TableLayout], servers: int) -> tuple[ServerLoad, ...]:
-    """What each server holds and moves by a plan."""
+    """Return the bytes that each server holds and moves by a plan."""
     loads = [ServerLoad()] * servers
     for table, layout in zip(tables, plan, strict=True):
         for server in layout.servers:

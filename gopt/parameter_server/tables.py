@@ -40,12 +40,12 @@ class Rows(str, Enum):
     DENSE = "dense"
     """All of them: those without a gradient decay and keep their momentum, as in the source."""
     LAZY = "lazy"
-    """Those that were pushed: all others, and what the optimizer keeps for them, stay as they are."""
+    """The rows that were pushed: all others, and what the optimizer keeps for them, stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one server is asked for: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
+    """A request to one server: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
 
     server: int
     positions: Ids
@@ -129,7 +129,7 @@ class TableLayout:
         return flat * rows.step + rows.start
 
     def partition(self, ids: npt.ArrayLike) -> tuple[Request, ...]:
-        """What each server is asked for, one request for each part and in their order, also where it is empty.
+        """Return the requests to all servers, one for each part and in their order, also where it is empty.
 
         Ids keep their order in a request, and stand there as often as they are given. Takes linear time.
         """

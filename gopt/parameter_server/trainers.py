@@ -32,7 +32,7 @@ from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
 @dataclass(frozen=True, slots=True)
 class Scalars:
-    """What travels beside parameters: buckets of states that trainers pull, of values that they push, of metrics."""
+    """Messages beside parameters: buckets of states that trainers pull, of values that they push, of metrics."""
 
     states: Mapping[str, int]
     values: Mapping[str, int]

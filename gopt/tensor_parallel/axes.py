@@ -27,7 +27,7 @@ ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
 
 @dataclass(frozen=True, slots=True)
 class AxisSplit:
-    """What one axis splits. ``choices``: of parameters; ``states``: placements of those that are split; ``fed``: of
+    """The split along one axis. ``choices``: of parameters; ``states``: placements of those that are split; ``fed``: of
     inputs of the batch of which ranks are fed parts; ``cut``: of those that ranks are fed whole and read a part of."""
 
     axis: str
@@ -68,7 +68,7 @@ def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
 
 
 def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Callable[[str], None]) -> list[AxisSplit]:
-    """What the axes of a mesh split, in the order in which they do; ``note`` is told of what stays whole.
+    """Return the splits along the axes of a mesh, in order; ``note`` is called for values that stay whole.
 
     Raises OptionError for a pattern that fits nothing, UnsupportedError for an axis along which nothing can be split.
     """

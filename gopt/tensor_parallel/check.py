@@ -68,7 +68,7 @@ def check_together(placements: Mapping[str, Mapping[str, Placement]]) -> None:
 
 
 def together(one: Part, other: Part) -> bool:
-    """Whether two axes can have such parts of one value: windows are of a dimension that no other axis splits."""
+    """Return whether two axes can have such parts of one value: no other axis splits a dimension of windows."""
     return one.fits(other) if isinstance(one, Shard) and isinstance(other, Shard) else one.dim != other.dim
 
 
@@ -222,6 +222,6 @@ class Checker:
 
 
 def _record(node: Node) -> Hashable:
-    """What a halo is: sizes, windows, dimension, direction."""
+    """Return the attributes of a halo: sizes, windows, dimension, direction."""
     at = node.attributes
     return int(at["axis"]), str(at["kind"]), tuple(at["sizes"]), tuple(at["ranges"])

@@ -238,7 +238,7 @@ class _Trace:
         return bool(parts) and all(name in self.forward.of_weights for name in parts)
 
     def _repeats(self, node: Node) -> bool:
-        """Whether a node joins a dimension with one along which each element is repeated: keys for several queries."""
+        """Return whether a node joins a dimension with one of repeated elements: keys for several queries."""
         made = self.forward.producers.get(node.inputs[0])
         return node.is_a("Reshape") and made is not None and made.is_a("Expand")
 

@@ -1,4 +1,4 @@
-"""What mappings cost: the bytes that they send, or their time on links as ``gopt plan`` counts it.
+"""The cost of mappings: the bytes that they send, or their time on links as ``gopt plan`` counts it.
 
 A call starts anew for what the forward or the backward waits for. What the update alone reads, and single numbers, go
 with others of their kind in one call: of them only the bytes count.
@@ -32,8 +32,8 @@ class Cost:
         return cls(mesh.size(axis), Topology.parse(text, mesh).of(axis) if text else None)
 
     def of(self, before: Placement, after: Placement, nbytes: int, *, packed: bool = False) -> float:
-        """What it costs to bring a whole value of ``nbytes`` from one placement to another; infinite where no mapping
-        does. ``packed``: the value goes in one call with others."""
+        """Return the cost of converting a whole value of ``nbytes`` from one placement to another; infinite where no
+        mapping does. ``packed``: the value goes in one call with others."""
         conversion = Conversion(before, after)
         sent = conversion.sent(nbytes, self.members)
         if self.link is None or not sent:

@@ -21,7 +21,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Explanation:
-    """What one axis did to the values of a step. ``reasons``: why parameters are split; ``converted``: a value -> what
+    """The effect of one axis on a step's values. ``reasons``: why parameters are split; ``converted``: a value -> what
     its mappings make."""
 
     axis: str

@@ -94,7 +94,7 @@ class Forward:
     # --- what follows from parts of a value ---------------------------------------------------------------------------
 
     def free(self, name: str, shard: Shard) -> bool:
-        """Whether a value can stay in parts: all that follows from it does with parts, up to sums over them in products
+        """Return whether a value can stay in parts: all that follows takes parts, up to sums over them in products
         with weights. The residual stream cannot: norms need it whole, by one operator or by several."""
         todo = [(name, shard)]
         while todo:

@@ -1,4 +1,4 @@
-"""What one axis sees of the mappings of others: moves and sums of whole values, which leave its own placements.
+"""The mappings of other axes as one axis sees them: moves and sums of whole values, which leave its own placements.
 
 Types are logical, so that a mapping along another axis makes a value of the same type from the same elements. Along
 this axis the value is placed behind it as it was in front of it, as long as the parts of both axes fit each other.

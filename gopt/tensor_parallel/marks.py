@@ -1,4 +1,4 @@
-"""What a user says of gradients: over which axes of the computation they are shared, ``*.norm.weight:tp+cp;head:none``.
+"""Marks on gradients: over which axes of the computation they are shared, ``*.norm.weight:tp+cp;head:none``.
 
 Whether a gradient is a partial sum along an axis follows from the step alone, so a mark changes no value. One that
 agrees with the step changes nothing. One that names an axis along which the gradient is equal on all members adds a

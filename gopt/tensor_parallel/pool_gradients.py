@@ -83,7 +83,7 @@ def scattered(
 
 
 def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Places | None:
-    """Whether a value is what a pool took, counted through each plane from 0, in any shape of as many elements."""
+    """Return the places of a pool if the value is its indices, counted through each plane from 0; else None."""
     node = _maker(name, maker)
     while node is not None and node.is_a("Reshape", "Identity"):
         node = _maker(node.inputs[0], maker)

@@ -143,7 +143,7 @@ def mean_pool(build: Builder, node: Node, operator: Operator) -> None:
 
 
 def mean_counts(operator: Operator) -> np.ndarray | None:
-    """What a mean that counts zeros is multiplied with, for each place of the result; None where windows reach beyond
+    """Return the factor of a mean that counts zeros, for each place of the result; None where windows reach beyond
     the zeros that the operator names."""
     dims = range(2, operator.rank(0))
     slides = [sliding(operator, dim) for dim in dims]
@@ -168,7 +168,7 @@ def is_training(operator: Operator) -> bool:
 
 
 def padded_mean(operator: Operator, dim: int) -> bool:
-    """Whether the means along a dimension of places are of unequal numbers of elements, and can be written anew."""
+    """Return whether means along a dimension of places are of unequal numbers of elements, and can be rewritten."""
     slide = sliding(operator, dim)
     if slide is None or slide.inside or operator.attributes.get("count_include_pad", 0):
         return False

@@ -24,12 +24,12 @@ FREE: Weight = (0.0, 0)
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Behind these, a dimension that one member has all of cannot be told from another of its length."""
 _WEIGHT = 1000.0
-"""How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
+"""How much more a byte of a weight costs that would be gathered: it was sharded so that no rank has it whole."""
 
 
 @dataclass(slots=True)
 class StrategyChooser:
-    """What a choice depends on. ``weights``: states, and what follows from them alone; ``wanted``: how results of the
+    """The inputs of a choice. ``weights``: states, and what follows from them alone; ``wanted``: how results of the
     step must be placed."""
 
     graph: Graph
@@ -47,9 +47,9 @@ class StrategyChooser:
         self.packed = Packed.of(self.graph) if self.cost.link is not None else None
 
     def cheapest(self, node: Node, known: Sequence[Placement]) -> Strategy:
-        """What the links of the operator give for the placements that operands have; those that results must have; and
-        those that operands may have, where nothing comes for free. A product is split whatever that sends: its work is
-        what members share out."""
+        """Return the cheapest strategy that the operator's links give: for the placements that operands have, those that
+        results must have, and where nothing comes for free, those that operands may have. A product is split whatever
+        that sends, because members divide its work."""
         whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
         options = self._options(node, [(Slot(place), each) for place, each in enumerate(known)])
         options += self._options(node, self._aims(node))
@@ -89,7 +89,7 @@ class StrategyChooser:
         return [each for each in found if not (each.masked and node.domain == SPMD) and self.fit(node, each)]
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
-        """Whether the parts of all values of a node fit those of other axes, and a reshape tells what they are of."""
+        """Return whether the parts of all values of a node fit those of other axes, and a reshape can tell them."""
         reshapes = node.is_a(*_RESHAPES)
         for each in (*strategy.operands, *strategy.results):
             if isinstance(each, Shard) and each.alone and (reshapes or each.runs > 1):

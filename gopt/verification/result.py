@@ -166,7 +166,7 @@ class Verification(HtmlTable):
             self.notes.append(note)
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
-        """What a notebook shows: how many values failed, and by how much the worst of each variant is off."""
+        """Return the rows of a notebook: how many values failed, and the worst of each variant."""
         worst = {
             name: f"{each.name}: {each.error_over_tolerance:.2g} of the tolerance" for name, each in self.worst.items()
         }
