@@ -47,7 +47,7 @@ class StrategyChooser:
         self.packed = Packed.of(self.graph) if self.cost.link is not None else None
 
     def cheapest(self, node: Node, known: Sequence[Placement]) -> Strategy:
-        """Return the cheapest strategy that the operator's links give: for the placements that operands have, those that
+        """Return the cheapest strategy of the operator's links: for the placements that operands have, those that
         results must have, and where nothing comes for free, those that operands may have. A product is split whatever
         that sends, because members divide its work."""
         whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
