@@ -98,9 +98,7 @@ with_reproducer(with_verbosity(group))
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     with restored(), recording():
-        code = run(sys.argv[1:] if arguments is None else arguments)
-        save_failure(code)
-        return code
+        return save_failure(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: list[str]) -> int:

@@ -194,11 +194,12 @@ def _runner(commands: Sequence[Sequence[str]], scratch: Path, deadline: float) -
 
 def _write(target: Path, shown: Path, reduction: Reduction, force: bool) -> None:
     """Put the model in place, whole or not at all."""
+    from gopt.disk.signals import raise_on_signals
     from gopt.disk.staging import staged_file
     from gopt.errors import OptionError
 
     try:
-        with staged_file(target) as staged:
+        with raise_on_signals(), staged_file(target) as staged:
             with staged.open() as file:
                 file.write(reduction.model.SerializeToString(deterministic=True))
             staged.commit_over() if force else staged.commit()

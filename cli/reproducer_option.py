@@ -88,23 +88,34 @@ def failure(code: int) -> Failure:
     return _Setting.run.failure or Failure(code, "result", _Setting.run.message)
 
 
-def save_failure(code: int) -> None:
-    """Write the reproducer that was asked for, if the command has failed; never raises, and says what went wrong."""
+def save_failure(code: int) -> int:
+    """Write the reproducer that was asked for, if the command has failed; never raises, and says what went wrong.
+
+    Returns the exit code: that of the command, or of a signal that came while the file was written.
+    """
     run = _Setting.run
     if code == 0 or code >= 128:
-        return
+        return code
     if run.path is None:
         if run.values:
             _note("--reproducer-values needs --reproducer FILE: no reproducer was written")
-        return
+        return code
+    from gopt.disk.signals import raise_on_signals
+    from gopt.errors import StoppedError
+
     try:
-        _save(run, run.path, failure(code))
+        with raise_on_signals():
+            _save(run, run.path, failure(code))
+    except (KeyboardInterrupt, StoppedError) as error:
+        _note("interrupted while the reproducer was written")
+        return error.exit_code if isinstance(error, StoppedError) else 130
     except Exception as error:  # the command's own failure and exit code stand, whatever happens here
         why = getattr(error, "message", None) or getattr(error, "strerror", None) or error or type(error).__name__
         hints = "".join(f": {hint}" for hint in getattr(error, "hints", ())[:1])
         _note(f"the reproducer could not be written: {why}{hints}")
     else:
         _note(f"the reproducer is {run.path}: gopt reproduce {run.path} runs the command again")
+    return code
 
 
 def _note(text: str) -> None:

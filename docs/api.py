@@ -19,7 +19,9 @@ INTRO = """\
 
 Every verb of the command line is a function of `gopt`. `python docs/api.py` writes this page from the docstrings; a
 test runs the examples, with `fixtures/` in the working folder and NumPy as `np`. Results have a short `repr`, and in a
-notebook they show as a table.
+notebook they show as a table:
+
+![Results in a notebook](pictures/notebook.webp)
 """
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gopt.analysis.coupling import notes, open_couplings
 from gopt.analysis.training import StateKind
@@ -107,6 +108,12 @@ def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[R
         for rank in members:
             held = _rank_bytes(variant, common, by_rank[rank], reducible)
             found[rank] = RankUsage(rank, held, _calls(variant, by_rank[rank]))
+    if not any(each.nbytes.gradients for each in found.values()):  # no call reduces any: an update reads the rank's own
+        for variant, members in classes_of(program, list(by_rank)):
+            names = set(variant.training.gradients.values())
+            for rank in members:
+                held = replace(found[rank].nbytes, gradients=_nbytes(variant, by_rank[rank][0], names))
+                found[rank] = replace(found[rank], nbytes=held)
     return [found[rank] for rank in by_rank]
 
 
@@ -128,8 +135,13 @@ def _rank_bytes(
             outputs = node.outputs
             if len(outputs) == len(node.inputs):  # a fused call may carry statistics and scalars as well
                 outputs = [new for old, new in zip(node.inputs, outputs) if old in reducible]
-            gradients += sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in outputs)
+            gradients += _nbytes(program, part, outputs)
     return RankBytes(parameters, optimizer_states, gradients)
+
+
+def _nbytes(program: SpmdProgram, part: RankGraph, names: Iterable[str]) -> int:
+    """Bytes of values as a rank has them."""
+    return sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in names)
 
 
 def _calls(program: SpmdProgram, parts: Sequence[RankGraph]) -> tuple[CallEntry, ...]:

@@ -35,7 +35,7 @@ class SourceEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """Bytes that a rank holds. ``gradients``: reduced ones that are held at once."""
+    """Bytes that a rank holds. ``gradients``: reduced ones, or its own where no call reduces any."""
 
     parameters: int
     optimizer_states: int

@@ -1,4 +1,4 @@
-"""What a verb takes: a path, or an object of another verb, which is written to a temporary folder while it is read."""
+"""Inputs of a verb: a path, or an object of another verb, which is written to a temporary folder while it is read."""
 
 from __future__ import annotations
 

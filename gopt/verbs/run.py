@@ -27,7 +27,7 @@ from gopt.verbs.on_disk import TemporaryFolder
 
 @dataclass(frozen=True, slots=True)
 class Run(HtmlTable):
-    """What a run did. ``steps``: one record a step; ``path``: the checkpoint of the last one, which ``merge``,
+    """The result of a run. ``steps``: one record a step; ``path``: the checkpoint of the last one, which ``merge``,
     ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is."""
 
     ranks: int

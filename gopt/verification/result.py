@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -164,6 +164,19 @@ class Verification(HtmlTable):
         """Add a note, once."""
         if note not in self.notes:
             self.notes.append(note)
+
+    def html_rows(self) -> Iterable[tuple[str, object]]:
+        """Return the rows of a notebook: how many values failed, and the worst of each variant."""
+        worst = {
+            name: f"{each.name}: {each.error_over_tolerance:.2g} of the tolerance" for name, each in self.worst.items()
+        }
+        return [
+            ("outcome", self.outcome.value), ("tolerance", self.tolerance), ("steps", self.steps),
+            ("ranks", self.ranks), ("compared", self.compared), ("failing values", len(self.failures)),
+            *((f"worst, {name}", text) for name, text in worst.items()),
+            ("gradients looked at", len(self.gradients)), ("unconfirmed", len(list(self.open()))),
+            *(("note", note) for note in self.notes),
+        ]  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -44,3 +44,12 @@ def test_live_bytes_of_a_chain(tmp_path):
     assert found.peak == found.activations + weight
     assert found.gradients == 2 * weight, "of both, when the second one is made"
     assert found.gathered == 0
+
+
+@pytest.mark.parametrize(("mesh", "part"), [("shard=1", 1.0), ("tp=2", 0.6), ("dp=2,tp=2", 0.6)])
+def test_ranks_whose_gradients_no_call_reduces_hold_their_own(mesh, part):
+    """Along tp alone, and on one rank, nothing is reduced: the gradients are there all the same."""
+    sizes = gopt.shard(source("gpt_adamw"), Mesh.parse(mesh)).report().before_after
+    assert sizes is not None
+    assert 0.4 * sizes.source.gradients < sizes.largest.gradients <= part * sizes.source.gradients
+    assert sizes.largest.gradients == sizes.largest.parameters

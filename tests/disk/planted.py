@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from faults import Fault
 
 import gopt.artifact.model_file as model_file
+import gopt.disk.signals as signals
 import gopt.disk.staging as staged
 import gopt.runtime.training.checkpoint as checkpoint
 import gopt.runtime.training.checkpoint_folder as home
@@ -66,5 +68,6 @@ PLANTS = {
     "in-place": Plant("resume", Fault.TORN, lambda: setattr(home, "replace_file", _in_place)),
     "old-values-first": Plant("merge-force", Fault.KILL, lambda: setattr(model_file, "_put_data", _old_values_first)),
     "any-order": Plant("resume", Fault.KILL, lambda: setattr(home, "remove_step", _any_order)),
+    "no-handler": Plant("reduce", Fault.TERMINATE, lambda: setattr(signals, "raise_on_signals", nullcontext)),
     "past-the-layer": Plant("run", Fault.KILL, lambda: setattr(checkpoint, "write_new", _plain)),
 }

@@ -11,10 +11,12 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import onnx
 from gopt.cli.main import main
 from recipes import Recipe, build
 from sweep import Case
 
+import gopt
 import gopt.offline.merge as merging
 import gopt.runtime.training.checkpoint_folder as home
 
@@ -101,6 +103,42 @@ def _goldens(folder: Path) -> None:
             _do("golden", "update", str(folder / "g"))
 
 
+def _state(folder: Path) -> None:
+    """A step, other values for its states, and an older model and an older state dict under the names."""
+    _ranks(folder)
+    _step(folder)
+    model = onnx.load(folder / "step.onnx")
+    states = {each.tensor for each in gopt.load(folder / "step.onnx").training.states}
+    values = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer if each.name in states}
+    np.savez(folder / "w.npz", **{name: value * 2 for name, value in values.items()})
+    _do("load-state", str(folder / "step.onnx"), str(folder / "w.npz"), "-o", str(folder / "x.onnx"))
+    _do("shard", str(folder / "x.onnx"), "--ranks", "2", "-o", str(folder / "x.ranks"))
+    _do("merge", str(folder / "x.ranks"), "--state-dict", str(folder / "v.safetensors"))
+    _do("merge", str(folder / "in.ranks"), "-o", str(folder / "m.onnx"))
+
+
+def _page(folder: Path) -> None:
+    """An older page: of other ranks."""
+    _ranks(folder)
+    _do("report", str(folder / "in.ranks"), "--html", str(folder / "p.html"))
+    page = folder / "p.html"
+    page.write_text(page.read_text(encoding="utf-8").replace("in.ranks", "of.ranks"), encoding="utf-8")
+
+
+def _failing(folder: Path) -> None:
+    """A step, and an older reproducer of another failure under the name."""
+    _step(folder)
+    old = ["shard", str(folder / "step.onnx"), "--mesh", "ep=2", "--reproducer", str(folder / "f.zip")]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(old) == 4
+
+
+def _small(folder: Path) -> None:
+    """A model, and a program that takes none; an older result under the name."""
+    _step(folder)
+    (folder / "m.onnx").write_bytes((folder / "step.onnx").read_bytes() + b"\x12\x00")
+
+
 def _data(folder: Path) -> None:
     _ranks(folder)
     generator = np.random.default_rng(0)
@@ -134,6 +172,17 @@ _CASES = (
          ["reshard", "in.ranks", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
     Case("run", _data, [*_RUN, "--steps", "1"], r"ck(/|$)", [*_RUN, "--steps", "1", "--resume"], added=True),
     Case("resume", _checkpoints, [*_RUN, "--steps", "4", "--resume"], r"ck(/|$)", added=True),
+    Case("load-state", _state, ["load-state", "step.onnx", "w.npz", "-o", "n.onnx"], r"n\.onnx"),
+    Case("load-state-force", _state, ["load-state", "step.onnx", "w.npz", "-o", "m.onnx", "--force"], r"m\.onnx"),
+    Case("state-dict", _ranks, ["merge", "in.ranks", "--state-dict", "s.safetensors"], r"s\.safetensors"),
+    Case("state-dict-force", _state, ["merge", "in.ranks", "--state-dict", "v.safetensors", "--force"],
+         r"v\.safetensors"),
+    Case("report", _ranks, ["report", "in.ranks", "--html", "p.html"], r"p\.html"),
+    Case("report-force", _page, ["report", "in.ranks", "--html", "p.html", "--force"], r"p\.html"),
+    Case("reproducer", _failing, ["shard", "step.onnx", "--mesh", "dp=2,ep=4", "--reproducer", "f.zip"], r"f\.zip",
+         code=4),
+    Case("reduce", _small, ["reduce", "step.onnx", "-o", "m.onnx", "--force", "--tries", "2", "--", "false", "{}"],
+         r"m\.onnx"),
     Case("shard-force-plain", lambda folder: _old_folder(folder, "shard"),
          ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)", exchange=False),
     Case("merge-force-plain", _old_model, ["merge", "in.ranks", "-o", "m.onnx", "--force"], r"m\.onnx",

@@ -66,3 +66,13 @@ def test_a_replica_that_differs_on_one_rank_alone_is_found(tmp_path) -> None:
     result = Verifier(folder).run(steps=1, tamper=tamper, confirm=False)
     record = result.to_json()["failing"]
     assert {each["rank"] for each in record["worst_first"]} == {1} and record["values"] == 4
+
+
+def test_a_notebook_shows_how_many_values_failed() -> None:
+    """A row of the record's items would read as if as many had failed."""
+    result = Verification(1e-4, 1, 2)
+    result.note(Difference("plain", 1, 0, "w", "parameter", 0.25))
+    assert "<th>failing values</th><td>0</td>" in result._repr_html_()
+    result.note(Difference("plain", 1, 0, "v", "parameter", 9.0))
+    html = result._repr_html_()
+    assert "<th>failing values</th><td>1</td>" in html and "v: 9 of the tolerance" in html

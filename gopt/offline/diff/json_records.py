@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _KEYS = ("tensor", "input", "rank", "op", "name")
-"""What tells the entries of a list apart, the first that does."""
+"""Keys that distinguish the entries of a list; the first that does is used."""
 _LONG = ("removed_ops", "removed_vars", "added_ops", "added_vars")
 """Lists of a report that are as long as the graph, and that the ranks' own lines explain: counted, not listed."""
 

@@ -48,7 +48,7 @@ class Pairing:
         self._match()
 
     def equal(self, node: Node) -> bool:
-        """Whether a node of ``a`` is matched to a node that computes the same value."""
+        """Return whether a node of ``a`` is matched to a node that computes the same value."""
         return id(node) in self._equal
 
     def _match(self) -> None:
@@ -155,11 +155,13 @@ class Pairing:
                 self.changed[name] = name
 
     def _same_readers(self, name: str) -> bool:
-        """Whether a constant is an output, or read by nothing, in both graphs: its change shows in no operand."""
+        """Return whether a constant is an output, or read by nothing, in both graphs:
+        no operand shows its change."""
         return name in self.a.graph.outputs and name in self.b.graph.outputs
 
     def same(self, name: str, other: str) -> bool:
-        """Whether operands of ``a`` and ``b`` are matched values, or constants whose change has a line of its own."""
+        """Return whether operands of ``a`` and ``b`` are matched values, or constants whose change has its own
+        line."""
         if not name or not other:
             return name == other
         if name in self.a.constants and other in self.b.constants:

@@ -50,7 +50,7 @@ def _causes(manifests: Sequence[Manifest], reports: Sequence[Report]) -> Iterato
 
 
 def _asked(manifest: Manifest, report: Report) -> dict[str, str]:
-    """What a folder was made from and how, by name."""
+    """Return the source and the options of a folder, by name."""
     found = {
         "source": f"#{report.source.sha256[:12]}",
         "source file": report.source.file,
@@ -77,7 +77,7 @@ def _short(value: Any) -> str:
 
 
 def _ranks(a: Report, b: Report) -> Iterator[Row]:
-    """What ranks hold and send where it differs: ranks that changed alike stand in one row."""
+    """Return rows of bytes that ranks hold and send, where they differ: equal changes are one row."""
     sides = [{each.rank: _usage(each) for each in report.ranks} for report in (a, b)]
     for word, ranks in (("gone", sides[0].keys() - sides[1].keys()), ("new", sides[1].keys() - sides[0].keys())):
         if ranks:

@@ -35,7 +35,7 @@ class GoldenCase:
 
 @dataclass(frozen=True, slots=True)
 class GoldenCheck:
-    """What differs: lines of unified diffs, goldens that are missing, and goldens that no case asks for."""
+    """Differences: lines of unified diffs, goldens that are missing, and goldens that no case asks for."""
 
     differing: Mapping[str, tuple[str, ...]]
     missing: tuple[str, ...]

@@ -19,7 +19,7 @@ from gopt.offline.goldens.rank_names import RankNames
 
 FIRST_LINE = "gopt golden 1"
 SECTIONS = ("source", "ranks", "calls", "states", "passes", "removed", "added", "graphs")
-"""What a golden may keep, in order."""
+"""Sections that a golden may keep, in order."""
 WIDTH = 80
 FEW_STATES = 3
 """States of one class that are told by name; more are counted."""
@@ -31,7 +31,7 @@ FEW_PIECES = 8
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a case asks: the command, and its options as a user would type them."""
+    """The request of a case: the command, and its options as a user would type them."""
 
     command: str
     options: tuple[str, ...]

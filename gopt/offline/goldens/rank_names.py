@@ -1,4 +1,4 @@
-"""What goldens call sets of ranks: by role and number in it, so that another number of trainers renames no server."""
+"""Names of sets of ranks in goldens: by role and number in it, so that another number of trainers renames no server."""
 
 from __future__ import annotations
 

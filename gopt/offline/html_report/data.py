@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def report_page(folder: Path, *, trace: Path | None = None, verification: Path | None = None) -> ReportPage:
-    """What the page of an output folder shows.
+    """Return the record of the page of an output folder.
 
     ``trace``: what ``gopt run --trace`` wrote; without it the timeline is that of the plan. ``verification``: what
     ``gopt verify --json`` printed. Raises InputError for a folder or a file that is broken or of something else.

@@ -1,4 +1,4 @@
-"""What ``gopt verify --json`` said of a folder."""
+"""The result of ``gopt verify --json`` for a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows, as records: the JSON block inside the page, and what ``gopt report --json`` prints."""
+"""The contents of the page, as records: the JSON block inside the page, and what ``gopt report --json`` prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT = "gopt-report-page/1"
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What was asked for. ``mesh``: as ``dp=2,shard=4``; ``stage`` and ``partition`` are None for a split."""
+    """The request. ``mesh``: as ``dp=2,shard=4``; ``stage`` and ``partition`` are None for a split."""
 
     file: str
     sha256: str
@@ -86,7 +86,7 @@ class BalanceRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupTraffic:
-    """What the ranks send by one collective over one group in one update, the mean over the ranks that call it."""
+    """The bytes that ranks send by one collective over one group in one update: the mean over its ranks."""
 
     group: str
     op: str
@@ -159,7 +159,7 @@ class WorstError:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What could not be confirmed, or was shown to be no gradient, and why."""
+    """A value that could not be confirmed, or was shown to be no gradient, and why."""
 
     name: str
     why: str
@@ -167,7 +167,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What ``gopt verify`` found. ``doubts`` has the first of ``unconfirmed``."""
+    """The findings of ``gopt verify``. ``doubts`` has the first of ``unconfirmed``."""
 
     outcome: str
     tolerance: float

@@ -33,7 +33,7 @@ def node_reads(node: NodeProto) -> Iterator[str]:
 
 
 def key_of(node: NodeProto) -> str:
-    """What names a node from candidate to candidate: its first output."""
+    """Return the name of a node, the same in all candidates: its first output."""
     return next(filter(None, node.output), "")
 
 

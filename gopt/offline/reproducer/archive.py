@@ -69,7 +69,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: Content) -> None:
 
 
 def is_reproducer(path: Path) -> bool:
-    """Whether a regular file is a reproducer, which may be replaced by another."""
+    """Return whether a regular file is a reproducer, which may be replaced by another."""
     try:
         read(path)
     except (InputError, OSError):

@@ -28,7 +28,7 @@ class Failure:
     command: int = 0
 
     def same_as(self, other: Failure) -> bool:
-        """Whether code, kind, place and the shape of the message are those of ``other``."""
+        """Return whether code, kind, place and the shape of the message are those of ``other``."""
         mine = (self.exit_code, self.kind, self.where, self.command, message_shape(self.message))
         return mine == (other.exit_code, other.kind, other.where, other.command, message_shape(other.message))
 

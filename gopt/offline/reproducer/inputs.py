@@ -1,4 +1,4 @@
-"""What a reproducer keeps of the files and folders that a command was given.
+"""The parts of a command's input files and folders that a reproducer keeps.
 
 Of a model its graph, and the values that it refers to if they are asked for; of an output folder what gopt wrote into
 it; a configuration as it is. No other file is opened.
@@ -66,7 +66,7 @@ def kind_of(path: Path, configuration: bool) -> str:
 
 
 def contents(path: Path, kind: str, values: bool) -> list[Content]:
-    """What is kept of an input. Raises InputError for what cannot be read, OSError."""
+    """Return the files that are kept of an input. Raises InputError for an unreadable one, OSError."""
     if kind == "configuration":
         return [Content(path.name, documents.read_bytes(path, limits.SERVERS_BYTES))]
     if kind == "folder":

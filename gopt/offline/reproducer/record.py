@@ -1,4 +1,4 @@
-"""What ``reproducer.json`` holds: the command, its inputs, the versions and the failure."""
+"""The record in ``reproducer.json``: the command, its inputs, the versions and the failure."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
 
 
 def is_external(tensor: TensorProto) -> bool:
-    """Whether the value lies in another file."""
+    """Return whether the value is in another file."""
     return tensor.data_location == TensorProto.EXTERNAL
 
 

@@ -1,9 +1,13 @@
 // Numbers as people read them: as gopt's own tables show them.
+const tenth = (value) => { // halves to even, as Python does
+  const whole = Math.floor(value * 10);
+  return value * 10 - whole === 0.5 && whole % 2 === 0 ? (whole / 10).toFixed(1) : value.toFixed(1);
+};
 const bytes = (value) => {
   if (value === null || value === undefined) return "";
   let unit = 0;
   while (Math.abs(value) >= 1024 && unit < 4) { value /= 1024; unit += 1; }
-  return `${unit ? value.toFixed(1) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+  return `${unit ? tenth(value) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 };
 const count = (value) => (value === null || value === undefined ? "" : Number(value.toFixed(2)).toLocaleString("en"));
 const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;

@@ -68,7 +68,7 @@ function memory(data) {
     chart.scaleTo(shown ? Math.max(fullest, sourceTotal) : fullest);
   }
   const made = section("memory", "Memory per rank",
-    element("p", { class: "hint" }, "Bytes held between steps, and reduced gradients. Ranks that hold the same are one bar; where too many differ, a bar is the fullest of some neighbours."),
+    element("p", { class: "hint" }, "Bytes held between steps, and gradients once reduced. Ranks that hold the same are one bar; where too many differ, a bar is the fullest of some neighbours."),
     element("div", { class: "controls" }, toggle), chart, asTable("Memory as a table", () => pagedTable("What ranks hold and send; ranks that are alike share a row", columns, data.ranks, { word: "group" })));
   made.start = () => { chart.start(); withSource(toggleBox.checked); };
   return made;
