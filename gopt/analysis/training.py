@@ -79,11 +79,12 @@ class TrainingGraph:
         return found
 
     def begin(self, questions: Mapping[Hashable, Callable[[], Any]]) -> None:
-        """Begin to find the answers to questions of ``once`` beside other work; where nothing can run beside it, ``once``
-        finds them."""
-        task = background.begin(
-            lambda: {question: find() for question, find in questions.items()}, len(self.graph.nodes)
-        )
+        """Begin to answer questions of ``once`` in a process of its own; without one, ``once`` answers them."""
+
+        def find_all() -> dict[Hashable, Any]:
+            return {question: find() for question, find in questions.items()}
+
+        task = background.begin(find_all, len(self.graph.nodes))
         if task.begun:
             self._begun.update(dict.fromkeys(questions, task))
 
