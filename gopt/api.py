@@ -35,14 +35,14 @@ from gopt.mesh import Mesh, axis_kinds
 from gopt.notebook import HtmlTable
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
-from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.split import SplitStep, split_step
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_axes, check_mesh, check_passes, check_states
 from gopt.program import SpmdProgram
 
 if TYPE_CHECKING:
     from gopt.artifact.report_builder import RemovedItems
+    from gopt.parameter_server.options import SplitOptions
+    from gopt.parameter_server.split import SplitStep
 
 ROLES = "gopt.roles"
 """The metadata entry that says which values are states, parameters and the batch."""
@@ -283,6 +283,8 @@ def split(source: Source | str | os.PathLike[str], options: SplitOptions) -> Spl
     >>> gopt.split("fixtures/mlp_adamw.onnx", gopt.SplitOptions(trainers=2, servers=1)).source.name
     'mlp_adamw.onnx'
     """
+    from gopt.parameter_server.split import split_step
+
     source = as_source(source)
     return Split(source, split_step(source.training, options))
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from faults import Fault
 
 import gopt.artifact.model_file as model_file
+import gopt.artifact.report_builder as report_builder
 import gopt.disk.staging as staged
 import gopt.runtime.training.checkpoint as checkpoint
 import gopt.runtime.training.checkpoint_folder as home
+from gopt import background
+from gopt.artifact.report_builder import RemovedItems
+from gopt.background import Task
 from gopt.disk.staging import Staged
+from gopt.program import SpmdProgram
 
 _PUT = model_file._put_data
+_BEGIN = report_builder.begin_removed
 
 
 def _two_steps(self: Staged, check: Callable[[Path], None]) -> None:
@@ -45,6 +51,16 @@ def _any_order(path: Path) -> None:
     path.rmdir()
 
 
+def _in_a_child(program: SpmdProgram, ranks: Sequence[int]) -> Task[RemovedItems]:
+    """A child leaves a note in the folder of its command."""
+
+    def work() -> RemovedItems:
+        os.close(os.open("note", os.O_WRONLY | os.O_CREAT))
+        return _BEGIN(program, ranks).result()
+
+    return background.begin(work, 0)
+
+
 def _plain(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
@@ -66,5 +82,6 @@ PLANTS = {
     "in-place": Plant("resume", Fault.TORN, lambda: setattr(home, "replace_file", _in_place)),
     "old-values-first": Plant("merge-force", Fault.KILL, lambda: setattr(model_file, "_put_data", _old_values_first)),
     "any-order": Plant("resume", Fault.KILL, lambda: setattr(home, "remove_step", _any_order)),
+    "a-child-writes": Plant("shard-jobs", Fault.KILL, lambda: setattr(report_builder, "begin_removed", _in_a_child)),
     "past-the-layer": Plant("run", Fault.KILL, lambda: setattr(checkpoint, "write_new", _plain)),
 }

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
-OUTPUTS = ["shard", "split-force", "merge-force-plain", "golden"]
-"""A new folder, a folder exchanged for another, a file over another where the system can exchange none, and goldens."""
+OUTPUTS = ["shard", "shard-jobs", "split-force", "merge-force-plain", "golden"]
+"""A new folder, one that several processes compute, a folder exchanged for another, a file over another where the
+system can exchange none, and goldens."""
 RUNS = ["run"]
 AGAIN = ["shard-force", "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume"]
 """They write by the same lines as one of the others."""
