@@ -22,7 +22,7 @@ from gopt.errors import RunError
 
 T = TypeVar("T")
 
-LEAST_NODES = 2_000
+LEAST_NODES = 5_000
 """Nodes of a graph from which on the default forks: below, the work takes about as long as the fork."""
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG."""
