@@ -62,6 +62,14 @@ def group_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def jobs_option(function: F) -> F:
+    """``--jobs``: how many processes work at once."""
+    return click.option(
+        "--jobs", type=click.IntRange(1, 64), metavar="N",
+        help="Compute in at most N processes.  [default: as many as usable cores; 1 for a small graph]",
+    )(function)  # fmt: skip
+
+
 def axis_option(function: F) -> F:
     """``--axis``: what ranks along mesh axes of other names see."""
     return click.option(

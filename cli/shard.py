@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gopt.background import processes
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
@@ -17,6 +18,7 @@ from .options import (
     build_mesh,
     group_option,
     group_types,
+    jobs_option,
     parse_ranks,
     pass_option,
     read_config,
@@ -85,9 +87,7 @@ if TYPE_CHECKING:
 )
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
 @click.option("--only-ranks", metavar="RANKS", help="Write these ranks alone, e.g. 0-3.")
-@click.option(
-    "--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Write so many rank files at a time."
-)
+@jobs_option
 @click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
 @click.option("--print-dir", metavar="DIR", help="Where --print-after writes; else to stderr.")
 @click.option("--verify-each", is_flag=True, help="Check the graph after every pass, not only at the end.")
@@ -129,7 +129,7 @@ def command(model: str, **given: Any) -> None:
         whole = check_output_folder(output, force=given["force"])
     from .render import progress, render_report
 
-    with gc_paused(), progress() as advance:
+    with gc_paused(), progress() as advance, processes(given["jobs"]):
         advance("reading")
         source = _load(model, given, config, axes)
         if not given["dry_run"]:
@@ -151,7 +151,7 @@ def command(model: str, **given: Any) -> None:
         report = (
             sharded.report()
             if given["dry_run"]
-            else sharded.write(output, force=given["force"], jobs=given["jobs"], annotate=given["annotate"])
+            else sharded.write(output, force=given["force"], annotate=given["annotate"])
         )
     if given["as_json"]:
         print_json(report.to_json())

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gopt.background import processes
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
-from .options import read_config, role_map, role_options
+from .options import jobs_option, read_config, role_map, role_options
 from .server_options import MODES, build_split_options, is_given, split_options
 from .terminal import print_json
 
@@ -31,7 +32,7 @@ _SERVERS_ALONE = (
 @click.option("-o", "--output", metavar="DIR", help="Output folder.  [default: the model's stem + .split]")
 @click.option("--config", metavar="FILE", help="A gopt.toml; its accumulate and [roles] are read.")
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Write so many files at a time.")
+@jobs_option
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -88,7 +89,7 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
     from .render_split import print_split
 
     options = build_split_options(given)
-    with progress() as advance:
+    with progress() as advance, processes(given["jobs"]):
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
         if whole is not None:
@@ -97,7 +98,7 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
         split = api.split(source, options)
         advance("checking and writing")
         manifest = split.manifest()
-        report = split.report() if given["dry_run"] else split.write(output, force=given["force"], jobs=given["jobs"])
+        report = split.report() if given["dry_run"] else split.write(output, force=given["force"])
     if given["as_json"]:
         print_json(report.to_json())
     else:
@@ -121,7 +122,7 @@ def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, 
         raise OptionError("how many trainers?", "give --trainers T")
     if trainers < 1:
         raise OptionError(f"--trainers cannot be {trainers}", "it is at least 1")
-    with progress() as advance:
+    with progress() as advance, processes(given["jobs"]):
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
         if whole is not None:
@@ -132,9 +133,7 @@ def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, 
             loss_reduction=given["loss_reduction"] or "mean",
         )  # fmt: skip
         advance("checking and writing")
-        report = (
-            sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"], jobs=given["jobs"])
-        )
+        report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
     if given["as_json"]:
         print_json(report.to_json())
     else:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gopt import documents
+from gopt import background, documents
 from gopt.analysis.look_through import declare_axes
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
@@ -18,6 +20,7 @@ from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report, SourceEntry
+from gopt.background import Task
 from gopt.disk.files import create, digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.garbage import gc_paused
@@ -32,11 +35,14 @@ from gopt.mesh import Mesh, axis_kinds
 from gopt.notebook import HtmlTable
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
-from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.split import SplitStep, split_step
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_axes, check_mesh, check_passes, check_states
 from gopt.program import SpmdProgram
+
+if TYPE_CHECKING:
+    from gopt.artifact.report_builder import RemovedItems
+    from gopt.parameter_server.options import SplitOptions
+    from gopt.parameter_server.split import SplitStep
 
 ROLES = "gopt.roles"
 """The metadata entry that says which values are states, parameters and the batch."""
@@ -170,6 +176,8 @@ class Sharded(HtmlTable):
     ranks: list[RankGraph]
     common: list[RankState]
     checks: list[Check]
+    removed: Task[RemovedItems] = field(repr=False)
+    """What the report says of removed items."""
     choice: ChoiceEntry | None = None
     """What ``--auto`` chose and why; None without it."""
 
@@ -190,7 +198,7 @@ class Sharded(HtmlTable):
         """The report as it is written."""
         from gopt.artifact.report_builder import build_report
 
-        report = build_report(self.program, self.source.entry(), self.ran, self.checks, self.common, self.ranks)
+        report = build_report(self.program, self.source.entry(), self.removed, self.checks, self.common, self.ranks)
         return replace(report, choice=self.choice)
 
     def manifest(self) -> Manifest:
@@ -201,24 +209,32 @@ class Sharded(HtmlTable):
 
     @gc_paused()
     def write(
-        self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int = 1, annotate: bool = False
+        self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int | None = None, annotate: bool = False
     ) -> Report:
-        """Write the output folder, whole or not at all, ``jobs`` rank files at a time; returns the report.
+        """Write the output folder, whole or not at all, in at most ``jobs`` processes; returns the report.
 
         ``annotate``: the kept source says in sharding specs of ONNX IR 11 which rank holds what part.
         """
+        with background.processes(jobs) if jobs else nullcontext():
+            return self._write(Path(folder), force=force, annotate=annotate)
+
+    def _write(self, folder: Path, *, force: bool, annotate: bool) -> Report:
         from gopt.artifact import ranks, serialize, states_file
         from gopt.artifact.output_folder import output_folder
 
         report = self.report()
         stored = states_file.plan_states_file(self.program)
-        with output_folder(Path(folder), force=force) as staged:
+        roles = roles_text(self.program.source)
+        source = background.begin(
+            lambda: serialize.source_model(self.program, stored, roles, annotate=annotate),
+            len(self.program.source.graph.nodes),
+        )
+        with output_folder(folder, force=force) as staged:
             stored.write(staged / states_file.STATES_FILE)
-            ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, jobs)
-            source = serialize.source_model(self.program, stored, roles_text(self.program.source), annotate=annotate)
-            write_new(staged / serialize.SOURCE_FILE, source)
+            ranks.write_ranks(staged, self.program, stored, self.common, self.ranks)
             with create(staged / REPORT_FILE) as file:
                 file.writelines(piece.encode() for piece in report.pieces())
+            write_new(staged / serialize.SOURCE_FILE, source.result())
             write_new(staged / MANIFEST_FILE, self.manifest().text().encode())
         return report
 
@@ -249,12 +265,13 @@ class Split(HtmlTable):
         return build_split_report(self.step, self.source.entry())
 
     @gc_paused()
-    def write(self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int = 1) -> Report:
-        """Write the output folder, whole or not at all, ``jobs`` files at a time; returns the report."""
+    def write(self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int | None = None) -> Report:
+        """Write the output folder, whole or not at all, in at most ``jobs`` processes; returns the report."""
         from gopt.parameter_server.folder import write_split
 
         roles = roles_text(self.step.training)
-        return write_split(self.step, folder, self.source.entry(), roles, force=force, jobs=jobs)
+        with background.processes(jobs) if jobs else nullcontext():
+            return write_split(self.step, folder, self.source.entry(), roles, force=force)
 
 
 @gc_paused()
@@ -266,6 +283,8 @@ def split(source: Source | str | os.PathLike[str], options: SplitOptions) -> Spl
     >>> gopt.split("fixtures/mlp_adamw.onnx", gopt.SplitOptions(trainers=2, servers=1)).source.name
     'mlp_adamw.onnx'
     """
+    from gopt.parameter_server.split import split_step
+
     source = as_source(source)
     return Split(source, split_step(source.training, options))
 
@@ -340,6 +359,8 @@ def shard(
     >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
     <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
     """
+    from gopt.artifact.report_builder import begin_removed, begin_source_figures
+
     source, mesh = as_source(source), Mesh.of(mesh)
     training = on_mesh(source, mesh)
     if pipeline is None:
@@ -359,9 +380,11 @@ def shard(
         raise OptionError(f"--accumulate cannot be {accumulate}", "it is the number of micro-steps of one update")
     program = SpmdProgram.start(training, mesh, accumulate)
     check_passes(program, [stage.spec.name for stage in pipeline.stages])
+    begin_source_figures(program.source)
     pipeline.run(program)
     wanted = range(mesh.ranks) if only_ranks is None else only_ranks
     if any(not 0 <= rank < mesh.ranks for rank in wanted):
         raise OptionError(f"--only-ranks names rank {max(wanted)}, the mesh has {mesh.ranks} ranks")
+    gone = begin_removed(program, wanted)
     lowered = lower(program, wanted)
-    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks)
+    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, gone)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from gopt import background
+from gopt.background import Task
 from gopt.ir.graph import Graph, Node
 from gopt.ir.phase import Phase
 
@@ -56,6 +58,9 @@ class TrainingGraph:
     shared: dict[str, str] = field(default_factory=dict)
     """Value that the update reads as a mean over the ranks -> the value of the forward on each rank."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _begun: dict[Hashable, Task[dict[Hashable, Any]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __repr__(self) -> str:
         return (
@@ -68,9 +73,20 @@ class TrainingGraph:
         Results stay valid because passes rewrite a copy. The returned object is shared: callers must not change it.
         """
         if question not in self._found:
-            self._found[question] = find()
+            begun = self._begun.pop(question, None)
+            self._found[question] = find() if begun is None else begun.result()[question]
         found: T = self._found[question]
         return found
+
+    def begin(self, questions: Mapping[Hashable, Callable[[], Any]]) -> None:
+        """Begin to answer questions of ``once`` in a process of its own; without one, ``once`` answers them."""
+
+        def find_all() -> dict[Hashable, Any]:
+            return {question: find() for question, find in questions.items()}
+
+        task = background.begin(find_all, len(self.graph.nodes))
+        if task.begun:
+            self._begun.update(dict.fromkeys(questions, task))
 
     def weights_of(self, gradient: str) -> list[str]:
         """The parameters that have a value as their gradient."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,25 +29,21 @@ def write_ranks(
     values: StatesFile,
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
-    jobs: int = 1,
     names: RankFiles | None = None,
 ) -> dict[str, int]:
-    """Write one file per rank and phase, ``jobs`` at a time; returns bytes by file. Raises OSError."""
+    """Write one file per rank and phase; returns bytes by file. Raises OSError."""
     names = names or RankFiles()
     writers: dict[int, _RankWriter] = {}
     for rank in ranks:
         if id(rank.phase) not in writers:
             writers[id(rank.phase)] = _RankWriter(program.of(rank.rank), rank.phase, values, common, names)
 
-    def write(rank: RankGraph) -> tuple[str, int]:
+    sizes = {}
+    for rank in ranks:
         name = names.of(rank.rank, rank.phase)
         with create(folder / name) as file:
-            return name, sum(map(file.write, writers[id(rank.phase)].model(rank)))
-
-    if jobs == 1:
-        return dict(map(write, ranks))
-    with ThreadPoolExecutor(jobs) as pool:  # the disk works beside Python; what ranks share is bytes already
-        return dict(pool.map(write, ranks))
+            sizes[name] = sum(map(file.write, writers[id(rank.phase)].model(rank)))
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)

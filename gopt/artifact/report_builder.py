@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from gopt.analysis.coupling import notes, open_couplings
-from gopt.analysis.training import StateKind
+from gopt import background
+from gopt.analysis.coupling import COUPLINGS, analyse_couplings, notes, open_couplings
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
 from gopt.artifact.optimizer_report import removed_optimizers
 from gopt.artifact.removals import classes_of, removed
-from gopt.artifact.report import PassRun, balance
+from gopt.artifact.report import balance
 from gopt.artifact.report_groups import (
+    OpGroup,
+    RemovedVarGroup,
     group_added_ops,
     group_added_vars,
     group_removed_ops,
     group_removed_vars,
 )
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
+from gopt.artifact.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.artifact.step_size import before_after
+from gopt.background import Task
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.lower.invariants import Check
@@ -30,10 +35,37 @@ from gopt.program import SpmdProgram
 from gopt.sharding.traffic import find_calls
 
 
+@dataclass(frozen=True, slots=True)
+class RemovedItems:
+    """Operators and values of the source that are missing on some ranks, in groups."""
+
+    ops: tuple[OpGroup, ...]
+    variables: tuple[RemovedVarGroup, ...]
+
+
+def begin_source_figures(training: TrainingGraph) -> None:
+    """Begin with what the report says of the source alone, beside the passes."""
+    training.begin({
+        COUPLINGS: lambda: analyse_couplings(training), SOURCE_PEAKS: lambda: live_in_source(training),
+    })  # fmt: skip
+
+
+def begin_removed(program: SpmdProgram, ranks: Sequence[int]) -> Task[RemovedItems]:
+    """Begin with what the report says of removed items, beside the making of ``ranks``; the passes have run."""
+
+    def find() -> RemovedItems:
+        classes = classes_of(program, ranks)
+        ops, variables = removed(program, program.passes, classes)
+        optimizers = [row for variant, on in classes for row in removed_optimizers(variant, program.passes, on)]
+        return RemovedItems(group_removed_ops([*optimizers, *ops]), group_removed_vars(variables))
+
+    return background.begin(find, len(program.source.graph.nodes))
+
+
 def build_report(
     program: SpmdProgram,
     source: SourceEntry,
-    ran: Sequence[PassRun],
+    gone: Task[RemovedItems],
     checks: Sequence[Check],
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
@@ -44,25 +76,26 @@ def build_report(
     """
     classes = classes_of(program, list(phases_by_rank(ranks)))
     calls = find_calls(program, program.sharded)
-    removed_ops, removed_vars = removed(program, ran, classes)
-    optimizers = [row for variant, members in classes for row in removed_optimizers(variant, ran, members)]
     added_ops, added_vars = added(program, classes, ranks, calls)
     usages = _usages(program, common, ranks)
     couplings = open_couplings(program)
+    sizes = before_after(program, source, common, ranks, usages, calls)
+    bounds = figures(program, program.passes, common, ranks, calls)
+    items = gone.result()  # last: what was begun beside all this takes as long
     return Report(
         source=source,
         mesh=MeshEntry.of(program.mesh),
-        pipeline=tuple(each.record for each in ran),
+        pipeline=tuple(each.record for each in program.passes),
         notes=(*program.source.notes, *program.warnings, *_notes(program), *notes(couplings)),
         couplings=tuple(couplings),
-        before_after=before_after(program, source, common, ranks, usages, calls),
-        removed_ops=group_removed_ops([*optimizers, *removed_ops]),
-        removed_vars=group_removed_vars(removed_vars),
+        before_after=sizes,
+        removed_ops=items.ops,
+        removed_vars=items.variables,
         added_ops=group_added_ops(added_ops),
         added_vars=group_added_vars(added_vars),
         ranks=tuple(usages),
         balance=_balances([each.nbytes.by_kind for each in usages]),
-        figures=figures(program, ran, common, ranks, calls),
+        figures=bounds,
         checks=tuple(checks),
     )
 

@@ -19,6 +19,8 @@ from gopt.sharding.verifier import Shardings
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})
 """Operators whose result can share its operand's memory."""
+SOURCE_PEAKS = "peaks of live bytes"
+"""The question of ``TrainingGraph.once``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,12 @@ def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Map
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
     """The same of the source, which is whole: nothing is gathered, and gradients are those of the parameters."""
-    kinds = dict.fromkeys(training.gradients.values(), "gradients")
-    return _peaks(training.graph.nodes, _Sizes(training.graph, (s.updated for s in training.states)), kinds)
+
+    def find() -> LivePeaks:
+        kinds = dict.fromkeys(training.gradients.values(), "gradients")
+        return _peaks(training.graph.nodes, _Sizes(training.graph, (s.updated for s in training.states)), kinds)
+
+    return training.once(SOURCE_PEAKS, find)
 
 
 def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gopt import background
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
 from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
 from gopt.artifact.output_folder import output_folder
@@ -73,22 +74,24 @@ def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
     return LocalState(state.input, state.output, (piece,))
 
 
-def write_split(split: SplitStep, folder: str | os.PathLike[str], source: SourceEntry, roles: str, *, force: bool,
-                jobs: int = 1) -> Report:  # fmt: skip
+def write_split(
+    split: SplitStep, folder: str | os.PathLike[str], source: SourceEntry, roles: str, *, force: bool
+) -> Report:
     """Write the folder, whole or not at all; returns the report. ``roles``: the roles as metadata of the source.
 
     Raises OptionError, RunError and StoppedError as ``output_folder`` does.
     """
-    report = build_split_report(split, source)
     values = _plan_states(split)
+    kept = background.begin(lambda: _source(split, values, roles), len(split.training.graph.nodes))
+    report = build_split_report(split, source)
     with output_folder(Path(folder), force=force) as staged:
         values.write(staged / STATES_FILE)
         trainers, servers = split.trainer_graphs, split.server_graphs
         local = values if split.sync is not None else values.without(split.homes.served)
         for program, parts in split.trainer_files():
-            write_ranks(staged, program, local, trainers.common, parts, jobs, TRAINER_FILES)
-        write_ranks(staged, split.servers, values, servers.common, servers.ranks, jobs, SERVER_FILES)
-        write_new(staged / SOURCE_FILE, _source(split, values, roles))
+            write_ranks(staged, program, local, trainers.common, parts, TRAINER_FILES)
+        write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES)
+        write_new(staged / SOURCE_FILE, kept.result())
         with create(staged / REPORT_FILE) as file:
             file.writelines(piece.encode() for piece in report.pieces())
         write_new(staged / MANIFEST_FILE, split_manifest(split).text().encode())

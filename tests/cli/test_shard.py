@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,10 @@ import jsonschema
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, ROOT, Builder, folder_bytes, perceptron, sgd
+
+from gopt import background
+from gopt.artifact import report_builder, serialize
+from gopt.errors import UnsupportedError
 
 MODEL = str(FIXTURES / "mlp_adamw.onnx")
 SCALED = str(FIXTURES / "mlp_adamw_fp16_scaler.onnx")
@@ -232,3 +238,50 @@ def test_the_last_line_says_what_comes_next(capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "written to out; gopt verify out proves it"
     assert main(["shard", MODEL, "--ranks", "3", "-o", "some", "--only-ranks", "0"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "written to some", "a part of the ranks proves nothing"
+
+
+@pytest.mark.parametrize(
+    "options", [["--ranks", "3"], ["--mesh", "dp=2,tp=2", "--annotate"], ["--ranks", "2", "--only-ranks", "1"]]
+)
+def test_processes_change_no_byte(capsys, monkeypatch, options):
+    forks: list[bool] = []
+    begun = background.begin
+
+    def begin(work, nodes):
+        task = begun(work, nodes)
+        forks.append(task.begun)
+        return task
+
+    monkeypatch.setattr(background, "begin", begin)
+    assert main(["shard", MODEL, *options, "-o", "out", "--jobs", "1"]) == 0
+    alone, said = folder_bytes(Path("out")), capsys.readouterr()
+    assert forks == [False] * 3
+    assert main(["shard", MODEL, *options, "-o", "out", "--jobs", "4", "--force"]) == 0
+    assert forks[3:] == [True] * 3
+    assert (folder_bytes(Path("out")), capsys.readouterr()) == (alone, said)
+
+
+def _refuse(*_: object) -> None:
+    raise UnsupportedError("no rule for x", "leave it out")
+
+
+def _die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_error_in_a_child_is_the_same_line(capsys, monkeypatch):
+    monkeypatch.setattr(report_builder, "removed", _refuse)
+    said = []
+    for jobs in ("1", "2"):
+        assert main(["shard", MODEL, "--ranks", "2", "--jobs", jobs]) == 4
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1] and said[0].startswith("gopt: error: no rule for x\n")
+    assert list(Path().iterdir()) == []
+
+
+def test_a_child_that_is_killed_ends_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(serialize, "source_model", _die)
+    assert main(["shard", MODEL, "--ranks", "2", "--jobs", "4"]) == 5
+    said = capsys.readouterr().err
+    assert said.startswith("gopt: error: a process that computes beside this one was killed by SIGKILL\n")
+    assert "--jobs 1" in said and list(Path().iterdir()) == []

@@ -67,6 +67,7 @@ class Layer:
     def __post_init__(self) -> None:
         self._top = os.fsencode(self.root)
         self._counts: Counter[str] = Counter()
+        self._process = os.getpid()
         self._full = False
         self._past: list[str] = []
         self._inside = threading.local()
@@ -117,6 +118,8 @@ class Layer:
         return call
 
     def _at_point(self, name: str, subject: Any, do: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        if os.getpid() != self._process:
+            raise PermissionError(errno.EPERM, "past the layer: a child writes", str(subject))
         thread = threading.current_thread().name
         point = Point(thread, self._counts[thread])
         self._counts[thread] += 1

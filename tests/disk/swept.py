@@ -159,6 +159,8 @@ def _checkpoints(folder: Path) -> None:
 
 _CASES = (
     Case("shard", _step, ["shard", "step.onnx", "--ranks", "2", "-o", "out"], r"out(/|$)"),
+    Case("shard-jobs", lambda folder: _old_folder(folder, "shard"),
+         ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force", "--jobs", "3"], r"out(/|$)"),
     Case("shard-force", lambda folder: _old_folder(folder, "shard"),
          ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
     Case("split-force", lambda folder: _old_folder(folder, "split"),

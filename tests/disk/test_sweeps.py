@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
-OUTPUTS = ["shard", "split-force", "merge-force-plain", "golden"]
-"""A new folder, a folder exchanged for another, a file over another where the system can exchange none, and goldens."""
+OUTPUTS = ["shard", "shard-jobs", "split-force", "merge-force-plain", "golden"]
+"""A new folder, one that several processes compute, a folder exchanged for another, a file over another where the
+system can exchange none, and goldens."""
 FILES = ["load-state-force", "state-dict-force", "report-force", "reproducer", "reduce"]
 """Commands that write one file, over an older one."""
 RUNS = ["run"]

@@ -25,7 +25,7 @@ LAYERS = (
         "gopt.parameter_server.row_init",
         "gopt.parameter_server.tables",
     },
-    {"gopt.artifact.report", "gopt.disk"},
+    {"gopt.artifact.report", "gopt.disk", "gopt.background"},
     {"gopt.collectives"},
     {"gopt.ir", "gopt.opaque", "gopt.importers"},
     {"gopt.analysis", "gopt.program"},

@@ -16,6 +16,9 @@ from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.program import SpmdProgram
 
+COUPLINGS = "couplings"
+"""The question of ``TrainingGraph.once``."""
+
 
 @dataclass(frozen=True, slots=True)
 class CouplingSummary:
@@ -48,7 +51,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
             CouplingSummary(found, mark.kind, mark.by) if mark is not None and plain else CouplingSummary(found, None)
         )
 
-    return training.once("couplings", find)
+    return training.once(COUPLINGS, find)
 
 
 def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:

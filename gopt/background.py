@@ -1,0 +1,189 @@
+"""Work beside the rest: ``begin`` starts it in a forked process, ``result`` waits for what it returns or raises.
+
+A child computes from the memory that it shares with its parent, and returns. It writes no file and prints nothing: the
+parent alone writes, so that what ``gopt.disk`` promises rests on one process. It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from gopt.disk.signals import INTERRUPT, STOPS, defer_signals
+from gopt.errors import RunError
+
+T = TypeVar("T")
+
+LEAST_NODES = 5_000
+"""Nodes of a graph from which on the default forks: below, the work takes about as long as the fork."""
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG."""
+
+
+@dataclass(slots=True)
+class _Room:
+    """How many children there may be at once, and for graphs of how many nodes."""
+
+    most: int
+    least_nodes: int
+    children: list[_Child] = field(default_factory=list)
+
+    def free(self) -> bool:
+        return sum(not child.ended() for child in self.children) < self.most
+
+
+_room: ContextVar[_Room | None] = ContextVar("_room", default=None)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def processes(jobs: int | None) -> Iterator[None]:
+    """Let ``begin`` fork in this block, so that at most ``jobs`` processes work at once, this one included.
+
+    None: as many as there are usable cores, and only for graphs of at least ``LEAST_NODES`` nodes. At the end, children
+    whose results nobody took are killed. Outside of such a block nothing is forked.
+    """
+    room = _Room(usable_cores() - 1, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
+    before = _room.set(room)
+    try:
+        yield
+    finally:
+        _room.reset(before)
+        for child in room.children:
+            child.drop()
+
+
+class Task(Generic[T]):
+    """Work that was begun, or that runs when its result is first asked for."""
+
+    def __init__(self, work: Callable[[], T], child: _Child | None) -> None:
+        self._work: Callable[[], T] | None = work
+        self._child = child
+        self._found: list[T] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether a process works on it."""
+        return self._child is not None
+
+    def result(self) -> T:
+        """What the work returns; raises what it raises, and RunError where its process was killed."""
+        if not self._found:
+            assert self._work is not None
+            child, self._child = self._child, None
+            self._found.append(self._work() if child is None or child.dropped else child.result())
+            self._work = None
+        return self._found[0]
+
+
+def begin(work: Callable[[], T], nodes: int) -> Task[T]:
+    """Begin work on a graph of ``nodes`` nodes in a process of its own, where ``processes`` has room for one.
+
+    ``work`` returns what can be pickled, changes nothing that is read afterwards, and writes no file.
+    """
+    room = _room.get()
+    if room is None or nodes < room.least_nodes or not room.free():
+        return Task(work, None)
+    with defer_signals():
+        child = _Child.fork(work)
+        room.children.append(child)
+    return Task(work, child)
+
+
+class _Child:
+    """A forked process; its answer goes into a file in memory, so that it need not wait for its parent."""
+
+    def __init__(self, number: int, answer: int) -> None:
+        self._number, self._answer = number, answer
+        self._status: int | None = None
+        self.dropped = False
+        """Whether nobody may ask for its answer any more."""
+
+    @classmethod
+    def fork(cls, work: Callable[[], Any]) -> _Child:
+        answer, parent = os.memfd_create("gopt", os.MFD_CLOEXEC), os.getpid()
+        number = os.fork()
+        if not number:
+            code = 1
+            try:
+                _calm(parent)
+                with os.fdopen(answer, "wb") as file:
+                    pickle.dump(_answer(work), file, pickle.HIGHEST_PROTOCOL)
+                code = 0
+            finally:
+                os._exit(code)
+        return cls(number, answer)
+
+    def ended(self) -> bool:
+        """Return whether it computes no more."""
+        if self._status is None:
+            number, status = os.waitpid(self._number, os.WNOHANG)
+            self._status = status if number else None
+        return self._status is not None
+
+    def result(self) -> Any:
+        """What its work returned; raises what it raised, or RunError. Asked for once."""
+        if self._status is None:
+            self._status = os.waitpid(self._number, 0)[1]
+        self.dropped = True
+        with os.fdopen(self._answer, "rb") as file:
+            code = os.waitstatus_to_exitcode(self._status)
+            if code:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended without an answer"
+                raise RunError(
+                    f"a process that computes beside this one {how}", "where memory is short, --jobs 1 takes the least"
+                )
+            file.seek(0)
+            done, found = pickle.load(file)
+        if not done:
+            raise found
+        return found
+
+    def drop(self) -> None:
+        """End it where it still computes."""
+        if self.dropped:
+            return
+        self.dropped = True
+        if not self.ended():
+            os.kill(self._number, signal.SIGKILL)
+            self._status = os.waitpid(self._number, 0)[1]
+        os.close(self._answer)
+
+
+def _calm(parent: int) -> None:
+    """What a child must not share with its parent: handlers, further children, walks over all objects."""
+    for number in INTERRUPT + STOPS:
+        signal.signal(number, signal.SIG_DFL)
+    gc.disable()  # a collection would touch, and so copy, every page
+    _room.set(None)
+    with suppress(ImportError, AttributeError, OSError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:
+    """Whether the work is done, and what it returned or raised."""
+    try:
+        return True, work()
+    except Exception as error:
+        error.add_note(f"in a child:\n{''.join(traceback.format_exception(error))}")
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an error whose constructor takes other arguments
+            return False, RuntimeError(f"{type(error).__name__}: {error}")
+        return False, error

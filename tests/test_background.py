@@ -1,0 +1,158 @@
+"""Work in forked processes: results, errors, and what becomes of the processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+
+from gopt import background
+from gopt.background import LEAST_NODES, Task, begin, processes
+from gopt.errors import RunError, UnsupportedError
+
+
+class Gate:
+    """Work that lasts until it is opened; ``gone`` waits until no process works on it."""
+
+    def __init__(self) -> None:
+        self._wait, self._open = os.pipe()
+        self._gone, self._alive = os.pipe()
+
+    def work(self) -> int:
+        os.close(self._open)
+        os.read(self._wait, 1)
+        return os.getpid()
+
+    def open(self) -> None:
+        os.write(self._open, b"x")
+
+    def gone(self) -> bool:
+        os.close(self._alive)
+        return os.read(self._gone, 1) == b""
+
+
+def test_work_runs_in_another_process():
+    with processes(2):
+        assert begin(os.getpid, 0).result() != os.getpid()
+
+
+@pytest.mark.parametrize("jobs", [None, 1])
+def test_without_room_work_runs_here_when_it_is_asked_for(jobs):
+    ran: list[int] = []
+
+    def work() -> None:
+        ran.append(os.getpid())
+
+    if jobs is None:
+        task = begin(work, 1 << 20)
+    else:
+        with processes(jobs):
+            task = begin(work, 1 << 20)
+    assert ran == []
+    task.result()
+    task.result()
+    assert ran == [os.getpid()]
+
+
+def test_as_many_work_at_once_as_asked_for():
+    gate = Gate()
+    with processes(2):
+        first, second = begin(gate.work, 0), begin(os.getpid, 0)
+        assert (first.begun, second.begun, second.result()) == (True, False, os.getpid())
+        gate.open()
+        assert first.result() != os.getpid()
+        assert begin(os.getpid, 0).result() != os.getpid()
+
+
+@pytest.mark.parametrize(("cores", "nodes", "forks"), [(2, LEAST_NODES, True), (2, LEAST_NODES - 1, False),
+                                                       (1, LEAST_NODES, False)])  # fmt: skip
+def test_the_default_forks_for_large_graphs_on_several_cores(monkeypatch, cores, nodes, forks):
+    monkeypatch.setattr(background, "usable_cores", lambda: cores)
+    with processes(None):
+        assert (begin(os.getpid, nodes).result() != os.getpid()) is forks
+
+
+def test_a_child_forks_no_further():
+    with processes(4):
+        ours, theirs = begin(lambda: (os.getpid(), begin(os.getpid, 0).result()), 0).result()
+    assert ours == theirs != os.getpid()
+
+
+def test_errors_are_those_of_the_work():
+    def refuse() -> None:
+        raise UnsupportedError("no rule for x", "leave it out")
+
+    with processes(2), pytest.raises(UnsupportedError) as caught:
+        begin(refuse, 0).result()
+    assert (caught.value.message, caught.value.hints) == ("no rule for x", ("leave it out",))
+    assert "in refuse" in caught.value.__notes__[0]  # where it was raised, for --debug
+
+
+def test_errors_of_the_system_keep_their_number():
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, "full", "here")
+
+    with processes(2), pytest.raises(OSError) as caught:
+        begin(fill, 0).result()
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "here")
+
+
+class OddError(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_an_error_that_cannot_travel_is_told():
+    def fail() -> None:
+        raise OddError(1, 2)
+
+    with processes(2), pytest.raises(RuntimeError, match="OddError: 1 and 2"):
+        begin(fail, 0).result()
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [(lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"), (lambda: os._exit(3), "no answer|without")],
+)
+def test_a_child_that_dies_is_an_error(end, how):
+    with processes(2), pytest.raises(RunError, match=how) as caught:
+        begin(end, 0).result()
+    assert "--jobs 1" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_children_end_with_the_block(error):
+    gate = Gate()
+    tasks: list[Task[int]] = []
+    with pytest.raises(error) if error else processes(2), processes(2):
+        tasks.append(begin(gate.work, 0))
+        if error:
+            raise error
+    assert gate.gone()
+    assert all(task.begun for task in tasks)
+
+
+def test_what_was_not_taken_in_its_block_is_done_again():
+    with processes(2):
+        task = begin(os.getpid, 0)
+    assert task.result() == os.getpid()
+
+
+def test_a_child_dies_with_its_parent():
+    gate = Gate()
+    asked, answer = os.pipe()
+
+    def work() -> int:
+        os.write(answer, b"x")  # it works now: only the system can end it
+        return gate.work()
+
+    parent = os.fork()
+    if not parent:
+        with processes(2):
+            begin(work, 0)
+            os.read(asked, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert gate.gone()
