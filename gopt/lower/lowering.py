@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
 from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
@@ -34,6 +35,7 @@ def lower(program: SpmdProgram, ranks: Sequence[int]) -> LoweredProgram:
     for variant in program.variants:
         shardings = Shardings(variant).infer()
         variant.sharded = shardings.parts()
+        complete_phases(variant.graph.nodes)
         asked += check_placements(variant, shardings)
         specialisers[id(variant)] = [Specialiser(variant, phase) for phase in phases(variant)]
     graphs = [each.rank(rank) for rank in ranks for each in specialisers[id(program.of(rank))]]

@@ -39,6 +39,7 @@ from gopt.artifact.report_record import (
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
+from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph
 from gopt.mesh import Mesh
@@ -48,6 +49,13 @@ from gopt.parameter_server.tables import Rows
 from gopt.program import SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
+
+_REASONS = {
+    Phase.FORWARD: "the layout of pulled parameters",
+    Phase.BACKWARD: "the layout of pulled parameters, for the backward",
+    Phase.UPDATE: "the update of pieces, or their layout",
+}
+"""Why a node that is no message was added."""
 
 
 def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
@@ -223,7 +231,8 @@ def _purpose(node: Node) -> tuple[str, str]:
     if node.domain == COMM:
         among = node.op_type in COLLECTIVES
         return "communication", "a call among servers" if among else "a message between trainers and servers"
-    return "update", "the update of pieces, or their layout"
+    phase = node.phase or Phase.UPDATE
+    return phase.value, _REASONS[phase]
 
 
 def _usages(split: SplitStep) -> Iterator[RankUsage]:

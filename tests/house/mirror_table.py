@@ -248,7 +248,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- files in ---
     **_each("ir.graph_io ir.tensor_proto", "inputs, outputs and values of a file", "ir/test_load.py", "ir/test_npz.py"),
-    **_each("ir.phase", "an enum", "analysis/test_roles.py"),
     **_each(
         "opaque.body_builder opaque.operator_schema opaque.optimizer_math opaque.ort_optimizers "
         "opaque.preview_optimizers opaque.table",
