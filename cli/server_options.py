@@ -9,7 +9,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import F
+from .options import F, is_given
 from .terminal import print_note
 
 if TYPE_CHECKING:
@@ -139,11 +139,6 @@ def split_options(*modes: str) -> Callable[[F], F]:
         return trainers_option(placement_options(function))
 
     return add
-
-
-def is_given(value: object) -> bool:
-    """Whether an option was on the command line: 0 is, an absent flag is not."""
-    return value is not None and value is not False and value != ()
 
 
 def given_options(given: Mapping[str, Any]) -> dict[str, Any]:

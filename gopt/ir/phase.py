@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Phase(str, Enum):
-    """Set on the nodes of a source when its roles are recovered; nodes that passes add have one once they are lowered."""
+    """Phase of a node of the source, once its roles are recovered, and of a node that a pass added, once it is lowered."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

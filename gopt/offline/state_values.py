@@ -112,7 +112,8 @@ def load_values(
     """
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
-    states, graph = api.load(model).training.state_of(), load(model)
+    graph = load(model)
+    states = api.find_roles(graph.twin(), Path(model).name).state_of()
     given = load_state(state)
     unknown = tuple(name for name in given if name not in states)
     if unknown and not ignore_unknown:
