@@ -45,7 +45,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         return
     from gopt.verbs.inspect import inspect
 
-    from .render import progress
+    from .render_progress import progress
 
     with progress() as advance:
         advance("inspecting")

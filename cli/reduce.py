@@ -77,7 +77,7 @@ def command(
     from gopt.offline.reduce.reduction import parameter_groups, read_model, reduce_model
     from gopt.offline.reduce.search import Bounds
 
-    from .render import progress
+    from .render_progress import progress
 
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)

@@ -23,7 +23,7 @@ _REASONS = {
     Phase.BACKWARD: "backward on the rank's part, or its layout",
     Phase.UPDATE: "update on the rank's shard, or its layout",
 }
-_BETWEEN = {Phase.FORWARD: "activations", Phase.BACKWARD: "gradients of activations"}
+_BETWEEN: dict[Phase | None, str] = {Phase.FORWARD: "activations", Phase.BACKWARD: "gradients of activations"}
 """What a call between operators of a phase carries where it is neither a parameter nor its gradient."""
 
 
@@ -146,9 +146,7 @@ class _Added:
         if kind is Carries.OTHER:
             return "scalars or running statistics"
         of_model = not self.gradients.isdisjoint([*node.inputs, *node.outputs]) or any(map(self._is_held, node.inputs))
-        if of_model or node.phase not in _BETWEEN:
-            return kind.value
-        return _BETWEEN[node.phase]
+        return str(kind.value) if of_model else _BETWEEN.get(node.phase, str(kind.value))
 
     def _is_held(self, name: str) -> bool:
         """Whether a value is a state, or what passes made of one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from gopt.lower.phases import STEP, Phase
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.opaque.function_export import prepare
 from gopt.program import SpmdProgram
+from gopt.progress import ProgressCallback, no_progress
 
 
 def write_ranks(
@@ -32,6 +33,7 @@ def write_ranks(
     ranks: Sequence[RankGraph],
     jobs: int = 1,
     names: RankFiles | None = None,
+    advance: ProgressCallback = no_progress,
 ) -> dict[str, int]:
     """Write one file per rank and phase, ``jobs`` at a time; returns bytes by file. Raises OSError."""
     names = names or RankFiles()
@@ -45,10 +47,17 @@ def write_ranks(
         with create(folder / name) as file:
             return name, sum(map(file.write, writers[id(rank.phase)].model(rank)))
 
+    def counted(written: Iterable[tuple[str, int]]) -> dict[str, int]:
+        sizes = {}
+        for name, size in written:
+            sizes[name] = size
+            advance("writing files of ranks", len(sizes), len(ranks))
+        return sizes
+
     if jobs == 1:
-        return dict(map(write, ranks))
+        return counted(map(write, ranks))
     with ThreadPoolExecutor(jobs) as pool:  # the disk works beside Python; what ranks share is bytes already
-        return dict(pool.map(write, ranks))
+        return counted(pool.map(write, ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Phase(str, Enum):
-    """Phase of a node of the source, once its roles are recovered, and of a node that a pass added, once it is lowered."""
+    """Nodes of the source have one once roles are recovered, nodes that passes add once they are lowered."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -113,7 +113,7 @@ def load_values(
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     graph = load(model)
-    states = api.find_roles(graph.twin(), Path(model).name).state_of()
+    states = api.find_roles(graph.twin(), Path(model).name)[0].state_of()
     given = load_state(state)
     unknown = tuple(name for name in given if name not in states)
     if unknown and not ignore_unknown:

@@ -25,6 +25,7 @@ from gopt.lower.rank_graph import RankState
 from gopt.parameter_server.report import build_split_report
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.tables import TableLayout
+from gopt.progress import ProgressCallback, no_progress
 
 TRAINER_FILES = RankFiles("trainer", alone=True)
 SERVER_FILES = RankFiles("server")
@@ -74,12 +75,14 @@ def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
 
 
 def write_split(split: SplitStep, folder: str | os.PathLike[str], source: SourceEntry, roles: str, *, force: bool,
-                jobs: int = 1) -> Report:  # fmt: skip
+                jobs: int = 1, advance: ProgressCallback = no_progress) -> Report:  # fmt: skip
     """Write the folder, whole or not at all; returns the report. ``roles``: the roles as metadata of the source.
 
     Raises OptionError, RunError and StoppedError as ``output_folder`` does.
     """
+    advance("building the report")
     report = build_split_report(split, source)
+    advance("writing values and trainers")
     values = _plan_states(split)
     with output_folder(Path(folder), force=force) as staged:
         values.write(staged / STATES_FILE)
@@ -87,7 +90,7 @@ def write_split(split: SplitStep, folder: str | os.PathLike[str], source: Source
         local = values if split.sync is not None else values.without(split.homes.served)
         for program, parts in split.trainer_files():
             write_ranks(staged, program, local, trainers.common, parts, jobs, TRAINER_FILES)
-        write_ranks(staged, split.servers, values, servers.common, servers.ranks, jobs, SERVER_FILES)
+        write_ranks(staged, split.servers, values, servers.common, servers.ranks, jobs, SERVER_FILES, advance)
         write_new(staged / SOURCE_FILE, _source(split, values, roles))
         with create(staged / REPORT_FILE) as file:
             file.writelines(piece.encode() for piece in report.pieces())

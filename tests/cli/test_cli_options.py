@@ -131,7 +131,22 @@ def test_a_configuration_is_a_file(tmp_path):
 
 def test_arguments_for_a_process_that_does_the_same():
     """What was not given stays out; what may be repeated is."""
-    typed = ["out", "--data", "d.npz", "--steps", "3", "--shuffle", "0", "--set", "lr=1", "--set", "wd=0", "--resume", "--engine", "mpi"]
+    typed = [
+        "out",
+        "--data",
+        "d.npz",
+        "--steps",
+        "3",
+        "--shuffle",
+        "0",
+        "--set",
+        "lr=1",
+        "--set",
+        "wd=0",
+        "--resume",
+        "--engine",
+        "mpi",
+    ]
     context = run.make_context("run", [*typed, "--checkpoint", "ck"])
     found = arguments_of(context, ("path", "folder", "engine"))
     again = run.make_context("run", ["out", *found])
