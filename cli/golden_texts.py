@@ -25,6 +25,7 @@ def golden_update(folder: str | Path, *, advance: ProgressCallback = no_progress
     All of them are written in one step, or none. Raises what ``gopt shard`` and ``gopt split`` raise, and OptionError
     where the folder has no ``gopt-golden.toml``.
 
+    >>> from pathlib import Path
     >>> case = 'model = "fixtures/mlp_sgd.onnx"\\noptions = ["--ranks", "2"]\\n'
     >>> _ = Path("gopt-golden.toml").write_text(f"[case.two]\\n{case}")
     >>> gopt.golden_update(".")
@@ -36,6 +37,7 @@ def golden_update(folder: str | Path, *, advance: ProgressCallback = no_progress
 def golden_check(folder: str | Path, *, advance: ProgressCallback = no_progress) -> GoldenCheck:
     """Compare the goldens of a folder with what gopt makes now; raises as ``golden_update``. Nothing is written.
 
+    >>> from pathlib import Path
     >>> case = 'model = "fixtures/mlp_sgd.onnx"\\noptions = ["--ranks", "2"]\\n'
     >>> _ = Path("gopt-golden.toml").write_text(f"[case.two]\\n{case}")
     >>> gopt.golden_check(".").missing

@@ -127,11 +127,9 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     """
     from gopt.runtime.training.job import read_manifest
 
-    if given["every"] and not given["checkpoint"]:
-        raise OptionError("--every needs --checkpoint CKPT")
+    options = _options(given)
     if given["launch"] is not None:
         return _launch_ranks(context, folder, given)
-    options = _options(given)
     job = options.job(Path(folder), given["data"], given["steps"])
     from gopt.runtime.engines.mpi import launched, load_mpi, raise_on_all_ranks
 

@@ -97,7 +97,7 @@ def _resume_step(job: Any) -> int | None:
 
 def report_resume(job: Any) -> Callable[[int], None]:
     """What says on stderr which step a run resumes at, when all that could refuse it has passed."""
-    there = job.checkpoint is not None and job.checkpoint.exists()
+    there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
 
     def say(step: int) -> None:
         from gopt.artifact.checkpoint_index import step_dir

@@ -16,7 +16,8 @@ of ranks, or a ``Mesh``.
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
     export    write a training step of PyTorch as ONNX
-    golden_update, golden_check   keep what gopt makes of models as short texts, and compare them in CI
+    golden_update  write what gopt makes of models as short texts
+    golden_check   compare those texts with what gopt makes now
 
 ``shard``, ``split``, ``verify`` and ``run`` take their options as one record, ``ShardOptions``, ``SplitOptions``,
 ``VerifyOptions`` and ``RunOptions``, or as keywords of its fields.

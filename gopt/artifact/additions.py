@@ -24,7 +24,7 @@ _REASONS = {
     Phase.UPDATE: "update on the rank's shard, or its layout",
 }
 _BETWEEN: dict[Phase | None, str] = {Phase.FORWARD: "activations", Phase.BACKWARD: "gradients of activations"}
-"""What a call between operators of a phase carries where it is neither a parameter nor its gradient."""
+"""Phase -> content of a call between its operators that is neither a parameter nor its gradient."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class _Added:
         return phase.value, _REASONS[phase]
 
     def _carried(self, node: Node) -> str:
-        """What a call carries."""
+        """Content of a call."""
         kind = self.carries.get(node.outputs[0] if node.outputs else "", Carries.OTHER)
         if kind is Carries.OTHER:
             return "scalars or running statistics"
@@ -149,7 +149,7 @@ class _Added:
         return str(kind.value) if of_model else _BETWEEN.get(node.phase, str(kind.value))
 
     def _is_held(self, name: str) -> bool:
-        """Whether a value is a state, or what passes made of one."""
+        """Return whether a value is a state, or is made of one by passes."""
         while (node := self._makers.get(name)) is not None and node.inputs:
             name = node.inputs[0]
         return name in self._states

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from gopt.errors import OptionError
-from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
-from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.training.job import Job
+
+if TYPE_CHECKING:
+    from gopt.runtime.parameter_server.job import ServerJob
+    from gopt.runtime.parameter_server.waits import ServerSummary
 
 FilePath = str | os.PathLike[str]
 
@@ -90,6 +91,9 @@ class RunOptions:
     ) -> ServerJob:
         """The job with its trainers and servers. ``tell`` gets a line for each fault; ``summarise`` what each server
         did, at the end. Raises InputError and OptionError."""
+        from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+        from gopt.runtime.parameter_server.job import ServerJob
+
         faults = FaultOptions(
             OnNan(self.nan), None if self.stop is None else Stop(self.stop), self.on_trainer_loss == "continue",
             self.staleness, tell, summarise,
