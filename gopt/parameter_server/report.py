@@ -12,7 +12,7 @@ from gopt.analysis.training import StateKind
 from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
-from gopt.artifact.pass_facts import SplitFacts, SplitSettings
+from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
 from gopt.artifact.removals import role_of, roles
 from gopt.artifact.report import PassRecord, balance, format_bytes, rank_ranges
 from gopt.artifact.report_groups import (
@@ -43,6 +43,7 @@ from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph
 from gopt.mesh import Mesh
+from gopt.parameter_server.role_sizes import role_sizes
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.tables import Rows
@@ -69,7 +70,7 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
     return Report(
         source=source,
         mesh=MeshEntry((("dp", split.options.trainers),), split.options.trainers),
-        pipeline=(PassRecord(PASS, _options(split), _facts(split)),),
+        pipeline=(PassRecord(PASS, _options(split), _facts(split, tuple(role_sizes(split, source, usages)))),),
         notes=(*split.training.notes, *_notes(split, couplings)),
         couplings=couplings,
         removed_ops=group_removed_ops(removed_ops),
@@ -101,7 +102,7 @@ def _options(split: SplitStep) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _facts(split: SplitStep) -> dict[str, Any]:
+def _facts(split: SplitStep, sizes: tuple[RoleSize, ...]) -> dict[str, Any]:
     pieces = [piece for pieces in split.plan.owners.values() for piece in pieces]
     servers = range(split.options.servers)
     pushed, pulled = _traffic(split)
@@ -113,6 +114,7 @@ def _facts(split: SplitStep) -> dict[str, Any]:
             pushed_by_server=tuple(pushed.get(server, (0, 0))[1] for server in servers),
             pulled_by_server=tuple(pulled.get(server, (0, 0))[1] for server in servers),
             rows_by_server=split.plan.tables.row_traffic(split.training, split.options),
+            sizes=sizes,
         )
     )  # fmt: skip
 
