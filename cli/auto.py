@@ -38,7 +38,7 @@ def check_auto(given: dict[str, Any]) -> None:
     for name in SETTLED if given["auto"] else ():
         if given[name] is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise OptionError(f"--auto chooses what {flag} says", f"leave out {flag}, or --auto")
+            raise OptionError(f"--auto chooses {flag} itself", f"leave out {flag}, or --auto")
     if given["memory"] is not None and not given["auto"]:
         raise OptionError("--memory does nothing without --auto", "add --auto, or ask gopt plan")
 

@@ -66,7 +66,7 @@ def _text(case: GoldenCase) -> str:
         graphs = {"all ranks": made.program.graph}
         return golden_text(case.asked, made.source.training, made.manifest(), made.report(), graphs, case.keep)
     if given["mode"] == "allreduce":
-        raise OptionError("a golden of --mode allreduce is one of gopt shard", "--mesh dp=T --stage 0")
+        raise OptionError("goldens of gopt split need servers", 'use command = "shard" with --mesh dp=T --stage 0')
     parted = SplitRequest.of(model, given)
     found = parted.split_step(parted.load(no_progress), no_progress)
     step = found.step
@@ -83,5 +83,5 @@ def _given(case: GoldenCase) -> dict[str, Any]:
     for name in _REFUSED:
         if context.params.get(name):
             option = name.replace("_", "-").replace("as-", "")
-            raise OptionError(f"case {case.name}: --{option} means nothing in a golden", "leave it out")
+            raise OptionError(f"case {case.name}: --{option} has no effect on a golden", "leave it out")
     return dict(context.params)

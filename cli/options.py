@@ -140,7 +140,7 @@ def build_mesh(
         raise OptionError(f"--ranks cannot be {ranks}", "give at least 1")
     if mesh is None:
         if ranks is None:
-            raise OptionError("for how many ranks?", "give --ranks N or --mesh shard=N")
+            raise OptionError("the number of ranks is missing", "give --ranks N or --mesh shard=N")
         return Mesh((("shard", ranks),), tuple(said.items()))
     if ranks is not None and mesh.ranks != ranks:
         raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree")

@@ -98,7 +98,7 @@ def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
     with progress() as advance:
         advance("sharding")
         if given["ranks"] is None and given["mesh"] is None:
-            raise OptionError("for how many ranks?", _KINDS)
+            raise OptionError("the number of ranks is missing", _KINDS)
         grid = build_mesh(given["ranks"], given["mesh"], {}, _kinds(path, given["mesh"], given["axis"]))
         sharded = reshard(path, grid, options=options, accumulate=given["accumulate"], note=print_note)
         advance("checking and writing")

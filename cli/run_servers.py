@@ -43,7 +43,7 @@ def check_engine(given: dict[str, Any], split: bool) -> None:
     """Refuse an engine that has no messages."""
     if split and given["engine"] == "nccl":
         raise OptionError(
-            "--engine nccl: messages of trainers and servers come at any time, and NCCL knows calls that all make",
+            "--engine nccl cannot run a split: NCCL has no messages between single ranks",
             "take threads or mpi",
         )
 

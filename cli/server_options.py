@@ -176,7 +176,7 @@ def build_split_options(given: Mapping[str, Any], **defaults: Any) -> SplitOptio
     found = {**defaults, **given_options(given)}
     for field in ("trainers", "servers"):
         if field not in found:
-            raise OptionError(f"how many {field}?", f"give --{field} N")
+            raise OptionError(f"the number of {field} is missing", f"give --{field} N")
     return SplitOptions(**found)
 
 

@@ -147,10 +147,12 @@ def _without_servers(given: dict[str, Any]) -> tuple[Mesh, ShardOptions]:
     for name in _SERVERS_ALONE:
         if is_given(given[name]):
             hint = "gopt shard -O shard.reduce-dtype=… narrows gradients" if name == "wire" else "leave it out"
-            raise OptionError(f"--{name.replace('_', '-')} means nothing in mode allreduce: there are no servers", hint)
+            raise OptionError(
+                f"--{name.replace('_', '-')} has no effect with --mode allreduce: there are no servers", hint
+            )
     trainers = given["trainers"]
     if trainers is None:
-        raise OptionError("how many trainers?", "give --trainers T")
+        raise OptionError("the number of trainers is missing", "give --trainers T")
     if trainers < 1:
         raise OptionError(f"--trainers cannot be {trainers}", "it is at least 1")
     options = ShardOptions(

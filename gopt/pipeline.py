@@ -44,7 +44,7 @@ class Pipeline:
                     f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it"
                 )
             if names.index(stage.spec.name) != place:
-                raise OptionError(f"pass {stage.spec.name} stands twice in the pipeline")
+                raise OptionError(f"pass {stage.spec.name} is in the pipeline twice")
 
     def run(self, program: SpmdProgram, advance: ProgressCallback = no_progress) -> list[PassRun]:
         """Apply every pass to a program and its variants in place; the graphs are checked after each."""

@@ -119,7 +119,7 @@ def load_values(
     if unknown and not ignore_unknown:
         others = f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise InputError(
-            f"{state}: {show(unknown[0])} is no state of the model{others}",
+            f"{state}: {show(unknown[0])} is not a state of the model{others}",
             did_you_mean(unknown[0], states) or "gopt inspect MODEL lists its states",
             "--ignore-unknown leaves it out (a tied weight is one state, under its first name)",
         )  # fmt: skip

@@ -15,7 +15,7 @@ _OPTIMIZER = (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR)
 
 
 def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage]) -> Iterator[RoleSize]:
-    """The source, a trainer, and of the servers the one that holds most. ``usages``: those of trainers, then servers."""
+    """The source, a trainer, and the server that holds most. ``usages``: those of trainers, then servers."""
     trainers = split.options.trainers
     yield _source_size(split, source)
     yield _size(split, "trainer", usages[0], split.trainer_graphs.ranks, split.trainer_graphs.common)

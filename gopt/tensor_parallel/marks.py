@@ -49,8 +49,8 @@ class Marks:
 
     @classmethod
     def read(cls, training: TrainingGraph, mesh: Mesh, axes: Sequence[str], patterns: tuple[Pattern, ...]) -> Marks:
-        """``axes``: those that split the computation. Raises OptionError for a mark that fits no parameter, for one of
-        an axis that is none of them, and for parameters with one gradient that are not marked alike."""
+        """``axes``: those that split the computation. Raises OptionError for a mark that matches no parameter, for one
+        of an axis that is none of them, and for parameters with one gradient that are not marked alike."""
         found = cls()
         parameters = [state.tensor for state in training.parameters if state.tensor in training.gradients]
         groups = {each: _axes(each, mesh, axes) for each in patterns}

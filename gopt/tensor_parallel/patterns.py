@@ -59,7 +59,7 @@ def apply(
 ) -> dict[str, Choice]:
     """The choices with what the user says in place of what was found; the first pattern that fits counts.
 
-    Raises OptionError for a pattern that fits no parameter, and for one that a parameter cannot be split by.
+    Raises OptionError for a pattern that matches no parameter, and for one that a parameter cannot be split by.
     """
     found = dict(auto)
     products = _Products(training)

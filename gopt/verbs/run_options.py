@@ -78,13 +78,17 @@ class RunOptions:
                     "--sync-init: trainers of a split take their start values from the servers", "leave it out"
                 )
             if self.trace is not None:
-                raise OptionError("--trace is of ranks that call one another, and a split has messages", "leave it out")
+                raise OptionError(
+                    "--trace needs ranks of gopt shard: trainers and servers have no calls to trace", "leave it out"
+                )
             return
         usual = RunOptions()
         for name in ("nan", "on_trainer_loss", "trainers", "roles", "staleness", "stop"):
             if getattr(self, name) != getattr(usual, name):
                 option = f"--{name.replace('_', '-')}"
-                raise OptionError(f"{option} is of trainers and servers, and the folder has ranks", "leave it out")
+                raise OptionError(
+                    f"{option} is for trainers and servers, but the folder holds ranks of gopt shard", "leave it out"
+                )
 
     def server_job(
         self, job: Job, tell: Callable[[str], None], summarise: Callable[[Sequence[ServerSummary]], None]

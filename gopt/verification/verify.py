@@ -211,7 +211,7 @@ class Verifier:
         if unknown:
             names = self.training.hyper
             hint = f"the step has {', '.join(names)}" if names else "the step has none"
-            raise OptionError(f"--set: {min(unknown)!r} is no hyper-parameter of the step", hint)
+            raise OptionError(f"--set: {min(unknown)!r} is not a hyper-parameter of the step", hint)
         fed = {
             name: np.full(types[name].dims, given[name], numpy_dtype(types[name].dtype))
             if name in given

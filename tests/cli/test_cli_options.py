@@ -106,7 +106,11 @@ def test_ranks_and_mesh():
 
 @pytest.mark.parametrize(
     ("ranks", "text", "said"),
-    [(None, None, "for how many ranks"), (0, None, "--ranks cannot be 0"), (3, "shard=2", r"\(2 ranks\) disagree")],
+    [
+        (None, None, "the number of ranks is missing"),
+        (0, None, "--ranks cannot be 0"),
+        (3, "shard=2", r"\(2 ranks\) disagree"),
+    ],
 )
 def test_a_mesh_that_cannot_be(ranks, text, said):
     with pytest.raises(OptionError, match=said):

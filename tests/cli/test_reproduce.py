@@ -246,7 +246,7 @@ def test_a_program_of_the_user_may_decide(here):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which command fails on it"),
+        ([], "the failing command is missing"),
         (["--", "shard", "x.onnx"], "does not name the model"),
         (["--", "inspect", "{}", "-q"], "does not fail on the whole model"),
         (["--", "nix-no-such-program", "{}"], "cannot be run"),

@@ -25,14 +25,14 @@ def test_checkpoints_need_a_folder(given):
      {"on_trainer_loss": "continue"}],
 )  # fmt: skip
 def test_options_of_a_split_mean_nothing_for_ranks(given):
-    with pytest.raises(OptionError, match="is of trainers and servers"):
+    with pytest.raises(OptionError, match="is for trainers and servers"):
         gopt.run(gopt.shard(source("mlp_sgd"), 2), BATCH, 1, settings={"lr": 0.1}, **given)
 
 
 @pytest.mark.parametrize("given", [{"sync_init": "all"}, {"trace": "trace.json"}])
 def test_options_of_ranks_mean_nothing_for_a_split(given):
     split = gopt.split(source("mlp_sgd"), gopt.SplitOptions(trainers=2, servers=1))
-    with pytest.raises(OptionError, match=r"(trainers of|and) a split"):
+    with pytest.raises(OptionError, match="a split take|trainers and servers"):
         gopt.run(split, BATCH, 1, settings={"lr": 0.1}, **given)
 
 

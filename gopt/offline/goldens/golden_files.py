@@ -112,7 +112,7 @@ def _check_replaceable(target: Path, old: Path) -> None:
         raise OptionError(f"{target} is no folder", "move it away: gopt keeps its goldens under this name")
     for path in sorted(old.iterdir()):
         if not is_regular_file(path) or path.suffix != SUFFIX or not _read(path).startswith(FIRST_LINE):
-            raise OptionError(f"{target / path.name} is no golden of gopt", "move it out of this folder")
+            raise OptionError(f"{target / path.name} was not written by gopt golden", "move it out of this folder")
 
 
 def _wanted(texts: Mapping[str, str]) -> dict[str, str]:
