@@ -111,11 +111,19 @@ def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
         out.print(f"… and {len(found) - len(rows)} more in report.json")
 
 
+def calls_text(calls: Mapping[str, int]) -> str:
+    """Calls and how many there are of each; a line for each over several groups, so that no name is cut."""
+    several = any(" " in name for name in calls)
+    return (",\n" if several else ", ").join(f"{count} {name}" for name, count in calls.items()) or "none"
+
+
 def _render_ranks(out: Console, report: Report) -> None:
     """One line for all ranks that hold and send the same."""
     usages = []
     for usage in report.ranks:
-        calls = ", ".join(f"{call.calls} {call.op}" for call in usage.communication) or "none"
+        several = len({call.group for call in usage.communication}) > 1
+        counts = {f"{call.op} {call.group}" if several else call.op: call.calls for call in usage.communication}
+        calls = calls_text(counts)
         sizes = map(format_bytes, usage.nbytes.by_kind.values())
         usages.append((usage.rank, (*sizes, calls, format_bytes(usage.bytes_sent))))
     groups = group_ranks(usages)

@@ -32,7 +32,11 @@ class ShardOptions:
     be cut: ``flat``, ``rows`` or ``whole``. ``bucket_mb``: cap of a bucket in MiB; 0 is one tensor a call.
     ``statistics`` of BatchNorm: ``mean``, ``root``, ``local`` or ``sync``. ``loss_reduction``: ``mean``, ``sum`` or
     ``weighted:VALUE``. ``accumulate``: micro-steps of one update. ``link``: links between ranks for tensor
-    parallelism, such as ``200GB/s:5us``. ``only_ranks``: the ranks that are made; None: all.
+    parallelism, such as ``200GB/s:5us``. ``only_ranks``: the ranks that are made; None: all. ``passes``: options of
+    passes, such as ``{"shard": {"style": "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order,
+    each with options that go before those of ``passes``; None: the default passes. A Pipeline has all its options.
+    ``verify_each``: check the graph after every pass, not only at the end. ``after_each``: called after each pass with
+    its name and the program.
     """
 
     stage: int | None = None
@@ -44,14 +48,9 @@ class ShardOptions:
     link: str | None = None
     only_ranks: Sequence[int] | None = None
     passes: Options = field(default_factory=dict)
-    """Options of passes, such as ``{"shard": {"style": "broadcast"}}``; ``gopt passes`` lists them."""
     pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None = None
-    """Passes in order, each with options that go before those of ``passes``; None: the default passes. A Pipeline has
-    all its options already."""
     verify_each: bool = False
-    """Check the graph after every pass, not only at the end."""
     after_each: Callable[[str, SpmdProgram], None] | None = field(default=None, compare=False)
-    """Called after each pass with its name and the program."""
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:

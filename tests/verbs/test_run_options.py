@@ -32,7 +32,7 @@ def test_options_of_a_split_mean_nothing_for_ranks(given):
 @pytest.mark.parametrize("given", [{"sync_init": "all"}, {"trace": "trace.json"}])
 def test_options_of_ranks_mean_nothing_for_a_split(given):
     split = gopt.split(source("mlp_sgd"), gopt.SplitOptions(trainers=2, servers=1))
-    with pytest.raises(OptionError, match="a split take|trainers and servers"):
+    with pytest.raises(OptionError, match="trainers"):
         gopt.run(split, BATCH, 1, settings={"lr": 0.1}, **given)
 
 
