@@ -28,7 +28,8 @@ notebook they show as a table.
 
 
 RECORDS = """\
-Each is a frozen record. A verb takes it whole, or its fields as keywords, or both: keywords go before the record.
+Each is a frozen record. `shard`, `verify` and `run` take their options as a record, as keywords of its fields, or as
+both: keywords go before the record. `split` and `auto=` take the record.
 """
 
 

@@ -19,8 +19,8 @@ of ranks, or a ``Mesh``.
     golden_update  write what gopt makes of models as short texts
     golden_check   compare those texts with what gopt makes now
 
-``shard``, ``split``, ``verify`` and ``run`` take their options as one record, ``ShardOptions``, ``SplitOptions``,
-``VerifyOptions`` and ``RunOptions``, or as keywords of its fields.
+``shard``, ``verify`` and ``run`` take their options as a record (``ShardOptions``, ``VerifyOptions``, ``RunOptions``)
+or as keywords of its fields, ``split`` as a record (``SplitOptions``).
 
 Errors are subclasses of ``GoptError``: ``InputError``, ``OptionError``, ``UnsupportedError``, ``RunError``.
 
