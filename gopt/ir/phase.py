@@ -33,6 +33,8 @@ def complete_phases(nodes: Sequence[Node]) -> None:
         return
     first: dict[str, int] = {}
     for node in reversed(nodes):
+        if not node.captures and results.isdisjoint(node.inputs) and results.isdisjoint(node.outputs):
+            continue  # most nodes: they neither read nor make a new value
         if node.phase is None and node.made_by:
             known = [first[name] for name in node.outputs if name in first]
             if not known:
@@ -55,5 +57,5 @@ def _complete_unread(nodes: Sequence[Node], read: set[str]) -> None:
         if node.phase is None and node.made_by:
             phases = {made[name] for name in node.reads if name in made}
             node.phase = Phase.FORWARD if phases == {Phase.FORWARD} else Phase.UPDATE
-        if node.phase is not None:
-            made.update((name, node.phase) for name in node.outputs if name in read)
+        if node.phase is not None and not read.isdisjoint(node.outputs):
+            made.update(dict.fromkeys(node.outputs, node.phase))

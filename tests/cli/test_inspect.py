@@ -11,8 +11,6 @@ from helpers import FIXTURES
 
 import gopt
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-
 
 def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
