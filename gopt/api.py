@@ -1,5 +1,6 @@
 """What the package makes of a step, under one name: see ``gopt.steps``."""
 
+from gopt.analysis.role_map import RoleMap as RoleMap
 from gopt.steps.shard_options import ShardOptions as ShardOptions
 from gopt.steps.sharded import Sharded as Sharded
 from gopt.steps.sharded import shard as shard
