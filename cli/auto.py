@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,9 +11,8 @@ from gopt.errors import OptionError
 from .options import F
 
 if TYPE_CHECKING:
-    from gopt.api import Source
-    from gopt.artifact.report_record import ChoiceEntry
     from gopt.mesh import Mesh
+    from gopt.verbs.shard import Auto
 
 SETTLED = ("stage", "partition", "bucket_mb", "pipeline", "config")
 """Options that say what ``--auto`` is to find."""
@@ -41,7 +38,7 @@ def check_auto(given: dict[str, Any]) -> None:
     for name in SETTLED if given["auto"] else ():
         if given[name] is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise OptionError(f"--auto chooses what {flag} says", f"leave out {flag}, or --auto")
+            raise OptionError(f"--auto chooses {flag} itself", f"leave out {flag}, or --auto")
     if given["memory"] is not None and not given["auto"]:
         raise OptionError("--memory does nothing without --auto", "add --auto, or ask gopt plan")
 
@@ -61,16 +58,8 @@ def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
     return None
 
 
-def choose(
-    source: Source, mesh: Mesh, given: dict[str, Any], advance: Callable[[str], None]
-) -> tuple[dict[str, Any], ChoiceEntry]:
-    """The knobs of the best choice, and what the report says of it."""
-    from gopt.api import on_mesh
-    from gopt.offline.plan import best, choices
-    from gopt.topology import Topology, parse_bytes
+def auto_of(given: dict[str, Any]) -> Auto | None:
+    """What ``--auto`` asks of ``gopt.shard``; None without it."""
+    from gopt.verbs.shard import Auto
 
-    limit = None if given["memory"] is None else parse_bytes(given["memory"])
-    topology = None if given["link"] is None else Topology.parse(given["link"], mesh)
-    found = list(choices(on_mesh(source, mesh), mesh, topology=topology, advance=advance))
-    first = best(found, limit)
-    return asdict(first.choice.settings), first.entry(len(found), limit, given["link"])
+    return Auto(memory=given["memory"], link=given["link"]) if given["auto"] else None

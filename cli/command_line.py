@@ -20,7 +20,7 @@ CONFIGURATIONS = {"config", "server_map"}
 OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict"}
 LEFT_OUT = {"state", "data"}
 """Options whose files are values or code of the user: they are in no reproducer."""
-COMMANDS = ("shard", "split", "verify", "run", "plan", "inspect", "diff", "merge", "reshard")
+COMMANDS = ("shard", "split", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
 """Commands that a reproducer may hold: they read models and folders, and run no code of the user."""
 _OWN = {"reproducer", "reproducer_values", "quiet", "verbose"}
 
@@ -95,7 +95,14 @@ def _options(command: click.Command) -> Iterator[tuple[str, str, bool]]:
 def _words(
     argument: Argument, params: Sequence[tuple[str, str, bool]], inputs: Callable[[int], Path], output: Path
 ) -> list[str]:
-    known = next(((name, flag) for option, name, flag in params if option == argument.option), None)
+    named = argument.input is not None
+    known = next(
+        (
+            (name, flag) for option, name, flag in params
+            if option == argument.option and (option or (name in INPUTS) is named)
+        ),
+        None,
+    )  # fmt: skip
     shown = show(argument.option or "an argument")
     if known is None or known[0] in LEFT_OUT | _OWN:
         raise InputError(f"a reproducer has no {shown} for this command")
@@ -111,4 +118,6 @@ def _words(
         return [*option, str(output / argument.output)]
     if argument.text is None:
         return option
+    if not argument.option and argument.text.startswith("-"):
+        raise InputError(f"{show(argument.text)} is an option, not a name")
     return [f"{argument.option}={argument.text}"] if argument.option.startswith("--") else [*option, argument.text]

@@ -55,8 +55,8 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
     """
     from gopt.verbs.export import export
 
-    from .render import progress
     from .render_export import render_exported
+    from .render_progress import progress
 
     with progress() as advance:
         exported = export(factory, output, options=_options(given), force=force, advance=advance)

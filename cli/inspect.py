@@ -45,12 +45,11 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         return
     from gopt.verbs.inspect import inspect
 
-    from .render import progress
+    from .render_progress import progress
 
     with progress() as advance:
-        advance("inspecting")
         groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
-        found = inspect(path, roles=roles, group_types=groups, axes=axes)
+        found = inspect(path, roles=roles, group_types=groups, axes=axes, advance=advance)
     if as_json:
         print_json(found.to_json())
         return

@@ -27,7 +27,8 @@ def command(model: str, state: str, output: str, ignore_unknown: bool, force: bo
     """
     from gopt.offline.state_values import load_values
 
-    from .render import progress, render_loaded
+    from .render import render_loaded
+    from .render_progress import progress
 
     with progress() as advance:
         advance("loading")

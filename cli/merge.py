@@ -35,7 +35,8 @@ def command(
     from gopt.offline.merge import merge
     from gopt.offline.state_values import save_state_dict
 
-    from .render import progress, render_merged, render_state_dict
+    from .render import render_merged, render_state_dict
+    from .render_progress import progress
 
     if (output is None) == (state_dict is None):
         raise OptionError("gopt merge writes one file", "give -o MODEL, or --state-dict FILE")

@@ -148,7 +148,7 @@ def build_mesh(
         raise OptionError(f"--ranks cannot be {ranks}", "give at least 1")
     if mesh is None:
         if ranks is None:
-            raise OptionError("for how many ranks?", "give --ranks N or --mesh shard=N")
+            raise OptionError("the number of ranks is missing", "give --ranks N or --mesh shard=N")
         return Mesh((("shard", ranks),), tuple(said.items()))
     if ranks is not None and mesh.ranks != ranks:
         raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree")
@@ -180,12 +180,17 @@ def pass_option(text: str) -> tuple[str, str, str]:
     return owner, option.replace("_", "-"), value.strip()
 
 
+def is_given(value: object) -> bool:
+    """Whether an option was on the command line: 0 is, an absent flag is not."""
+    return value is not None and value is not False and value != ()
+
+
 def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
     """The options of a command as they would be typed, for a process that is to do the same."""
     found: list[str] = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
-        if option.name in without or value in (None, False, ()) or not isinstance(option, click.Option):
+        if option.name in without or not is_given(value) or not isinstance(option, click.Option):
             continue
         for each in value if isinstance(value, tuple) else (value,):
             found += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]

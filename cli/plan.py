@@ -67,8 +67,8 @@ def command(model: str, **given: Any) -> None:
     from gopt.verbs.plan import plan
 
     from .plan_servers import plan_servers, plans_servers
-    from .render import progress
     from .render_plan import render_plan
+    from .render_progress import progress
 
     ranks, mesh, link = given["ranks"], given["mesh"], given["link"]
     servers = plans_servers(given)

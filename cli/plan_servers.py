@@ -34,7 +34,7 @@ def plan_servers(model: str, roles: RoleMap, memory: int | None, given: dict[str
     from gopt import api
     from gopt.offline.plan_split import rank_splits, split_choices
 
-    from .render import progress
+    from .render_progress import progress
     from .render_split import render_choices
 
     options = build_split_options(given)

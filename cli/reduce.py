@@ -77,7 +77,7 @@ def command(
     from gopt.offline.reduce.reduction import parameter_groups, read_model, reduce_model
     from gopt.offline.reduce.search import Bounds
 
-    from .render import progress
+    from .render_progress import progress
 
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
@@ -128,7 +128,7 @@ def _commands(path: Path, words: Sequence[str], scratch: Path) -> tuple[Path, li
     except InputError:
         if path.suffix == ".onnx":
             raise OptionError(
-                "which command fails on it?", "name it behind --, such as -- shard {} --ranks 8"
+                "the failing command is missing", "name it behind --, such as -- shard {} --ranks 8"
             ) from None
         raise
     from .reproduce import command_of
@@ -177,7 +177,7 @@ def _runner(commands: Sequence[Sequence[str]], scratch: Path, deadline: float) -
 
     of_gopt = [bool(each) and each[0] in COMMANDS for each in commands]
     if not all(of_gopt) and len(commands) > 1:
-        raise OptionError("--then joins commands of gopt alone", "put the others into a script")
+        raise OptionError("--then joins gopt commands only", "put the others into a script")
     model = scratch / "model.onnx"
 
     def fails(data: bytes) -> Failure | None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,7 +18,6 @@ from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
 from gopt.sanitize import clean
 
-from .terminal import print_note
 from .verbosity import Verbosity, verbosity
 
 if TYPE_CHECKING:
@@ -55,44 +52,6 @@ def _cleaned(each: Any) -> Any:
     if isinstance(each, Text):
         return each if clean(each.plain) == each.plain else Text(clean(each.plain), style=each.style)
     return clean(each) if isinstance(each, str) else each
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr with the current phase; nothing when stderr is not a terminal.
-
-    With ``--verbose`` a line for each phase that has ended, with its seconds.
-    """
-    if verbosity() is Verbosity.VERBOSE:
-        with timed_phases() as advance:
-            yield advance
-        return
-    errors = Console(file=sys.stderr)
-    if not errors.is_terminal or verbosity() is Verbosity.QUIET:
-        yield lambda _: None
-        return
-    with errors.status("starting") as status:
-        yield lambda text: status.update(Text(clean(text)))
-
-
-@contextmanager
-def timed_phases() -> Iterator[Callable[[str], None]]:
-    """A note with the seconds of each phase as it ends."""
-    phases: list[tuple[str, float]] = []
-
-    def end() -> None:
-        if phases:
-            text, start = phases.pop()
-            print_note(f"{text}: {perf_counter() - start:.3f} s")
-
-    def advance(text: str) -> None:
-        end()
-        phases.append((text, perf_counter()))
-
-    try:
-        yield advance
-    finally:
-        end()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
@@ -152,11 +111,19 @@ def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
         out.print(f"… and {len(found) - len(rows)} more in report.json")
 
 
+def calls_text(calls: Mapping[str, int]) -> str:
+    """Calls and how many there are of each; a line for each over several groups, so that no name is cut."""
+    several = any(" " in name for name in calls)
+    return (",\n" if several else ", ").join(f"{count} {name}" for name, count in calls.items()) or "none"
+
+
 def _render_ranks(out: Console, report: Report) -> None:
     """One line for all ranks that hold and send the same."""
     usages = []
     for usage in report.ranks:
-        calls = ", ".join(f"{call.calls} {call.op}" for call in usage.communication) or "none"
+        several = len({call.group for call in usage.communication}) > 1
+        counts = {f"{call.op} {call.group}" if several else call.op: call.calls for call in usage.communication}
+        calls = calls_text(counts)
         sizes = map(format_bytes, usage.nbytes.by_kind.values())
         usages.append((usage.rank, (*sizes, calls, format_bytes(usage.bytes_sent))))
     groups = group_ranks(usages)

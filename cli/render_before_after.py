@@ -1,4 +1,4 @@
-"""The table that opens ``gopt shard`` and ``gopt inspect DIR``: the source against the rank that holds most."""
+"""The table that opens ``gopt shard``, ``gopt split`` and ``gopt inspect DIR``: the source against what holds most."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from .render import table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
+    from gopt.artifact.pass_facts import RoleSize
     from gopt.artifact.report import PassRecord
     from gopt.artifact.report_record import BeforeAfter
 
-_SHOWN = ("stage", "partition", "bucket_mb")
+_FIRST = ("stage", "partition", "bucket_mb")
 """Options of ``shard`` that the first line always has."""
 _ROWS = (
     ("nodes", "nodes"), ("parameters", "parameters"), ("optimizer states", "optimizer_states"),
@@ -39,13 +41,38 @@ def render_before_after(
     out.print(Text.assemble((file, "bold"), f"  {_asked(mesh, pipeline)}"), soft_wrap=True)
     if sizes is None:
         return
-    rows = []
-    for label, name in _ROWS:
-        before, after = getattr(sizes.source, name), getattr(sizes.largest, name)
-        shown = [f"{each:,}" if name in _COUNTS else format_bytes(each) for each in (before, after)]
-        rows.append((label, *shown, _saving(before, after)))
-    out.print(table("Before and after", ("", "source", f"rank {sizes.rank}", "saving"), rows, (1, 2, 3)))
-    out.print(f"of all ranks, {sizes.rank} holds most; live values are those beside states, inputs and constants")
+    sized = (("source", sizes.source), (f"rank {sizes.rank}", sizes.largest))
+    out.print(size_table("Before and after", sized, _ROWS))
+    out.print(f"rank {sizes.rank} holds most; peak live values come on top of states, inputs and constants")
+
+
+def render_roles(out: Console, sizes: Sequence[RoleSize]) -> None:
+    """The source against a trainer and the fullest server; nothing for a report that has no sizes."""
+    if sizes:
+        labels = {name: label for label, name in _ROWS} | {"calls": "messages in a step"}
+        rows = [(label, name) for name, label in labels.items() if name != "peak_live"]
+        out.print(size_table("Before and after", [(each.role, each) for each in sizes], rows))
+        out.print("a trainer keeps nothing of what it pulls; of all servers the one that holds most is shown")
+
+
+def size_table(title: str, sizes: Sequence[tuple[str, object]], rows: Sequence[tuple[str, str]]) -> Table:
+    """A column for each of ``sizes``, the source first, and beside each other one what it saves; ``rows``: label and
+    attribute."""
+    (name, source), *others = sizes
+    lines = []
+    for label, attribute in rows:
+        before = getattr(source, attribute)
+        cells = [_shown(attribute, before)]
+        for _, other in others:
+            after = getattr(other, attribute)
+            cells += [_shown(attribute, after), _saving(before, after)]
+        lines.append((label, *cells))
+    heads = ("", name, *(head for other, _ in others for head in (other, "saving")))
+    return table(title, heads, lines, range(1, len(heads)))
+
+
+def _shown(attribute: str, value: int) -> str:
+    return f"{value:,}" if attribute in _COUNTS else format_bytes(value)
 
 
 def _asked(mesh: Sequence[tuple[str, int]], pipeline: Sequence[PassRecord]) -> str:
@@ -60,7 +87,7 @@ def _asked(mesh: Sequence[tuple[str, int]], pipeline: Sequence[PassRecord]) -> s
 
 
 def _is_shown(record: PassRecord, text: str) -> bool:
-    return record.name == "shard" and text.split("=")[0] in _SHOWN
+    return record.name == "shard" and text.split("=")[0] in _FIRST
 
 
 def set_options(record: PassRecord) -> list[str]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 
-from .render import console, table
+from .render import calls_text, console, table
 from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def render_folder(found: FolderInspection) -> None:
     out = console()
     out.print(Text.assemble((found.folder, "bold"), f"  {found.ranks} ranks"))
     render_before_after(out, found.source.file, found.mesh, found.pipeline, found.before_after)
-    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.states.items())
+    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}{'s' * (count > 1)}" for kind, count in found.states.items())
     where = f"{found.sharded} sharded, {found.replicated} on every rank"
     out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}", soft_wrap=True)
     rows: list[Sequence[Any]] = []
@@ -145,11 +145,11 @@ def render_folder(found: FolderInspection) -> None:
     ranks: list[tuple[int, tuple[str, ...]]] = []
     for rank in found.per_rank:
         named = {call.split(" ", 1)[0] if len(groups) == 1 else call: count for call, count in rank.calls.items()}
-        calls = ", ".join(f"{count} {call}" for call, count in named.items()) or "none"
+        calls = calls_text(named)
         held = [format_bytes(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
         ranks.append((rank.rank, (*held, calls, format_bytes(rank.bytes_sent))))
     grouped = group_ranks(ranks)
-    columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step", "file")
+    columns = ("rank", "parameters", "states", "gradients", "calls", "sent/step", "file")
     files = {each.rank: each.file_bytes for each in found.per_rank}
     rows = [(rank_ranges(same), *told, _between([files[rank] for rank in same])) for same, told in grouped[:MOST]]
     out.print(table("Ranks", columns, rows, (1, 2, 3, 5, 6)))

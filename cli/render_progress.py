@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from gopt.progress import ProgressCallback
 from gopt.sanitize import clean
 
-from .render import timed_phases
 from .terminal import print_note
 from .verbosity import Verbosity, verbosity
 
@@ -21,27 +20,34 @@ FIRST, EVERY = 2.0, 10.0
 """Seconds of a phase before its first plain line, and between two."""
 
 
-class Advance(Protocol):
-    """Called with a phase, and with ``done`` of ``total`` where it can be counted."""
-
-    def __call__(self, phase: str, done: int = 0, total: int = 0, /) -> None: ...
-
-
 @contextmanager
-def counted_progress() -> Iterator[Advance]:
-    """Shows phases with counts and the time left on stderr: a bar, or plain lines where that is no terminal.
+def progress() -> Iterator[ProgressCallback]:
+    """Show phases with their counts and the time left on stderr; nothing where that is no terminal.
 
     With ``--verbose`` a line for each phase that has ended, with its seconds; nothing with ``--quiet``.
     """
-    if verbosity() is Verbosity.VERBOSE:
-        with timed_phases() as begin:
-            yield _without_counts(begin)
-        return
+    with _shown(lambda phase, done=0, total=0, /: None) as advance:
+        yield advance
+
+
+@contextmanager
+def counted_progress() -> Iterator[ProgressCallback]:
+    """As ``progress``, and a plain line now and then where stderr is no terminal: for what takes minutes."""
+    with _shown(PlainLines().advance) as advance:
+        yield advance
+
+
+@contextmanager
+def _shown(elsewhere: ProgressCallback) -> Iterator[ProgressCallback]:
+    """A bar; ``elsewhere``: what is called where stderr is no terminal."""
     errors = Console(file=sys.stderr)
-    if verbosity() is Verbosity.QUIET:
+    if verbosity() is Verbosity.VERBOSE:
+        with timed_phases() as advance:
+            yield advance
+    elif verbosity() is Verbosity.QUIET:
         yield lambda phase, done=0, total=0, /: None
     elif not errors.is_terminal:
-        yield PlainLines().advance
+        yield elsewhere
     else:
         columns = (
             SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
@@ -49,6 +55,27 @@ def counted_progress() -> Iterator[Advance]:
         )  # fmt: skip
         with Progress(*columns, console=errors, transient=True) as bars:
             yield _Bar(bars).advance
+
+
+@contextmanager
+def timed_phases() -> Iterator[ProgressCallback]:
+    """A note with the seconds of each phase as it ends."""
+    phases: list[tuple[str, float]] = []
+
+    def end() -> None:
+        if phases:
+            text, start = phases.pop()
+            print_note(f"{text}: {perf_counter() - start:.3f} s")
+
+    def advance(phase: str, done: int = 0, total: int = 0, /) -> None:
+        if not phases or phases[0][0] != phase:
+            end()
+            phases.append((phase, perf_counter()))
+
+    try:
+        yield advance
+    finally:
+        end()
 
 
 class _Bar:
@@ -89,14 +116,3 @@ def time_left(seconds: float, done: int, total: int) -> str:
     """What is left of work of which ``done`` of ``total`` took ``seconds``: ``about 40 s left``."""
     left = seconds / done * (total - done)
     return f"about {left / 60:.0f} min left" if left >= 120 else f"about {max(left, 1):.0f} s left"
-
-
-def _without_counts(begin: Callable[[str], None]) -> Advance:
-    last = [""]
-
-    def advance(phase: str, done: int = 0, total: int = 0, /) -> None:
-        if phase != last[0]:
-            last[0] = phase
-            begin(phase)
-
-    return advance

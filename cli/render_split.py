@@ -11,6 +11,7 @@ from rich.text import Text
 from gopt.artifact.report import format_bytes, rank_ranges
 
 from .render import console, few, table
+from .render_before_after import render_roles
 
 if TYPE_CHECKING:
     from gopt.artifact.manifest import Manifest
@@ -41,6 +42,7 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
     out.print(Text.assemble((source.file, "bold"), rest), soft_wrap=True)
     for line in _settings(found):
         out.print(line)
+    render_roles(out, found.facts.sizes)
     rows = [
         (each.server, each.pieces, *map(format_bytes, (each.parameters, each.optimizer_states, each.gradients,
                                                        each.pushed, each.pulled)))

@@ -35,7 +35,9 @@ def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) ->
         )
         for name, each in record["worst"].items()
     ]
-    over = f"{len(roles) or record['ranks']} {'trainers and servers' if roles else 'ranks'} and {record['steps']} steps"
+    steps = record["steps"]
+    who = "trainers and servers" if roles else "ranks"
+    over = f"{len(roles) or record['ranks']} {who} and {steps} step{'s' * (steps != 1)}"
     title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
     out.print(table(title, ("variant", "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
     _failing(record, out, roles)

@@ -34,25 +34,16 @@ def command(
     """
     from gopt.artifact.report import format_bytes
     from gopt.errors import OptionError
-    from gopt.offline.html_report import report_page, write_page
-    from gopt.offline.html_report.write import check_page
+    from gopt.verbs.report import report
 
     from .json_text import strict_json
-    from .render import progress
+    from .render_progress import progress
 
     if page is None and not as_json:
         raise OptionError("report needs a file to write", "give --html FILE, or --json")
-    if page is not None:
-        check_page(Path(page), force=force)
     with progress() as advance:
-        advance("reading")
-        record = report_page(
-            Path(folder), trace=None if trace is None else Path(trace),
-            verification=None if verification is None else Path(verification),
-        )  # fmt: skip
-        advance("writing")
-        size = 0 if page is None else write_page(record, Path(page), force=force)
+        record = report(folder, page, trace=trace, verification=verification, force=force, advance=advance)
     if as_json:
         print_json_text(strict_json(record.to_json(), 1))
-    elif verbosity() > Verbosity.QUIET:
-        print_text(f"written to {page} ({format_bytes(size)})")
+    elif page is not None and verbosity() > Verbosity.QUIET:
+        print_text(f"written to {page} ({format_bytes(Path(page).stat().st_size)})")

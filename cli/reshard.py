@@ -10,8 +10,8 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import axis_option, axis_table, build_mesh, pass_option
-from .server_options import MODES, given_options, is_given, split_options
+from .options import axis_option, axis_table, build_mesh, is_given, pass_option
+from .server_options import MODES, given_options, split_options
 from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def _shown(name: str) -> str:
 def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
     from gopt.offline.merge import reshard
 
-    from .render import progress, render_report
+    from .render import render_report
+    from .render_progress import progress
 
     options: dict[str, dict[str, object]] = {}
     for name, value in (
@@ -97,7 +98,7 @@ def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
     with progress() as advance:
         advance("sharding")
         if given["ranks"] is None and given["mesh"] is None:
-            raise OptionError("for how many ranks?", _KINDS)
+            raise OptionError("the number of ranks is missing", _KINDS)
         grid = build_mesh(given["ranks"], given["mesh"], {}, _kinds(path, given["mesh"], given["axis"]))
         sharded = reshard(path, grid, options=options, accumulate=given["accumulate"], note=print_note)
         advance("checking and writing")
@@ -111,7 +112,7 @@ def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
 def _split(path: str, target: Path, given: dict[str, Any]) -> None:
     from gopt.offline.resplit import resplit
 
-    from .render import progress
+    from .render_progress import progress
     from .render_split import print_split
 
     options = given_options(given)

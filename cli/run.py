@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gopt.errors import OptionError
 
 from .options import arguments_of, deadline
+
+if TYPE_CHECKING:
+    from gopt.verbs.run_options import RunOptions
 
 
 @click.command("run")
@@ -122,31 +125,25 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
           --checkpoint ckpt --every 100 --resume
       gopt run step.ranks --data samples.npz --steps 10 --set lr=1e-3 --log plain.jsonl --no-tuning
     """
-    from gopt.runtime.training.job import Job, read_manifest
+    from gopt.runtime.training.job import read_manifest
 
-    if given["every"] and not given["checkpoint"]:
-        raise OptionError("--every needs --checkpoint CKPT")
+    options = _options(given)
     if given["launch"] is not None:
         return _launch_ranks(context, folder, given)
-    job = Job(
-        folder=Path(folder), data=given["data"], steps=given["steps"], settings=_pairs(given["settings"]),
-        state=given["state"], shuffle=given["shuffle"],
-        checkpoint=None if given["checkpoint"] is None else Path(given["checkpoint"]), every=given["every"] or 0,
-        keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
-        tuning=not given["no_tuning"], trace=None if given["trace"] is None else Path(given["trace"]),
-    )  # fmt: skip
+    job = options.job(Path(folder), given["data"], given["steps"])
     from gopt.runtime.engines.mpi import launched, load_mpi, raise_on_all_ranks
 
     from . import run_ranks, run_servers
 
     split = run_servers.has_servers(folder)
-    run_servers.check_options(given, split)
+    options.check(split=split)
+    run_servers.check_engine(given, split)
     engine = given["engine"] or ("mpi" if launched() else "threads")
     if split:
         launch = run_servers.run_threads if engine == "threads" else run_servers.run_process
-        return launch(job, given, context.find_root().params["debug"])
+        return launch(job, options, given, context.find_root().params["debug"])
     if engine == "threads":
-        return run_ranks.run_threads(job, read_manifest(job.folder)[1], given)
+        return run_ranks.run_threads(job, read_manifest(job.folder)[1], options, given)
     if not launched() and (ranks := read_manifest(job.folder)[1].ranks) > 1:
         raise OptionError(
             f"--engine {engine} runs every rank as a process, and no launcher has started this one",
@@ -155,6 +152,20 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     load_mpi(engine)
     _, mesh = raise_on_all_ranks(lambda: read_manifest(job.folder))
     return run_ranks.run_process(job, mesh, given, engine, context.find_root().params["debug"])
+
+
+def _options(given: dict[str, Any]) -> RunOptions:
+    """What the command line asks of the verb."""
+    from gopt.verbs.run_options import RunOptions
+
+    same = (
+        "state", "shuffle", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "deadline", "trainers",
+        "roles", "on_trainer_loss", "nan", "stop", "staleness",
+    )  # fmt: skip
+    return RunOptions(
+        settings=_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],
+        **{name: given[name] for name in same},
+    )  # fmt: skip
 
 
 def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) -> int:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gopt.errors import RunError
 
 from .run_report import report_resume, report_steps, signal_note, stopped_error
 from .terminal import print_error
 
+if TYPE_CHECKING:
+    from gopt.verbs.run_options import RunOptions
 
-def run_threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
-    from gopt.runtime.engines import base
+
+def run_threads(job: Any, mesh: Any, options: RunOptions, given: dict[str, Any]) -> int:
     from gopt.runtime.training.stop_signal import listen_for_stop
-    from gopt.runtime.training.train import Trainer
-
-    def live(engine: Any) -> tuple[int, int]:
-        trainer = Trainer(job, engine, _ignore_position, stop_signal=stop)
-        trainer.run(tell, report_resume(job, trainer))
-        return trainer.step, trainer.stopped
+    from gopt.verbs.training import RunHooks, train_ranks
 
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
         report_steps(job, mesh.ranks, given, "threads") as tell,
     ):
-        step, stopped = base.run_threads(mesh, given["deadline"], live)[0]
+        step, stopped = train_ranks(job, mesh, options.deadline, RunHooks(tell, report_resume(job), stop))
     if stopped:
         raise stopped_error(job, step, stopped)
     return 0
@@ -65,7 +62,8 @@ def run_process(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bo
             trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *place, stop_signal=stop))
             if engine.rank == 0:
                 with report_steps(job, mesh.ranks, given, kind, lambda: host.shared_calls) as tell:
-                    trainer.run(tell, report_resume(job, trainer))
+                    say = report_resume(job)
+                    trainer.run(tell, lambda: say(trainer.step))
             else:
                 trainer.run(lambda _: None)
         if trainer.stopped and engine.rank == 0 and beat.first(128 + trainer.stopped):
@@ -82,7 +80,3 @@ def run_process(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bo
         beat.at(beat.step, beat.call, ENDED)
         raise
     return 128 + trainer.stopped if trainer.stopped else 0
-
-
-def _ignore_position(step: int, call: int) -> None:
-    return None

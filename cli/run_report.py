@@ -95,17 +95,17 @@ def _resume_step(job: Any) -> int | None:
     return max(complete_steps(job.checkpoint), default=None)
 
 
-def report_resume(job: Any, trainer: Any) -> Callable[[], None]:
+def report_resume(job: Any) -> Callable[[int], None]:
     """What says on stderr which step a run resumes at, when all that could refuse it has passed."""
-    there = job.checkpoint is not None and job.checkpoint.exists()
+    there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
 
-    def say() -> None:
+    def say(step: int) -> None:
         from gopt.artifact.checkpoint_index import step_dir
 
-        if not job.resume or job.checkpoint is None or trainer.step >= job.steps:
+        if not job.resume or job.checkpoint is None or step >= job.steps:
             return
-        if trainer.step:
-            print_note(f"resumes at step {trainer.step}, {job.checkpoint / step_dir(trainer.step)}")
+        if step:
+            print_note(f"resumes at step {step}, {job.checkpoint / step_dir(step)}")
         else:
             lack = "holds no whole checkpoint" if there else "does not exist"
             print_note(f"{job.checkpoint} {lack}: training starts from the beginning")

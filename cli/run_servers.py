@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gopt.errors import OptionError
+
+if TYPE_CHECKING:
+    from gopt.verbs.run_options import RunOptions
 
 BEAT = 1.0
 """Seconds between signs of life of a process."""
@@ -37,34 +39,18 @@ def role_names(folder: str) -> list[str]:
     return [f"trainer {number}" for number in range(mesh.ranks)] + [f"server {n}" for n in range(plan.servers)]
 
 
-def check_options(given: dict[str, Any], split: bool) -> None:
-    """Refuse what means nothing for a split, and what means nothing without one."""
-    if not split:
-        named = {"trainers": "--trainers", "roles": "--roles", "staleness": "--staleness", "stop": "--stop"}
-        name = next((option for key, option in named.items() if given[key] is not None), None)
-        name = "--on-trainer-loss" if given["on_trainer_loss"] != "abort" else name
-        name = "--nan" if given["nan"] != "pass" else name
-        if name is not None:
-            raise OptionError(f"{name} is of trainers and servers, and the folder has ranks", "see gopt split --help")
-        return
-    if given["sync_init"] is not None:
-        raise OptionError("--sync-init: trainers of a split take their start values from the servers", "leave it out")
-    if given["trace"] is not None:
-        raise OptionError("--trace is of ranks that call one another, and a split has messages", "leave it out")
-    if given["engine"] == "nccl":
+def check_engine(given: dict[str, Any], split: bool) -> None:
+    """Refuse an engine that has no messages."""
+    if split and given["engine"] == "nccl":
         raise OptionError(
-            "--engine nccl: messages of trainers and servers come at any time, and NCCL knows calls that all make",
+            "--engine nccl cannot run a split: NCCL has no messages between single ranks",
             "take threads or mpi",
         )
 
 
-def endpoints(job: Any, given: dict[str, Any], servers: list[Any]) -> Any:
+def endpoints(job: Any, options: RunOptions, servers: list[Any]) -> Any:
     """The job with its trainers and servers; at the end the chief lists in ``servers`` what each of them did."""
-    from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
-    from gopt.runtime.parameter_server.job import ServerJob
     from gopt.runtime.parameter_server.waits import straggler
-
-    found = ServerJob.read(job, given["trainers"], given["roles"])
 
     def summarise(all_servers: Sequence[Any]) -> None:
         servers.extend(all_servers)
@@ -73,12 +59,7 @@ def endpoints(job: Any, given: dict[str, Any], servers: list[Any]) -> Any:
         if skipped := max((each.skipped for each in all_servers), default=0):
             _say(f"{skipped} round{'s' * (skipped != 1)} of {all_servers[0].rounds} were not applied")
 
-    faults = FaultOptions(
-        OnNan(given["nan"]), given["stop"] and Stop(given["stop"]), given["on_trainer_loss"] == "continue",
-        given["staleness"], _say, summarise,
-    )  # fmt: skip
-    faults.check(found.plan)
-    return replace(found, faults=faults)
+    return options.server_job(job, _say, summarise)
 
 
 def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -98,29 +79,27 @@ def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
+def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: bool) -> int:
     """All endpoints as threads of this process."""
-    from gopt.runtime.parameter_server.run import Hooks, run_in_threads
     from gopt.runtime.training.stop_signal import listen_for_stop
+    from gopt.verbs.training import RunHooks, train_endpoints
 
-    from .run_report import report_steps, signal_note, stopped_error
+    from .run_report import report_resume, report_steps, signal_note, stopped_error
 
     servers: list[Any] = []
-    server_job = endpoints(job, given, servers)
+    server_job = endpoints(job, options, servers)
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
         report_steps(job, server_job.endpoints, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
     ):
-        step, stopped = run_in_threads(
-            server_job, tell, hooks=Hooks(_resumed(job, server_job), stop_signal=stop, on_end=_told),
-            deadline=given["deadline"],
-        )  # fmt: skip
+        hooks = RunHooks(tell, report_resume(job), stop, _told)
+        step, stopped = train_endpoints(server_job, options.deadline, hooks)
     if stopped:
         raise stopped_error(job, step, stopped)
     return 0
 
 
-def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
+def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: bool) -> int:
     """This process has one or several of the roles."""
     from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat
     from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks, unlink_mpich_files
@@ -128,22 +107,23 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     from gopt.runtime.messages.roster import Settings
     from gopt.runtime.parameter_server.outlive import ancestors, check_launcher, outlive_others
     from gopt.runtime.parameter_server.peers import watch_peers
-    from gopt.runtime.parameter_server.run import Hooks, run_endpoints
+    from gopt.runtime.parameter_server.run import run_endpoints
     from gopt.runtime.training.stop_signal import listen_for_stop
+    from gopt.verbs.training import RunHooks
 
     from .main import exit_code, explain_error
-    from .run_report import report_steps, stopped_error
+    from .run_report import report_resume, report_steps, stopped_error
 
-    above, continues = ancestors(), _continues(job, given)
+    above, continues = ancestors(), _continues(job, options)
     if continues:
         outlive_others(above)
     world = load_mpi().COMM_WORLD
     servers: list[Any] = []
-    if given["on_trainer_loss"] == "continue":
+    if options.on_trainer_loss == "continue":
         raise_on_all_ranks(lambda: check_launcher(world.size, above))
-    server_job = raise_on_all_ranks(lambda: endpoints(job, given, servers))
+    server_job = raise_on_all_ranks(lambda: endpoints(job, options, servers))
     processes = raise_on_all_ranks(lambda: server_job.processes(world.size))
-    limit = given["deadline"]
+    limit = options.deadline
     settings = Settings(deadline=limit, beat=BEAT, silence=max(SILENCE, limit / 2))
     hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), settings))
     beat = Heartbeat.open(world.rank, lambda item: world.allgather(item))
@@ -153,14 +133,16 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     try:
         chief = 0 in hub.roster.local(world.rank)
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
-            hooks = Hooks(_resumed(job, server_job), beat.at, stop, _told)
+            start = report_resume(job)
             if chief:
                 with report_steps(
                     job, server_job.endpoints, given, "mpi", servers=servers, roles=_roles(server_job)
                 ) as tell:
-                    step, stopped = run_endpoints(server_job, hub, tell, hooks)
+                    hooks = RunHooks(tell, start, stop, _told)
+                    step, stopped = run_endpoints(server_job, hub, tell, hooks.of_servers(job, beat.at))
             else:
-                step, stopped = run_endpoints(server_job, hub, lambda _: None, hooks)
+                hooks = RunHooks(_ignore, start, stop, _told)
+                step, stopped = run_endpoints(server_job, hub, _ignore, hooks.of_servers(job, beat.at))
         if stopped and chief and beat.first(128 + stopped):
             explain_error(stopped_error(job, step, stopped), debug)
         beat.at(step, -1, ENDED)
@@ -180,12 +162,12 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     return 128 + stopped if stopped else 0
 
 
-def _continues(job: Any, given: dict[str, Any]) -> bool:
+def _continues(job: Any, options: RunOptions) -> bool:
     """Whether the run goes on without a trainer that is lost."""
     from gopt.artifact.manifest_check import read_manifest
 
     plan = read_manifest(job.folder)[0].parameter_server
-    return given["on_trainer_loss"] == "continue" or (plan is not None and not plan.mode.rounds)
+    return options.on_trainer_loss == "continue" or (plan is not None and not plan.mode.rounds)
 
 
 def _roles(server_job: Any) -> dict[str, int]:
@@ -203,16 +185,5 @@ def _told(met: Any) -> None:
     _say(str(met))
 
 
-def _resumed(job: Any, server_job: Any) -> Any:
-    """What says on stderr which step a run resumes at."""
-
-    def say() -> None:
-        from gopt.artifact.checkpoint_index import complete_steps, step_dir
-
-        from .terminal import print_note
-
-        steps = complete_steps(job.checkpoint) if job.resume and job.checkpoint is not None else []
-        if steps and steps[-1] < job.steps:
-            print_note(f"resumes at step {steps[-1]}, {job.checkpoint / step_dir(steps[-1])}")
-
-    return say
+def _ignore(_: object) -> None:
+    return None

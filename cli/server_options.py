@@ -9,7 +9,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import F
+from .options import F, is_given
 from .terminal import print_note
 
 if TYPE_CHECKING:
@@ -141,11 +141,6 @@ def split_options(*modes: str) -> Callable[[F], F]:
     return add
 
 
-def is_given(value: object) -> bool:
-    """Whether an option was on the command line: 0 is, an absent flag is not."""
-    return value is not None and value is not False and value != ()
-
-
 def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``SplitOptions`` that the command line sets. Raises OptionError, and InputError for a damaged
     server map."""
@@ -181,7 +176,7 @@ def build_split_options(given: Mapping[str, Any], **defaults: Any) -> SplitOptio
     found = {**defaults, **given_options(given)}
     for field in ("trainers", "servers"):
         if field not in found:
-            raise OptionError(f"how many {field}?", f"give --{field} N")
+            raise OptionError(f"the number of {field} is missing", f"give --{field} N")
     return SplitOptions(**found)
 
 

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gopt.background import processes
-from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
-from .auto import auto_options, check_auto, choose, split_link
-from .options import (
-    axis_option,
-    axis_table,
-    build_mesh,
-    group_option,
-    group_types,
-    jobs_option,
-    parse_ranks,
-    pass_option,
-    read_config,
-    role_map,
-    role_options,
-)
+from .auto import auto_of, auto_options, check_auto
+from .options import axis_option, group_option, jobs_option, role_options
+from .shard_request import ShardRequest
 from .terminal import print_json, print_text
-
-if TYPE_CHECKING:
-    from gopt.api import Sharded, Source
-    from gopt.mesh import Mesh, Sees
 
 
 @click.command("shard")
@@ -114,171 +98,32 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --mesh tp=2 --explain view_41
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
-    from gopt import api
     from gopt.artifact.output_paths import check_output_folder
     from gopt.preflight import check_disk_space
 
-    check_auto(given)
-    given["dry_run"] = given["dry_run"] or given["explain"] is not None
-    config, axes, mesh = _mesh(given)
-    pipeline = _pipeline(given, config)
-    wanted = parse_ranks(given["only_ranks"])
-    output = Path(given["output"] or f"{Path(model).stem}.ranks")
-    whole = output
-    if not given["dry_run"]:
-        whole = check_output_folder(output, force=given["force"])
-    from .render import progress, render_report
+    from .render import render_report
+    from .render_progress import progress
 
+    check_auto(given)
+    written = not given["dry_run"] and given["explain"] is None
+    asked = ShardRequest.of(model, given)
+    output = Path(given["output"] or f"{Path(model).stem}.ranks")
+    whole = check_output_folder(output, force=given["force"]) if written else output
     with gc_paused(), progress() as advance, processes(given["jobs"]):
-        advance("reading")
-        source = _load(model, given, config, axes)
-        if not given["dry_run"]:
-            check_disk_space(source.training, mesh.ranks if wanted is None else len(wanted), whole)
-        advance("sharding")
-        choice = None
-        if given["auto"]:
-            knobs, choice = choose(source, mesh, given, advance)
-            pipeline = _pipeline(given | knobs, config)
-        unsure = confirm_duals(source, mesh)
-        sharded = api.shard(source, mesh, accumulate=_accumulate(given, config), pipeline=pipeline, only_ranks=wanted)
-        sharded.program.warnings += unsure
+        source = asked.load(advance)
+        if written:
+            ranks = asked.options.only_ranks
+            check_disk_space(source.training, asked.mesh.ranks if ranks is None else len(ranks), whole)
+        sharded = asked.make(source, advance, auto_of(given))
         if given["explain"] is not None:
-            lines = [line for each in sharded.program.explanations for line in each.lines(given["explain"])]
-            print_text("\n".join(lines or ["no axis of the mesh splits the computation: every value is whole"]))
+            print_text("\n".join(sharded.explain(given["explain"])))
             return
-        sharded.choice = choice
-        advance("checking and writing")
-        report = (
-            sharded.report()
-            if given["dry_run"]
-            else sharded.write(output, force=given["force"], annotate=given["annotate"])
-        )
+        if written:
+            how = {"force": given["force"], "annotate": given["annotate"]}
+            report = sharded.write(output, **how, advance=advance)
+        else:
+            report = sharded.report()
     if given["as_json"]:
         print_json(report.to_json())
     else:
-        render_report(report, None if given["dry_run"] else output)
-
-
-def sharded(model: str, given: dict[str, Any]) -> Sharded:
-    """The step as the options of ``gopt shard`` ask for it, checked; nothing is written."""
-    from gopt import api
-
-    config, axes, mesh = _mesh(given)
-    source = _load(model, given, config, axes)
-    return api.shard(source, mesh, accumulate=_accumulate(given, config), pipeline=_pipeline(given, config))
-
-
-def _mesh(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Sees], Mesh]:
-    """The configuration, what ranks along its axes see, and the checked mesh."""
-    from gopt.preflight import check_mesh
-
-    config = read_config(given["config"])
-    axes = axis_table(given["axis"], config)
-    mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
-    check_mesh(mesh)
-    given["split_link"] = split_link(given, mesh)
-    return config, axes, mesh
-
-
-def _load(model: str, given: dict[str, Any], config: dict[str, Any], axes: dict[str, Sees]) -> Source:
-    from gopt import api
-
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
-    groups = group_types(given["group_type"])
-    return api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
-
-
-def _accumulate(given: dict[str, Any], config: dict[str, Any]) -> int:
-    return int(given["accumulate"] or config.get("accumulate", 1))
-
-
-def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
-    """Notes on mappings of the source whose dual was not found; nothing is loaded or run where there are none."""
-    from gopt.analysis.region_mappings import find_region_mappings, without_dual
-    from gopt.api import on_mesh
-
-    if not without_dual(find_region_mappings(source.training)):
-        return []
-    from gopt.verification.source_duals import check_source_duals
-
-    return check_source_duals(on_mesh(source, mesh), mesh)
-
-
-def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
-    from gopt.passes import DEFAULT, PASSES, find
-    from gopt.pipeline import build_pipeline, parse_pipeline
-
-    defaults: dict[str, dict[str, Any]] = {name: dict(table) for name, table in config.get("pass", {}).items()}
-    for name in defaults:
-        find(name)
-    flags = {
-        "stage": ("shard", "stage"),
-        "partition": ("shard", "partition"),
-        "bucket_mb": ("shard", "bucket-mb"),
-        "statistics": ("statistics", "statistics"),
-        "loss_reduction": ("shard", "loss-reduction"),
-        "split_link": ("tensor-parallel", "link"),
-    }
-    for flag, (owner, option) in flags.items():
-        if given[flag] is not None:
-            defaults.setdefault(owner, {})[option] = given[flag]
-    for owner, option, value in map(pass_option, given["options"]):
-        if any(given[flag] is not None and where == (owner, option) for flag, where in flags.items()):
-            raise OptionError(f"option {option} of pass {owner} is given twice")
-        defaults.setdefault(owner, {})[option] = value
-    items = None
-    if given["pipeline"] is not None:
-        items = parse_pipeline(given["pipeline"])
-    elif "pipeline" in config:
-        table = config["pipeline"]
-        if set(table) != {"passes"} or not all(isinstance(name, str) for name in table["passes"]):
-            raise OptionError("[pipeline] takes one key: passes, a list of names", f"passes = {list(DEFAULT)}")
-        items = [(name, {}) for name in table["passes"]]
-    if items is not None:
-        clash = [(name, key) for name, options in items for key in options if key in defaults.get(name, {})]
-        if clash and given["pipeline"] is not None and any(given[flag] is not None for flag in flags):
-            raise OptionError(f"option {clash[0][1]} of pass {clash[0][0]} is given twice")
-        for name, _ in items:
-            find(name)
-        for name in set(defaults) - {name for name, _ in items}:
-            raise OptionError(f"options are given for pass {name}, which is not in the pipeline")
-    _same_cap(given, items, defaults)
-    after = _printer(given["print_after"], given["print_dir"], PASSES)
-    return build_pipeline(items, defaults, verify_each=given["verify_each"], after_each=after)
-
-
-def _same_cap(given: dict[str, Any], items: Any, defaults: dict[str, dict[str, Any]]) -> None:
-    """``--bucket-mb`` caps fused calls as well, unless the configuration or the pipeline says otherwise."""
-    wanted = items is None or any(name == "fuse-collectives" and "cap-mb" not in options for name, options in items)
-    if given["bucket_mb"] is not None and wanted:
-        defaults.setdefault("fuse-collectives", {}).setdefault("cap-mb", given["bucket_mb"])
-
-
-def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> Any:
-    """What to call after each pass: write the graph's canonical text."""
-    if name is None:
-        if folder is not None:
-            raise OptionError("--print-dir needs --print-after")
-        return None
-    from gopt.passes import find
-
-    if name != "all":
-        find(name)
-    if folder is not None:
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(f"--print-dir {folder} cannot be a folder: {error.strerror}", "choose another") from None
-
-    def write(done: str, step: Any) -> None:
-        if name not in ("all", done):
-            return
-        from gopt.offline.text import canonical_text
-
-        text = canonical_text(step.graph)
-        if folder is None:
-            print_text(text, error=True)
-        else:
-            Path(folder, f"{len(step.applied):02d}_{done}.txt").write_text(text, encoding="utf-8")
-
-    return write
+        render_report(report, output if written else None)

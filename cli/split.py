@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,16 @@ from gopt.background import processes
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
-from .options import jobs_option, read_config, role_map, role_options
-from .server_options import MODES, build_split_options, is_given, split_options
+from .options import is_given, jobs_option, read_config, role_map, role_options
+from .server_options import MODES, build_split_options, split_options
 from .terminal import print_json
 
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
-    from gopt.api import Split
+    from gopt.api import Sharded, ShardOptions, Source, Split
+    from gopt.mesh import Mesh
+    from gopt.parameter_server.options import SplitOptions
+    from gopt.progress import ProgressCallback
 
 _SERVERS_ALONE = (
     "servers", "pull", "slicing", "minimum", "placement", "server_map", "roles", "fixed_trainers", "every",
@@ -55,86 +59,105 @@ def command(model: str, **given: Any) -> None:
       gopt split step.onnx --trainers 2 --servers 2 --roles 'trainer:0,1;server:0,1'
       gopt split step.onnx --trainers 4 --mode allreduce
     """
+    from gopt.api import Sharded
     from gopt.artifact.output_paths import check_output_folder
-
-    config = read_config(given["config"])
-    if given["accumulate"] is None:
-        given["accumulate"] = config.get("accumulate")
-    output = Path(given["output"] or f"{Path(model).stem}.split")
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
-    write = _without_servers if given["mode"] == "allreduce" else _with_servers
-    whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
-    with gc_paused():
-        write(model, roles, output, given, whole)
-
-
-def split_step(model: str, given: dict[str, Any]) -> Split:
-    """The split that the options of ``gopt split`` ask for, checked; nothing is written. Raises OptionError."""
-    from gopt import api
-
-    if given["mode"] == "allreduce":
-        raise OptionError("a golden of --mode allreduce is one of gopt shard", "--mesh dp=T --stage 0")
-    config = read_config(given["config"])
-    if given["accumulate"] is None:
-        given["accumulate"] = config.get("accumulate")
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
-    return api.split(api.load(model, roles=roles, state=given["state"]), build_split_options(given))
-
-
-def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any], whole: Path | None) -> None:
-    from gopt import api
     from gopt.preflight import check_disk_space
 
-    from .render import progress
+    from .render import render_report
+    from .render_progress import progress
     from .render_split import print_split
 
-    options = build_split_options(given)
-    with progress() as advance, processes(given["jobs"]):
-        advance("reading")
-        source = api.load(model, roles=roles, state=given["state"])
+    output = Path(given["output"] or f"{Path(model).stem}.split")
+    asked = SplitRequest.of(model, given)
+    whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
+    with gc_paused(), progress() as advance, processes(given["jobs"]):
+        source = asked.load(advance)
         if whole is not None:
-            check_disk_space(source.training, 1, whole, split=True)
-        advance("splitting")
-        split = api.split(source, options)
-        advance("checking and writing")
-        manifest = split.manifest()
-        report = split.report() if given["dry_run"] else split.write(output, force=given["force"])
+            check_disk_space(source.training, asked.files, whole, split=asked.mesh is None)
+        made = asked.make(source, advance)
+        how = {"force": given["force"]}
+        report = made.report() if given["dry_run"] else made.write(output, **how, advance=advance)
+    shown = None if given["dry_run"] else output
     if given["as_json"]:
         print_json(report.to_json())
+    elif isinstance(made, Sharded):
+        render_report(report, shown)
     else:
-        print_split(manifest, report, None if given["dry_run"] else output)
+        print_split(made.manifest(), report, shown)
 
 
-def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any], whole: Path | None) -> None:
-    """What ``gopt shard --mesh dp=T --stage 0`` writes."""
-    from gopt import api
+@dataclass(frozen=True, slots=True)
+class SplitRequest:
+    """What the command line and the configuration ask of ``gopt.load`` and ``gopt.split``.
+
+    Without servers it is what ``gopt shard --mesh dp=T --stage 0`` makes: ``mesh`` and ``shard`` are given then, else
+    ``split``.
+    """
+
+    model: str
+    roles: RoleMap
+    state: str | None
+    split: SplitOptions | None
+    mesh: Mesh | None = None
+    shard: ShardOptions | None = None
+
+    @classmethod
+    def of(cls, model: str, given: dict[str, Any]) -> SplitRequest:
+        """Read and check all that needs no model. Raises OptionError and InputError."""
+        config = read_config(given["config"])
+        if given["accumulate"] is None:
+            given = given | {"accumulate": config.get("accumulate")}
+        roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
+        if given["mode"] == "allreduce":
+            return cls(model, roles, given["state"], None, *_without_servers(given))
+        return cls(model, roles, given["state"], build_split_options(given))
+
+    @property
+    def files(self) -> int:
+        """Files that hold a forward and backward: all trainers of a split share one."""
+        return 1 if self.mesh is None else self.mesh.ranks
+
+    def load(self, advance: ProgressCallback) -> Source:
+        from gopt import api
+
+        return api.load(self.model, roles=self.roles, state=self.state, advance=advance)
+
+    def make(self, source: Source, advance: ProgressCallback) -> Sharded | Split:
+        """The result, checked; nothing is written."""
+        from gopt.verbs.shard import shard
+
+        return (
+            self.split_step(source, advance)
+            if self.mesh is None
+            else shard(source, self.mesh, self.shard, advance=advance)
+        )
+
+    def split_step(self, source: Source, advance: ProgressCallback) -> Split:
+        """The split, where there are servers."""
+        from gopt import api
+
+        assert self.split is not None
+        return api.split(source, self.split, advance=advance)
+
+
+def _without_servers(given: dict[str, Any]) -> tuple[Mesh, ShardOptions]:
+    """The mesh and the options of trainers that reduce gradients among themselves. Raises OptionError."""
+    from gopt.api import ShardOptions
     from gopt.mesh import Mesh
-    from gopt.preflight import check_disk_space
-
-    from .render import progress, render_report
 
     for name in _SERVERS_ALONE:
         if is_given(given[name]):
             hint = "gopt shard -O shard.reduce-dtype=… narrows gradients" if name == "wire" else "leave it out"
-            raise OptionError(f"--{name.replace('_', '-')} means nothing in mode allreduce: there are no servers", hint)
-    trainers, accumulate = given["trainers"], given["accumulate"] or 1
+            raise OptionError(
+                f"--{name.replace('_', '-')} has no effect with --mode allreduce: there are no servers", hint
+            )
+    trainers = given["trainers"]
     if trainers is None:
-        raise OptionError("how many trainers?", "give --trainers T")
+        raise OptionError("the number of trainers is missing", "give --trainers T")
     if trainers < 1:
         raise OptionError(f"--trainers cannot be {trainers}", "it is at least 1")
-    with progress() as advance, processes(given["jobs"]):
-        advance("reading")
-        source = api.load(model, roles=roles, state=given["state"])
-        if whole is not None:
-            check_disk_space(source.training, trainers, whole)
-        advance("sharding")
-        sharded = api.shard(
-            source, Mesh((("dp", trainers),)), stage=0, bucket_mb=given["bucket_mb"], accumulate=accumulate,
-            loss_reduction=given["loss_reduction"] or "mean",
-        )  # fmt: skip
-        advance("checking and writing")
-        report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
-    if given["as_json"]:
-        print_json(report.to_json())
-    else:
-        render_report(report, None if given["dry_run"] else output)
+    options = ShardOptions(
+        stage=0, bucket_mb=given["bucket_mb"], accumulate=given["accumulate"] or 1,
+        loss_reduction=given["loss_reduction"],
+    )  # fmt: skip
+    return Mesh((("dp", trainers),)), options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,9 @@ from .json_text import strict_json
 from .options import arguments_of, deadline
 from .reproducer_option import tell_result
 from .terminal import print_error, print_json_text
+
+if TYPE_CHECKING:
+    from gopt.verification.options import VerifyOptions
 
 
 @click.command("verify")
@@ -74,16 +77,17 @@ def command(
         _, mesh = read_manifest(Path(paths[-1]))
         arguments = ["verify", *paths, *arguments_of(context, ("paths",))]
         return launch(mesh.ranks, arguments, deadline, lambda line: None)
-    from gopt.verification.verify import Verifier
+    from gopt.verbs.verify import verify
+    from gopt.verification.options import VerifyOptions
 
-    options: dict[str, Any] = {
-        "steps": steps, "seed": seed, "hyper": hyper, "data": data, "confirm": not no_confirm, "every": every,
-    }  # fmt: skip
+    model = paths[0] if len(paths) == 2 else None
+    options = VerifyOptions(
+        steps=steps, seed=seed, settings=hyper, data=data, confirm=not no_confirm, every=every, deadline=deadline
+    )
     if engine == "mpi":
-        return _as_rank(paths, options, deadline, as_json)
+        return _as_rank(paths[-1], model, options, as_json)
     with counted_progress() as advance:
-        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline, advance)
-        result = verifier.run(**options, advance=advance)
+        result = verify(paths[-1], model, options, advance=advance)
     tell_result(result.reason())
     if as_json:
         print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
@@ -92,7 +96,7 @@ def command(
     return result.exit_code
 
 
-def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, as_json: bool) -> int:
+def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bool) -> int:
     """One process of many: each computes the reference, runs its own rank, and gathers the results of the others."""
     from gopt.errors import GoptError
     from gopt.runtime.engines.base import run_one_rank
@@ -103,16 +107,17 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
 
     from .render_verify import render_verification
 
-    _, mesh = read_manifest(Path(paths[-1]))
-    engine = MpiEngine(mesh, deadline, print_error)
+    _, mesh = read_manifest(Path(folder))
+    assert options.deadline is not None
+    engine = MpiEngine(mesh, options.deadline, print_error)
     beat = Heartbeat.open(engine.rank, engine.gather)
     follow(engine.watchdog, beat, engine.rank)
     how = ENDED
     try:
-        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
+        verifier = Verifier(folder, model, options.deadline)
         engine.prepare(verifier.groups())
         verifier.transport = run_one_rank(engine)
-        result = verifier.run(**options)
+        result = verifier.run(options)
         if engine.rank == 0 and as_json:
             print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
         elif engine.rank == 0:

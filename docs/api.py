@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from dataclasses import MISSING, fields
+from enum import Enum
 from pathlib import Path
 
 import gopt
 
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
-    "load", "shard", "split", "verify", "run", "inspect", "explain", "diff", "plan", "merge", "reshard", "export",
+    "load", "shard", "split", "verify", "run", "inspect", "explain", "report", "diff", "plan", "merge", "reshard",
+    "export", "golden_update", "golden_check",
 )  # fmt: skip
-OBJECTS = ("Source", "Sharded", "Split", "SplitOptions", "Mesh", "Plan", "Run")
+OPTIONS = ("ShardOptions", "Auto", "SplitOptions", "VerifyOptions", "RunOptions")
+OBJECTS = ("Source", "Sharded", "Split", "Mesh", "Plan", "Run")
 ERRORS = ("GoptError", "InputError", "OptionError", "UnsupportedError", "RunError", "InvariantError", "StoppedError")
 INTRO = """\
 # Python
@@ -25,15 +29,35 @@ notebook they show as a table:
 """
 
 
+RECORDS = """\
+Each is a frozen record. `shard`, `verify` and `run` take their options as a record, as keywords of its fields, or as
+both: keywords go before the record. `split` and `auto=` take the record.
+"""
+
+
 def page() -> str:
     """The page as it should stand in docs/api.md."""
     parts = [INTRO, "## Verbs\n"]
     parts += [f"### gopt.{name}\n\n```python\n{signature(name)}\n```\n\n{text(name)}\n" for name in VERBS]
+    parts += ["## Options\n", RECORDS]
+    parts += [f"### gopt.{name}\n\n{text(name)}\n\n```python\n{fields_of(name)}\n```\n" for name in OPTIONS]
     parts += ["## Objects\n"]
     parts += [f"### gopt.{name}\n\n{text(name)}\n\n{members(name)}" for name in OBJECTS]
     parts += ["## Errors\n"]
     parts += [f"- `gopt.{name}`: {text(name).splitlines()[0]}" for name in ERRORS]
     return "\n".join(parts) + "\n"
+
+
+def fields_of(name: str) -> str:
+    """The fields of a record, a line each."""
+    lines = []
+    for each in fields(getattr(gopt, name)):
+        usual = each.default
+        if usual is MISSING and each.default_factory is not MISSING:
+            usual = each.default_factory()
+        shown = "" if usual is MISSING else f" = {str(usual.value)!r}" if isinstance(usual, Enum) else f" = {usual!r}"
+        lines.append(f"{each.name}: {each.type}{shown}")
+    return "\n".join(lines)
 
 
 def signature(name: str) -> str:

@@ -10,11 +10,17 @@ of ranks, or a ``Mesh``.
     run       train, ranks as threads of this process
     inspect   describe a step, an output folder, a checkpoint or another file
     explain   tell what became of one name
+    report    write one HTML page of an output folder
     diff      compare two models, output folders or checkpoints
     plan      weigh meshes, stages, partitions and bucket sizes
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
     export    write a training step of PyTorch as ONNX
+    golden_update  write what gopt makes of models as short texts
+    golden_check   compare those texts with what gopt makes now
+
+``shard``, ``verify`` and ``run`` take their options as a record (``ShardOptions``, ``VerifyOptions``, ``RunOptions``)
+or as keywords of its fields, ``split`` as a record (``SplitOptions``).
 
 Errors are subclasses of ``GoptError``: ``InputError``, ``OptionError``, ``UnsupportedError``, ``RunError``.
 
@@ -31,35 +37,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gopt.api import Sharded, Source, Split, load, shard, split
+    from gopt.api import Sharded, ShardOptions, Source, Split, load, split
+    from gopt.cli.golden_texts import golden_check, golden_update
     from gopt.errors import GoptError, InputError, InvariantError, OptionError, RunError, StoppedError, UnsupportedError
     from gopt.mesh import Mesh
     from gopt.parameter_server.options import SplitOptions
     from gopt.verbs.export import export
-    from gopt.verbs.folders import diff, explain, merge, reshard, verify
+    from gopt.verbs.folders import diff, explain, merge, reshard
     from gopt.verbs.inspect import inspect
     from gopt.verbs.plan import Plan, plan
+    from gopt.verbs.report import report
     from gopt.verbs.run import Run, run
+    from gopt.verbs.run_options import RunOptions
+    from gopt.verbs.shard import Auto, shard
+    from gopt.verbs.verify import verify
+    from gopt.verification.options import VerifyOptions
 
 __version__ = "0.1.0"
 __all__ = [
-    "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError", "Sharded", "Source",
-    "Split", "SplitOptions", "StoppedError", "UnsupportedError", "__version__", "diff", "explain", "export", "inspect",
-    "load", "merge", "plan", "reshard", "run", "shard", "split", "verify",
+    "Auto", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError", "RunOptions",
+    "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError", "UnsupportedError", "VerifyOptions",
+    "__version__", "diff", "explain", "export", "golden_check", "golden_update", "inspect", "load", "merge", "plan",
+    "report", "reshard", "run", "shard", "split", "verify",
 ]  # fmt: skip
 
 _NAMES = {
-    "gopt.api": ("Sharded", "Source", "Split", "load", "shard", "split"),
+    "gopt.api": ("ShardOptions", "Sharded", "Source", "Split", "load", "split"),
+    "gopt.cli.golden_texts": ("golden_check", "golden_update"),
     "gopt.errors": (
         "GoptError", "InputError", "InvariantError", "OptionError", "RunError", "StoppedError", "UnsupportedError",
     ),
     "gopt.mesh": ("Mesh",),
     "gopt.parameter_server.options": ("SplitOptions",),
     "gopt.verbs.export": ("export",),
-    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "verify"),
+    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard"),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),
+    "gopt.verbs.report": ("report",),
     "gopt.verbs.run": ("Run", "run"),
+    "gopt.verbs.run_options": ("RunOptions",),
+    "gopt.verbs.shard": ("Auto", "shard"),
+    "gopt.verbs.verify": ("verify",),
+    "gopt.verification.options": ("VerifyOptions",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -13,6 +13,7 @@ from gopt.ir.def_use_check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram
+from gopt.progress import ProgressCallback, no_progress
 from gopt.sharding.verifier import Shardings
 
 _ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")
@@ -43,12 +44,13 @@ class Pipeline:
                     f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it"
                 )
             if names.index(stage.spec.name) != place:
-                raise OptionError(f"pass {stage.spec.name} stands twice in the pipeline")
+                raise OptionError(f"pass {stage.spec.name} is in the pipeline twice")
 
-    def run(self, program: SpmdProgram) -> list[PassRun]:
+    def run(self, program: SpmdProgram, advance: ProgressCallback = no_progress) -> list[PassRun]:
         """Apply every pass to a program and its variants in place; the graphs are checked after each."""
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages, 1):
             name = stage.spec.name
+            advance(f"pass {name}", number, len(self.stages))
             others = list(program.others)  # those that the pass itself makes are done
             try:
                 result = stage.spec.apply(program, stage.options)

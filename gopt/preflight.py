@@ -29,8 +29,8 @@ def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
     node = next(filter(draws, training.graph.nodes), None) if same else None
     if node is not None:
         raise UnsupportedError(
-            f"{node.op_type} {node.label!r} draws other values on every rank, and ranks along {same[0]!r} must compute "
-            "the same",
+            f"{node.op_type} {node.label!r} draws different values on each rank, but ranks along {same[0]!r} must "
+            "compute the same",
             "give it a seed, or what it draws as an input",
         )
 

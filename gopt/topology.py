@@ -114,7 +114,7 @@ def _axes(parts: Iterable[str], mesh: Mesh) -> tuple[tuple[str, Link], ...]:
     lost = [name for name, _ in mesh.axes if name not in found]
     if lost:
         raise OptionError(
-            f"--link says nothing of axis {lost[0]!r} of the mesh {mesh}", f"add {lost[0]}=RATE[:LATENCY]"
+            f"--link gives no rate for axis {lost[0]!r} of the mesh {mesh}", f"add {lost[0]}=RATE[:LATENCY]"
         )
     return tuple(found.items())
 

@@ -21,7 +21,7 @@ VERBS = sorted(name for name in gopt.__all__ if name[0].islower())
 
 def test_every_public_name_is_there():
     assert {name: getattr(gopt, name, None) for name in gopt.__all__ if getattr(gopt, name, None) is None} == {}
-    assert gopt.load is gopt.api.load and gopt.shard is gopt.api.shard
+    assert gopt.load is gopt.api.load and gopt.split is gopt.api.split
 
 
 def test_a_name_that_is_not_there():

@@ -87,7 +87,7 @@ def test_order_and_repetition():
     with pytest.raises(OptionError, match="pass late cannot run before early") as caught:
         Pipeline((instance("late", after=("early",)), instance("early")))
     assert caught.value.hints == ("put early in front of it",)
-    with pytest.raises(OptionError, match="pass a stands twice in the pipeline"):
+    with pytest.raises(OptionError, match="pass a is in the pipeline twice"):
         Pipeline((instance("a"), instance("b"), instance("a")))
 
 

@@ -207,7 +207,9 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
     types = step.index.graph.types
     lost = [name for name in step.roles.params if name not in step.updated]
     if lost:
-        raise OptionError(f"{lost[0]!r} is no state: no output replaces it", f"name one: --states {lost[0]}=OUTPUT")
+        raise OptionError(
+            f"{lost[0]!r} is not a state: no output is its new value", f"name one: --states {lost[0]}=OUTPUT"
+        )
     named = [name for name in step.updated if name in step.roles.params]
     found = [
         name

@@ -200,7 +200,7 @@ class _Choice:
         chosen = next((name for name in stretch[first:] if self.types[name].shape == shape), None)
         if chosen is None:
             raise UnsupportedError(
-                f"the gradient of {self.parameter!r} was looked for in vain: {self.nearest!r} has the shape "
+                f"no gradient of {self.parameter!r} was found: the nearest value, {self.nearest!r}, has the shape "
                 f"{self.types[self.nearest]}, and the parameter is {self.types[self.parameter]}",
                 f"give the update a gradient of the parameter's shape, or name it: --params {self.parameter}=VALUE",
             )

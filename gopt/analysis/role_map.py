@@ -30,13 +30,13 @@ class RoleMap:
         for name in (*self.states, *self.params, *self.batch):
             if name not in known:
                 raise OptionError(
-                    f"the role map names {name!r}, which is no input of the graph",
+                    f"the role map names {name!r}, which is not an input of the graph",
                     did_you_mean(name, known) or "gopt inspect MODEL --text lists the graph's inputs",
                 )
         for name in (*self.states.values(), *([self.loss] if self.loss else [])):
             if name not in graph.outputs:
                 raise OptionError(
-                    f"the role map names {name!r}, which is no output of the graph",
+                    f"the role map names {name!r}, which is not an output of the graph",
                     did_you_mean(name, graph.outputs) or "gopt inspect MODEL --text lists the graph's outputs",
                 )
         first: dict[str, str] = {}

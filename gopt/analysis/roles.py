@@ -89,7 +89,9 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     pairs |= match_copies(index, {output: name for output, name in pairs.items() if output != loss}, free)
     if not pairs:
-        raise InputError("no state found: no output replaces an input", "name the pairs with --states INPUT=OUTPUT")
+        raise InputError(
+            "no state found: no output is the new value of an input", "name the pairs with --states INPUT=OUTPUT"
+        )
     step = StepSkeleton(index, pairs, loss, roles)
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)

@@ -104,7 +104,7 @@ class _Finder:
         missing = [name for name, value in self.training.gradients.items() if reducers and value not in followed]
         if missing:
             raise UnsupportedError(
-                f"the source reduces some gradients itself, and not that of {missing[0]!r}",
+                f"the source reduces some gradients itself, but not that of {missing[0]!r}",
                 "reduce all gradients over the data axes, or none: gopt reduces them all",
             )
         ranks = self.mesh.size(self.mesh.data_group or "") if reducers else 1
@@ -119,7 +119,7 @@ class _Finder:
         if node.phase is not None and node.phase is not Phase.UPDATE:
             raise UnsupportedError(f"{what} stands in the {node.phase.value}", HINT)
         if node.op_type not in SAME or (node.op_type == "Broadcast" and not pair):
-            raise UnsupportedError(f"{what} stands in the update: the source is sharded already", HINT)
+            raise UnsupportedError(f"{what} is in the update: the source is sharded already", HINT)
         if node.attributes.get("reduce", "sum") not in ("sum", "mean"):
             raise UnsupportedError(f"{what} is no sum or mean of gradients", HINT)
 
@@ -155,7 +155,7 @@ class _Finder:
             if node is None or source is None or value in self.training.graph.outputs:
                 raise UnsupportedError(
                     f"{call.op_type} {call.label!r} over {call.attributes['group']} carries {name!r}, which is no "
-                    "gradient, nor a multiple of one",
+                    "parameter's gradient, nor a scaled one",
                     HINT,
                 )
             reader, value = node, source

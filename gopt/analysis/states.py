@@ -102,7 +102,7 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
     if type.dtype not in FLOATS:
         raise UnsupportedError(
             f"statistic {name!r} is {type.dtype} and depends on the batch: ranks cannot agree on it by a mean",
-            "keep integer states free of the batch",
+            "compute integer states without the batch",
         )
 
 

@@ -159,7 +159,7 @@ class _Finder:
             if all(map(self.index.one_element, (*node.reads, *filter(None, node.outputs)))):
                 return  # a schedule: every rank has what it reads, and runs it
             raise UnsupportedError(
-                f"control flow around a parameter: {node.op_type} {node.label!r} stands in the update",
+                f"control flow around a parameter: {node.op_type} {node.label!r} is in the update",
                 "export the step with the branch taken, or with Where in place of If",
             )
         if node.domain == COMM and all(map(self.index.one_element, node.reads)):

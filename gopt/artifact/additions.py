@@ -10,13 +10,21 @@ from gopt.artifact.local_types import LocalTypes, OnRank
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import Block, RankGraph
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import CollectiveCall
+from gopt.sharding.traffic import Carries, CollectiveCall
 
 _BUCKET = re.compile(r"gopt\.[a-z-]+\.([a-z]+\d+)\.")
 """Values that passes create are named ``gopt.<pass>.<bucket>.<role>`` (contract section 4)."""
+_REASONS = {
+    Phase.FORWARD: "forward on the rank's part, or its layout",
+    Phase.BACKWARD: "backward on the rank's part, or its layout",
+    Phase.UPDATE: "update on the rank's shard, or its layout",
+}
+_BETWEEN: dict[Phase | None, str] = {Phase.FORWARD: "activations", Phase.BACKWARD: "gradients of activations"}
+"""Phase -> content of a call between its operators that is neither a parameter nor its gradient."""
 
 
 @dataclass(slots=True)
@@ -44,7 +52,7 @@ def added(
     calls: Iterable[CollectiveCall],
 ) -> tuple[list[OpFact], list[AddedVarFact]]:
     """Operators and values that passes made, with the ranks that have them."""
-    found = _Added(program, {call.node.outputs[0]: call.carries.value for call in calls if call.node.outputs})
+    found = _Added(program, {call.node.outputs[0]: call.carries for call in calls if call.node.outputs})
     for variant, members in classes:
         found.shared_nodes(variant, members)
     types = {id(variant): LocalTypes(variant) for variant, _ in classes}
@@ -54,8 +62,11 @@ def added(
 
 
 class _Added:
-    def __init__(self, program: SpmdProgram, carries: dict[str, str]) -> None:
+    def __init__(self, program: SpmdProgram, carries: dict[str, Carries]) -> None:
         self.source, self.carries = program.source.graph.types, carries
+        self.gradients = set(program.source.gradients.values())
+        self._states = {state.input for state in program.states}
+        self._makers = {name: node for node in program.graph.nodes if node.made_by for name in node.outputs}
         self.accumulators = {held.input for held in program.accumulators}
         self.ops: dict[tuple[str, str], _AddedOp] = {}
         self.variables: dict[str, _AddedVar] = {}
@@ -125,10 +136,23 @@ class _Added:
 
     def _purpose(self, node: Node) -> tuple[str, str]:
         if node.domain == COMM:
-            what = self.carries.get(node.outputs[0] if node.outputs else "", "other")
-            named = {"other": "scalars or running statistics"}.get(what, what)
-            return "communication", f"communication over {node.attributes.get('group', 'roles')}: {named}"
-        return "update", "update on the rank's shard, or its layout"
+            return "communication", f"communication over {node.attributes.get('group', 'roles')}: {self._carried(node)}"
+        phase = node.phase or Phase.UPDATE  # an opaque optimizer has none
+        return phase.value, _REASONS[phase]
+
+    def _carried(self, node: Node) -> str:
+        """Content of a call."""
+        kind = self.carries.get(node.outputs[0] if node.outputs else "", Carries.OTHER)
+        if kind is Carries.OTHER:
+            return "scalars or running statistics"
+        of_model = not self.gradients.isdisjoint([*node.inputs, *node.outputs]) or any(map(self._is_held, node.inputs))
+        return str(kind.value) if of_model else _BETWEEN.get(node.phase, str(kind.value))
+
+    def _is_held(self, name: str) -> bool:
+        """Return whether a value is a state, or is made of one by passes."""
+        while (node := self._makers.get(name)) is not None and node.inputs:
+            name = node.inputs[0]
+        return name in self._states
 
     def op_facts(self) -> Iterator[OpFact]:
         """Yield operators in the order in which they were added."""

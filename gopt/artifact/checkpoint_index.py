@@ -74,11 +74,11 @@ def read_index(folder: Path, manifest: Manifest) -> CheckpointIndex:
     index = open_index(folder)
     if index.manifest != manifest.digest() and manifest.parameter_server is not None:
         raise RunError(
-            f"checkpoint {folder} is of other trainers or servers",
+            f"checkpoint {folder} was written by other trainers or servers",
             f"make a split for these of it: gopt reshard {folder} --trainers T --servers S -o DIR",
         )
     if index.manifest != manifest.digest():
-        raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
+        raise RunError(f"checkpoint {folder} was written by other ranks", "make ranks from it with gopt reshard")
     return index
 
 

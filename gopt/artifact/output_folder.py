@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,13 +23,26 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
     RunError if it cannot be written; StoppedError if a signal requests the end.
     """
     whole = check_output_folder(target, force=force)
+    with replaced_folder(target, whole, lambda old: check_replaceable(target, old)) as staged:
+        yield staged
+        if os.path.lexists(whole):
+            check_resolved_folder(target, whole, force=force)
+
+
+@contextmanager
+def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield a folder that atomically takes the place of ``target`` when the block ends; it is removed if the block
+    raises.
+
+    ``whole``: the path of ``target`` without links. ``check`` gets the path that an old folder has now, and raises
+    where it may not be replaced. Raises OptionError, RunError and StoppedError as ``output_folder``.
+    """
     try:
         make_folders(whole.parent)
         with raise_on_signals(), staged_folder(whole) as staged:
             yield staged.path
             if os.path.lexists(whole):
-                check_resolved_folder(target, whole, force=force)
-                staged.commit(lambda old: check_replaceable(target, old))
+                staged.commit(check)
             else:
                 _put_new(staged, target)
     except LeftAsideError as error:
@@ -43,4 +56,4 @@ def _put_new(staged: Staged, target: Path) -> None:
     try:
         staged.commit()
     except FileExistsError:
-        raise OptionError(f"{target} was made by another command meanwhile", "choose another folder with -o") from None
+        raise OptionError(f"{target} was made by another command meanwhile", "run this command again") from None

@@ -90,6 +90,21 @@ class SplitSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSize:
+    """The source, a trainer or the fullest server: bytes, except for ``nodes`` and ``calls``, the messages and calls of
+    one step. ``traffic``: bytes that it sends in one step."""
+
+    role: str
+    nodes: int
+    parameters: int
+    optimizer_states: int
+    gradients: int
+    initializers: int
+    calls: int
+    traffic: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitFacts:
     """The figures of a split. ``pushed_by_server`` and ``pulled_by_server``: bytes between one trainer and each server
     in one step, without rows of tables. ``rows_by_server``: an estimate of those, both ways (``row_traffic``)."""
@@ -102,6 +117,7 @@ class SplitFacts:
     pushed_by_server: tuple[int, ...]
     pulled_by_server: tuple[int, ...]
     rows_by_server: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
+    sizes: tuple[RoleSize, ...] = field(default=(), metadata=OPTIONAL)
 
 
 def split_records(passes: Iterable[PassRecord]) -> tuple[SplitSettings, SplitFacts] | None:

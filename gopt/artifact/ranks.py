@@ -21,6 +21,7 @@ from gopt.lower.phases import STEP, Phase
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.opaque.function_export import prepare
 from gopt.program import SpmdProgram
+from gopt.progress import ProgressCallback, no_progress
 
 
 def write_ranks(
@@ -30,6 +31,7 @@ def write_ranks(
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
     names: RankFiles | None = None,
+    advance: ProgressCallback = no_progress,
 ) -> dict[str, int]:
     """Write one file per rank and phase; returns bytes by file. Raises OSError."""
     names = names or RankFiles()
@@ -43,6 +45,7 @@ def write_ranks(
         name = names.of(rank.rank, rank.phase)
         with create(folder / name) as file:
             sizes[name] = sum(map(file.write, writers[id(rank.phase)].model(rank)))
+        advance("writing files of ranks", len(sizes), len(ranks))
     return sizes
 
 

@@ -187,6 +187,16 @@ Key = tuple[Any, ...]
 _Tables = dict[Key, dict[Any, _Column]]
 
 
+def _add(tables: _Tables, head: Key, place: Any, name: str, kind: Any) -> None:
+    """Put a name, and what may differ between columns, into the row ``place`` of the table ``head``."""
+    rows = tables.setdefault(head, {})
+    row = rows.get(place)
+    if row is None:
+        row = rows[place] = _Column()
+    row.names.append(name)
+    row.kinds.append(kind)
+
+
 def group_removed_ops(facts: Iterable[OpFact]) -> tuple[OpGroup, ...]:
     """Operators in groups, in the order of their first members: the updates of parameters as rows of a table."""
     return _group_ops((fact.op_type if fact.of is None else None, fact) for fact in facts)
@@ -201,12 +211,7 @@ def _group_ops(facts: Iterable[tuple[str | None, OpFact]]) -> tuple[OpGroup, ...
     """Operators with the type that a whole group has; None: each column has its own."""
     tables: _Tables = {}
     for alone, fact in facts:
-        rows = tables.setdefault((*fact[:4], alone), {})
-        row = rows.get(fact.of)
-        if row is None:
-            row = rows[fact.of] = _Column()
-        row.names.append(fact.name)
-        row.kinds.append((fact.op_type, fact.replaced_by))
+        _add(tables, (*fact[:4], alone), fact.of, fact.name, (fact.op_type, fact.replaced_by))
     made = []
     for (pass_name, reason, ranks, role, _), kinds, found in _alike(tables):
         held = tuple(Row(of, tuple(names)) for of, names in found)
@@ -224,13 +229,8 @@ def group_removed_vars(facts: Iterable[RemovedVarFact]) -> tuple[RemovedVarGroup
     """Values in groups, in the order of their first members."""
     tables: _Tables = {}
     for fact in facts:
-        rows = tables.setdefault((*fact[:4], fact.dtype), {})
         place = (fact.of, fact.shape, fact.nbytes)
-        row = rows.get(place)
-        if row is None:
-            row = rows[place] = _Column()
-        row.names.append(fact.name)
-        row.kinds.append(fact.replaced_by)
+        _add(tables, (*fact[:4], fact.dtype), place, fact.name, fact.replaced_by)
     made = []
     for (pass_name, reason, ranks, role, dtype), kinds, found in _alike(tables):
         values = tuple(RemovedVarRow(of, shape, size, tuple(names)) for (of, shape, size), names in found)

@@ -295,7 +295,7 @@ class _Plan:
         if key.server is not None:
             self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")
         if key.pieces:
-            self._refuse(f"{where}.pieces", f"a {key.kind} is of no piece")
+            self._refuse(f"{where}.pieces", f"a {key.kind} cannot have pieces")
         if key.elements != 1:
             self._refuse(f"{where}.shape", f"a {key.kind} is one number, not {key.elements}")
         if (key.kind is KeyKind.VALUE) != bool(key.gradient):

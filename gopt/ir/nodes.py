@@ -67,7 +67,9 @@ def _check_operator(proto: NodeProto) -> None:
 
 def _refuse_spmd(proto: NodeProto) -> None:
     value = show(proto.name or "".join(proto.output[:1]))
-    raise InputError(f"node {value}: the domain {SPMD} is gopt's own and stands in no file", "export the step anew")
+    raise InputError(
+        f"node {value}: the domain {SPMD} is gopt's own and must not be in a file", "export the step again"
+    )
 
 
 def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:

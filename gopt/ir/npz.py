@@ -48,7 +48,7 @@ class Archive(Mapping[str, Tensor]):
         for entry in self._archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if name in self._members:
-                raise InputError(f"{show(name)} stands twice in it")
+                raise InputError(f"{show(name)} is in it twice")
             self._members[name] = entry
 
     def __getitem__(self, name: str) -> Tensor:

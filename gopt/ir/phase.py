@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gopt.ir.graph import Node
 
 
 class Phase(str, Enum):
-    """Set on the nodes of a source when its roles are recovered; nodes that passes add have none."""
+    """Nodes of the source have one once roles are recovered, nodes that passes add once they are lowered."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     UPDATE = "update"
+
+
+_ORDER = tuple(Phase)
+
+
+def complete_phases(nodes: Sequence[Node]) -> None:
+    """Set the phase of nodes that passes added: that of the first phase that reads their results.
+
+    A result that no phase reads is one of the forward where it is computed from values of the forward alone, and else
+    of the update. Two sweeps over ``nodes``, which are in topological order.
+    """
+    added = [node for node in nodes if node.phase is None and node.made_by]
+    results = {name for node in added for name in node.outputs}
+    if not added:
+        return
+    first: dict[str, int] = {}
+    for node in reversed(nodes):
+        if not node.captures and results.isdisjoint(node.inputs) and results.isdisjoint(node.outputs):
+            continue  # most nodes: they neither read nor make a new value
+        if node.phase is None and node.made_by:
+            known = [first[name] for name in node.outputs if name in first]
+            if not known:
+                continue
+            phase = min(known)
+            node.phase = _ORDER[phase]
+        elif node.phase is not None:
+            phase = _ORDER.index(node.phase)
+        else:
+            continue
+        for name in results.intersection(node.reads):
+            first[name] = min(phase, first.get(name, phase))
+    _complete_unread(nodes, {name for node in added if node.phase is None for name in node.reads})
+
+
+def _complete_unread(nodes: Sequence[Node], read: set[str]) -> None:
+    """Set the phase of the nodes whose results no phase reads; ``read``: what these nodes read."""
+    made: dict[str, Phase] = {}
+    for node in nodes:
+        if node.phase is None and node.made_by:
+            phases = {made[name] for name in node.reads if name in made}
+            node.phase = Phase.FORWARD if phases == {Phase.FORWARD} else Phase.UPDATE
+        if node.phase is not None and not read.isdisjoint(node.outputs):
+            made.update(dict.fromkeys(node.outputs, node.phase))

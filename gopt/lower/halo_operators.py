@@ -161,6 +161,7 @@ def member_pool(node: Node, here: Here) -> Lowered:
     def nodes() -> list[Node]:
         own = {key: value for key, value in given.items() if key not in ("group", "axis", "ranges", "length")}
         pool = Node("MaxPool", node.inputs, [values, names["own"]], attributes=own, made_by=node.made_by)
+        pool.phase = node.phase
         return [
             pool,
             make(node, "Div", [names["own"], names["count"]], names["outer"]),

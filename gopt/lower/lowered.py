@@ -39,4 +39,6 @@ def bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:
 
 def make(like: Node, op_type: str, inputs: Sequence[str], output: str, **attributes: object) -> Node:
     """A node that the pass made which made the layout operator."""
-    return Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by)
+    node = Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by)
+    node.phase = like.phase
+    return node

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
 from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
@@ -12,6 +13,7 @@ from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
+from gopt.progress import ProgressCallback, no_progress
 from gopt.sharding.verifier import Shardings
 
 
@@ -24,18 +26,24 @@ class LoweredProgram:
     checks: list[Check]
 
 
-def lower(program: SpmdProgram, ranks: Sequence[int]) -> LoweredProgram:
+def lower(program: SpmdProgram, ranks: Sequence[int], advance: ProgressCallback = no_progress) -> LoweredProgram:
     """Verify a program, and make the graphs of some of its ranks.
 
     Raises InvariantError when a rank could go wrong, UnsupportedError where the source itself parts ranks.
     """
+    advance("checking the program")
     check_variants(program)
     asked, specialisers = 0, {}
     for variant in program.variants:
         shardings = Shardings(variant).infer()
         variant.sharded = shardings.parts()
+        complete_phases(variant.graph.nodes)
         asked += check_placements(variant, shardings)
         specialisers[id(variant)] = [Specialiser(variant, phase) for phase in phases(variant)]
-    graphs = [each.rank(rank) for rank in ranks for each in specialisers[id(program.of(rank))]]
+    graphs = []
+    for number, rank in enumerate(ranks, 1):
+        graphs += [each.rank(rank) for each in specialisers[id(program.of(rank))]]
+        advance("making ranks", number, len(ranks))
+    advance("checking ranks")
     common = common_states(program)
     return LoweredProgram(graphs, common, check_ranks(program, graphs, common, asked))

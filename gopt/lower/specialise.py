@@ -208,7 +208,9 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
 
 
 def _with(node: Node, inputs: list[str]) -> Node:
-    return Node(
+    made = Node(
         node.op_type, inputs, node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
         made_by=node.made_by,
     )  # fmt: skip
+    made.phase = node.phase
+    return made

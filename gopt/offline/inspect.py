@@ -19,6 +19,7 @@ from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Hyper
 from gopt.offline.optimizer.recogniser import Recogniser
+from gopt.progress import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from gopt.api import Source
@@ -126,8 +127,9 @@ class Inspection(HtmlTable):
         return record | asdict(self) | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
 
 
-def inspect_model(source: Source) -> Inspection:
+def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> Inspection:
     """Describe the step of a source, which is not changed."""
+    advance("finding updates")
     training = source.training
     graph, notes = training.graph, list(training.notes)
     recogniser = Recogniser(training)
@@ -136,7 +138,12 @@ def inspect_model(source: Source) -> Inspection:
         subgraphs = find_updates(training, whole_accumulators=False).subgraphs
     except UnsupportedError as error:
         notes.append(f"it cannot be sharded: {error.message}")
-    rules = _directed({name: recogniser.rule(subgraph) for name, subgraph in subgraphs.items()})
+    found = {}
+    for number, (name, subgraph) in enumerate(subgraphs.items(), 1):
+        found[name] = recogniser.rule(subgraph)
+        advance("recognising optimizers", number, len(subgraphs))
+    rules = _directed(found)
+    advance("looking for couplings of samples")
     for name, tensor in graph.initializers.items():
         if tensor.external:
             notes.append(f"values in external data, {name} first")

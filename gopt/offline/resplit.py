@@ -36,7 +36,7 @@ def resplit(
     fields = {**inherited(held, given, note), **given}
     for name in ("trainers", "servers"):
         if name not in fields:
-            raise OptionError(f"how many {name}?", f"give --{name} N")
+            raise OptionError(f"the number of {name} is missing", f"give --{name} N")
     return api.split(kept_source(held), SplitOptions(**fields))
 
 

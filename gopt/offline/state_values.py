@@ -112,13 +112,14 @@ def load_values(
     """
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
-    states, graph = api.load(model).training.state_of(), load(model)
+    graph = load(model)
+    states = api.find_roles(graph.twin(), Path(model).name)[0].state_of()
     given = load_state(state)
     unknown = tuple(name for name in given if name not in states)
     if unknown and not ignore_unknown:
         others = f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise InputError(
-            f"{state}: {show(unknown[0])} is no state of the model{others}",
+            f"{state}: {show(unknown[0])} is not a state of the model{others}",
             did_you_mean(unknown[0], states) or "gopt inspect MODEL lists its states",
             "--ignore-unknown leaves it out (a tied weight is one state, under its first name)",
         )  # fmt: skip

@@ -26,6 +26,7 @@ from gopt.lower.rank_graph import RankState
 from gopt.parameter_server.report import build_split_report
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.tables import TableLayout
+from gopt.progress import ProgressCallback, no_progress
 
 TRAINER_FILES = RankFiles("trainer", alone=True)
 SERVER_FILES = RankFiles("server")
@@ -75,22 +76,30 @@ def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
 
 
 def write_split(
-    split: SplitStep, folder: str | os.PathLike[str], source: SourceEntry, roles: str, *, force: bool
+    split: SplitStep,
+    folder: str | os.PathLike[str],
+    source: SourceEntry,
+    roles: str,
+    *,
+    force: bool,
+    advance: ProgressCallback = no_progress,
 ) -> Report:
     """Write the folder, whole or not at all; returns the report. ``roles``: the roles as metadata of the source.
 
     Raises OptionError, RunError and StoppedError as ``output_folder`` does.
     """
+    advance("building the report")
     values = _plan_states(split)
     kept = background.begin(lambda: _source(split, values, roles), len(split.training.graph.nodes))
     report = build_split_report(split, source)
+    advance("writing values and trainers")
     with output_folder(Path(folder), force=force) as staged:
         values.write(staged / STATES_FILE)
         trainers, servers = split.trainer_graphs, split.server_graphs
         local = values if split.sync is not None else values.without(split.homes.served)
         for program, parts in split.trainer_files():
             write_ranks(staged, program, local, trainers.common, parts, TRAINER_FILES)
-        write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES)
+        write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES, advance)
         write_new(staged / SOURCE_FILE, kept.result())
         with create(staged / REPORT_FILE) as file:
             file.writelines(piece.encode() for piece in report.pieces())

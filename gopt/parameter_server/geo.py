@@ -56,7 +56,7 @@ def geo_homes(training: TrainingGraph) -> Homes:
     from its master: the value from the servers would be lost.
     """
     if not training.gradients:
-        raise UnsupportedError("no parameter has a gradient: servers would have nothing to hold")
+        raise UnsupportedError("no parameter has a gradient: there is nothing to put on servers")
     if training.shared:
         name = next(iter(training.shared.values()))
         raise UnsupportedError(f"mode geo: the update reads the trainers' mean of {show(name)}", "take --mode sync")

@@ -114,7 +114,7 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     apart = not options.mode.rounds
     updates = find_updates(training, whole_accumulators=False)
     if not updates.subgraphs:
-        raise UnsupportedError("no parameter has a gradient: servers would have nothing to update")
+        raise UnsupportedError("no parameter has a gradient: there is nothing to update on servers")
     if apart:
         _refuse_common(updates)
     types = training.graph.types

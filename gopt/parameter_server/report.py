@@ -12,7 +12,7 @@ from gopt.analysis.training import StateKind
 from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
-from gopt.artifact.pass_facts import SplitFacts, SplitSettings
+from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
 from gopt.artifact.removals import role_of, roles
 from gopt.artifact.report import PassRecord, balance, format_bytes, rank_ranges
 from gopt.artifact.report_groups import (
@@ -39,15 +39,24 @@ from gopt.artifact.report_record import (
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
+from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph
 from gopt.mesh import Mesh
+from gopt.parameter_server.role_sizes import role_sizes
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.tables import Rows
 from gopt.program import SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
+
+_REASONS = {
+    Phase.FORWARD: "the layout of pulled parameters",
+    Phase.BACKWARD: "the layout of pulled parameters, for the backward",
+    Phase.UPDATE: "the update of pieces, or their layout",
+}
+"""Why a node that is no message was added."""
 
 
 def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
@@ -61,7 +70,7 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
     return Report(
         source=source,
         mesh=MeshEntry((("dp", split.options.trainers),), split.options.trainers),
-        pipeline=(PassRecord(PASS, _options(split), _facts(split)),),
+        pipeline=(PassRecord(PASS, _options(split), _facts(split, tuple(role_sizes(split, source, usages)))),),
         notes=(*split.training.notes, *_notes(split, couplings)),
         couplings=couplings,
         removed_ops=group_removed_ops(removed_ops),
@@ -93,7 +102,7 @@ def _options(split: SplitStep) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _facts(split: SplitStep) -> dict[str, Any]:
+def _facts(split: SplitStep, sizes: tuple[RoleSize, ...]) -> dict[str, Any]:
     pieces = [piece for pieces in split.plan.owners.values() for piece in pieces]
     servers = range(split.options.servers)
     pushed, pulled = _traffic(split)
@@ -105,6 +114,7 @@ def _facts(split: SplitStep) -> dict[str, Any]:
             pushed_by_server=tuple(pushed.get(server, (0, 0))[1] for server in servers),
             pulled_by_server=tuple(pulled.get(server, (0, 0))[1] for server in servers),
             rows_by_server=split.plan.tables.row_traffic(split.training, split.options),
+            sizes=sizes,
         )
     )  # fmt: skip
 
@@ -223,7 +233,8 @@ def _purpose(node: Node) -> tuple[str, str]:
     if node.domain == COMM:
         among = node.op_type in COLLECTIVES
         return "communication", "a call among servers" if among else "a message between trainers and servers"
-    return "update", "the update of pieces, or their layout"
+    phase = node.phase or Phase.UPDATE
+    return phase.value, _REASONS[phase]
 
 
 def _usages(split: SplitStep) -> Iterator[RankUsage]:

@@ -116,13 +116,13 @@ def _useless(entry: _Entry, tensors: Tensors) -> OptionError:
     """Return the error for an entry without effect."""
     fitting = list(_fitting(entry, tensors))
     if not fitting:
-        return OptionError(f"the server map names {show(entry.text)}, which fits no tensor", _known(entry, tensors))
+        return OptionError(f"the server map names {show(entry.text)}, which matches no tensor", _known(entry, tensors))
     if entry.index is not None and not any(entry.index in tensors[name] for name in fitting):
         most = max(fitting, key=lambda name: max(tensors[name]))
         has = f"pieces 0 to {max(tensors[most])}" if max(tensors[most]) else "one piece, 0"
         return OptionError(f"the server map names piece {entry.index} of {show(most)}, which has {has}")
     return OptionError(
-        f"the server map's entry {show(entry.text)} decides nothing: entries before it take all that it fits",
+        f"the server map's entry {show(entry.text)} has no effect: earlier entries match all that it matches",
         "put it before them, or leave it out",
     )
 

@@ -22,10 +22,10 @@ def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table"
         if not fitting:
             close = get_close_matches(pattern, sorted(names), 1) or sorted(names)[:5]
             hint = f"there are {', '.join(map(show, close))}" if close else "there is none"
-            raise OptionError(f"{show(pattern)} fits no {what}", hint)
+            raise OptionError(f"{show(pattern)} matches no {what}", hint)
         if not any(name not in found for name in fitting):
             raise OptionError(
-                f"the entry {show(pattern)} for tables decides nothing: entries before it take all that it fits",
+                f"the entry {show(pattern)} for tables has no effect: earlier entries match all that it matches",
                 "put it before them, or leave it out",
             )
         for name in fitting:

@@ -97,7 +97,7 @@ def matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> l
     for each in patterns:
         if not any(fnmatchcase(name, each.glob) for name in names):
             hint = did_you_mean(each.glob, names) or f"see each {what} with gopt inspect"
-            raise OptionError(f"tensor-parallel: {each} fits no {what}", hint)
+            raise OptionError(f"tensor-parallel: {each} matches no {what}", hint)
     first = {name: next((each for each in patterns if fnmatchcase(name, each.glob)), None) for name in names}
     return [(name, each) for name, each in first.items() if each is not None]
 

@@ -1,4 +1,4 @@
-"""``gopt.verify``, ``gopt.explain``, ``gopt.merge``, ``gopt.reshard`` and ``gopt.diff``: verbs of output folders."""
+"""``gopt.explain``, ``gopt.merge``, ``gopt.reshard`` and ``gopt.diff``: verbs of output folders."""
 
 from __future__ import annotations
 
@@ -14,29 +14,6 @@ from gopt.offline.diff import diff as compare
 from gopt.offline.explain import Story
 from gopt.offline.explain import explain as tell
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
-from gopt.verification import verify as verification
-from gopt.verification.result import Verification
-
-
-def verify(
-    folder: Folder,
-    model: str | os.PathLike[str] | None = None,
-    *,
-    steps: int = 3,
-    seed: int = 0,
-    data: str | None = None,
-) -> Verification:
-    """Run the source and all ranks, each on its own batch, and compare every state and loss over ``steps`` steps.
-
-    ``model`` replaces the kept source; ``data`` is a file or ``module:function`` of the user's own batches. Raises
-    InputError for a folder that is incomplete, UnsupportedError for random nodes that cannot be fed, RunError when a
-    rank fails.
-
-    >>> gopt.verify(gopt.shard("fixtures/mlp_sgd.onnx", 2), steps=1).equal
-    True
-    """
-    with on_disk(folder) as path:
-        return verification.verify(path, model, steps=steps, seed=seed, data=data)
 
 
 def explain(folder: Folder, name: str) -> Story:

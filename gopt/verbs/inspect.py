@@ -13,6 +13,7 @@ from gopt.garbage import gc_paused
 from gopt.offline.inspect import inspect_model
 from gopt.offline.kinds.inference import inspect_inference
 from gopt.offline.kinds.registry import Described, inspect_path
+from gopt.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
 
 
@@ -22,33 +23,36 @@ def inspect(
     roles: RoleMap = RoleMap(),
     group_types: Mapping[str, str] | None = None,
     axes: Mapping[str, str] | None = None,
+    advance: ProgressCallback = no_progress,
 ) -> Described:
     """Describe a training step, an output folder, a checkpoint, or any file that gopt knows by its content.
 
-    ``roles``, ``group_types`` and ``axes`` are as in ``load``. What comes back depends on what it is; it has
-    ``to_json``. Raises InputError for what cannot be read.
+    ``roles``, ``group_types`` and ``axes`` are as in ``load``; ``advance`` is called with each phase.
+    What comes back depends on what it is; it has ``to_json``. Raises InputError for what cannot be read.
 
     >>> gopt.inspect("fixtures/mlp_adamw.onnx").optimizers[0].name
     'AdamW'
     """
     if isinstance(what, api.Source):
-        return inspect_model(what)
+        return inspect_model(what, advance)
     with on_disk(what) as path:
-        return _inspect(path, roles, group_types or {}, axes or {})
+        return _inspect(path, roles, group_types or {}, axes or {}, advance)
 
 
 def _inspect(
-    path: str | os.PathLike[str], roles: RoleMap, groups: Mapping[str, str], axes: Mapping[str, str]
-) -> Described:
+    path: str | os.PathLike[str], roles: RoleMap, groups: Mapping[str, str], axes: Mapping[str, str],
+    advance: ProgressCallback,
+) -> Described:  # fmt: skip
     """One of the kinds that content tells, a training step, or else an inference model."""
+    advance("reading")
     described = inspect_path(path)
     if described is not None:
         return described
     with gc_paused():
         try:
-            source = api.load(path, roles=roles, group_types=groups, axes=axes)
+            source = api.load(path, roles=roles, group_types=groups, axes=axes, advance=advance)
         except (InputError, UnsupportedError) as refusal:
             if any((roles.loss, roles.states, roles.params, roles.batch, roles.shared)):
                 raise  # the user says that it is a step
             return inspect_inference(Path(path), refusal)
-        return inspect_model(source)
+        return inspect_model(source, advance)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,13 +16,11 @@ from gopt.artifact.checkpoint_index import step_dir
 from gopt.errors import OptionError
 from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import read_folder
-from gopt.runtime.engines.base import Engine, run_threads
-from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.parameter_server.run import run_in_threads
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job, Progress, read_manifest
-from gopt.runtime.training.train import Trainer
 from gopt.verbs.on_disk import TemporaryFolder
+from gopt.verbs.run_options import RunKeywords, RunOptions
+from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +61,17 @@ def run(
     folder: str | os.PathLike[str] | Sharded | Split,
     data: str | os.PathLike[str] | Mapping[str, Array],
     steps: int,
+    options: RunOptions | None = None,
     *,
-    settings: Mapping[str, float | str] | None = None,
-    state: str | os.PathLike[str] | None = None,
-    shuffle: int | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    every: int = 0,
-    keep: int = 2,
-    resume: bool = False,
-    stop_on_nan: bool = False,
     on_step: Callable[[Progress], None] = lambda progress: None,
-    deadline: float = 60.0,
+    **changes: Unpack[RunKeywords],
 ) -> Run:
     """Train until step ``steps``, each rank, or trainer and server, in a thread of this process.
 
     ``data``: a file of samples, ``module:function``, or arrays by the names of the batch inputs, samples along the
-    first dimension. ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``checkpoint``
-    needs a folder on disk; ``every`` steps one is written, ``keep`` of them stay, and ``resume`` continues from the
-    newest. ``deadline``: seconds that a rank waits for the others at a call. ``gopt run`` starts ranks as processes.
-    Raises InputError, OptionError and RunError.
+    first dimension. Options are fields of ``RunOptions``: as keywords (``settings={"lr": 0.1}``), as one record, or as
+    a record with changes. ``on_step`` is called with each step. ``gopt run`` starts ranks as processes, too. Raises
+    InputError, OptionError and RunError.
 
     >>> batch = {"x": np.ones((16, 32), np.float32), "y": np.zeros(16, np.int64)}
     >>> len(gopt.run(gopt.shard("fixtures/mlp_sgd.onnx", 2), batch, 3, settings={"lr": 0.1}).losses)
@@ -89,42 +79,36 @@ def run(
     """
     if steps < 1:
         raise OptionError(f"steps={steps}", "give at least 1")
-    if checkpoint is not None and isinstance(folder, Sharded | Split):
+    asked = replace(options or RunOptions(), **changes)
+    if asked.checkpoint is not None and isinstance(folder, Sharded | Split):
         raise OptionError("a checkpoint belongs to an output folder", "write the ranks first: .write(FOLDER)")
-    if checkpoint is None and (every or resume):
-        raise OptionError("every and resume need a checkpoint", "give checkpoint=FOLDER")
     scratch = TemporaryFolder()
     ranks = scratch.write(folder) if isinstance(folder, Sharded | Split) else Path(folder)
-    root = scratch.path / "checkpoints" if checkpoint is None else Path(checkpoint)
-    job = Job(
-        folder=ranks, data=_data(data, scratch.path), steps=steps,
-        settings={name: str(value) for name, value in (settings or {}).items()},
-        state=None if state is None else os.fspath(state), shuffle=shuffle, checkpoint=root, every=every, keep=keep,
-        resume=resume, stop_on_nan=stop_on_nan,
-    )  # fmt: skip
+    root = scratch.path / "checkpoints" if asked.checkpoint is None else Path(asked.checkpoint)
+    job = replace(asked, checkpoint=root).job(ranks, _data(data, scratch.path), steps)
     told: list[Progress] = []
 
     def tell(progress: Progress) -> None:
         told.append(progress)
         on_step(progress)
 
-    count, last = _train(job, tell, deadline)
+    count, last = _train(job, asked, RunHooks(tell))
     return Run(count, tuple(told), ranks, root / step_dir(last), scratch)
 
 
-def _train(job: Job, tell: Callable[[Progress], None], deadline: float) -> tuple[int, int]:
+def _train(job: Job, asked: RunOptions, hooks: RunHooks) -> tuple[int, int]:
     """How many ranks there were, and the last step."""
-    if manifest_check.read_manifest(job.folder)[0].parameter_server is not None:
-        server_job = ServerJob.read(job)
-        return server_job.endpoints, run_in_threads(server_job, tell, deadline=deadline)[0]
+    split = manifest_check.read_manifest(job.folder)[0].parameter_server is not None
+    asked.check(split=split)
+    if split:
+        server_job = asked.server_job(job, _ignore, _ignore)
+        return server_job.endpoints, train_endpoints(server_job, asked.deadline, hooks)[0]
     _, mesh = read_manifest(job.folder)
+    return mesh.ranks, train_ranks(job, mesh, asked.deadline, hooks)[0]
 
-    def live(engine: Engine) -> int:
-        trainer = Trainer(job, engine, lambda step, call: None)
-        trainer.run(tell)
-        return trainer.step
 
-    return mesh.ranks, run_threads(mesh, deadline, live)[0]
+def _ignore(_: object) -> None:
+    return None
 
 
 def _data(data: str | os.PathLike[str] | Mapping[str, Array], home: Path) -> str:

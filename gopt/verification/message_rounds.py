@@ -137,7 +137,7 @@ class _Round:
         if self.failure is not None:
             raise RunError(f"stopped while it waited for {what}") from self.failure
         if not over:
-            raise RunError(f"after {self._deadline:g} s, {what} did not come")
+            raise RunError(f"after {self._deadline:g} s, {what} has not arrived; raise --deadline if it is only slow")
 
     def _push(self, trainer: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
         rest = inputs[2:] if node.attributes["weighted"] else inputs[1:]

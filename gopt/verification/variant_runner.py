@@ -17,10 +17,10 @@ import numpy as np
 from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import cut
 from gopt.ir.types import LOW_PRECISION
+from gopt.progress import ProgressCallback, no_progress
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import Ledger, Values, became_not_finite, distance, finite, ratio, same_bits
 from gopt.verification.observations import Observations
-from gopt.verification.progress import ProgressCallback, no_progress
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Verification
 from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, measure_sensitivity, norm

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gopt.analysis.training import StateKind
+from gopt.progress import ProgressCallback
 from gopt.verification.all_ranks import Tamper
 from gopt.verification.batches import Batches
 from gopt.verification.compare import Values, floating
 from gopt.verification.gates import Coverage
 from gopt.verification.observations import Observations
-from gopt.verification.progress import ProgressCallback
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, Start
 from gopt.verification.sensitivity import units

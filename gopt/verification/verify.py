@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
 from gopt.parameter_server.views import ROUND
+from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.session import SessionCache
@@ -44,7 +46,7 @@ from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
-from gopt.verification.progress import ProgressCallback, no_progress
+from gopt.verification.options import VerifyKeywords, VerifyOptions
 from gopt.verification.random_inputs import feed_training, find_random
 from gopt.verification.rank_programs import RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
@@ -135,22 +137,19 @@ class Verifier:
 
     def run(
         self,
+        options: VerifyOptions | None = None,
         *,
-        steps: int = 3,
-        seed: int = 0,
-        hyper: Mapping[str, float] | None = None,
         variants: Sequence[Variant] | None = None,
         tamper: Tamper | None = None,
-        confirm: bool = True,
-        data: str | None = None,
-        every: bool = False,
         advance: ProgressCallback = no_progress,
+        **changes: Unpack[VerifyKeywords],
     ) -> Verification:
-        """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests.
+        """Run the steps of every variant and compare; ``changes``: fields of ``VerifyOptions``.
 
-        ``data``: the user's own batches, as ``gopt run`` takes them; without it they are drawn from ``seed``.
-        ``every``: confirm all gradients, not a sample of them where they are many.
+        ``variants``: those alone. ``tamper`` may change a rank's feeds: both are for tests.
         """
+        asked = replace(options or VerifyOptions(), **changes)
+        steps, seed, data, hyper = asked.steps, asked.seed, asked.data, asked.settings
         result = Verification(self._tolerance(), steps, len(self.ranks))
         if self._drawn():
             result.say("states with no stored value were drawn from the seed")
@@ -164,18 +163,18 @@ class Verifier:
             count = len(self.random_inputs.fed)
             who = f"{count} random nodes were fed what they" if count > 1 else "1 random node was fed what it"
             result.say(f"{who} would have drawn")
-        start, settings = self._start(seed), self._hyper(hyper or {})
+        start, settings = self._start(seed), self._hyper(hyper)
         batches = self._batches(seed, data, {**start, **settings})
         session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance)
         if variants is None:
-            session.all_variants(fixed=set(hyper or {}))
+            session.all_variants(fixed=set(hyper))
         else:
             for variant in variants:
                 session.one(variant)
-        if confirm:
+        if asked.confirm:
             for note in check_source_duals(self.training, self.mesh, seed):
                 result.say(note)
-            sample = None if every else sample_gradients(self.training, seed)
+            sample = None if asked.every else sample_gradients(self.training, seed)
             names = None if sample is None else sample.parameters
             advance(PHASE, 0, len(names or self.training.gradients))
             feeds = [{**start, **settings, **each} for each in self._several(batches)]
@@ -212,7 +211,7 @@ class Verifier:
         if unknown:
             names = self.training.hyper
             hint = f"the step has {', '.join(names)}" if names else "the step has none"
-            raise OptionError(f"--set: {min(unknown)!r} is no hyper-parameter of the step", hint)
+            raise OptionError(f"--set: {min(unknown)!r} is not a hyper-parameter of the step", hint)
         fed = {
             name: np.full(types[name].dims, given[name], numpy_dtype(types[name].dtype))
             if name in given
@@ -258,19 +257,3 @@ def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Mani
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
     declare_axes(given, dict(mesh.kinds))
     return adopt_source_collectives(recover(given, roles), roles, mesh)
-
-
-def verify(
-    folder: str | os.PathLike[str],
-    model: str | os.PathLike[str] | None = None,
-    *,
-    steps: int = 3,
-    seed: int = 0,
-    data: str | None = None,
-) -> Verification:
-    """Compare the ranks in ``folder`` with their source over ``steps`` steps; ``model`` replaces the kept source.
-
-    ``data`` is a file or ``module:function`` of the user's own batches. Raises InputError for a folder that is
-    incomplete, UnsupportedError for random nodes that cannot be fed, RunError when a rank fails.
-    """
-    return Verifier(folder, model).run(steps=steps, seed=seed, data=data)

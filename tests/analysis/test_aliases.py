@@ -180,7 +180,7 @@ def test_a_captured_alias_stays(tmp_path):
     b.output("loss", b.op("If", flag, **bodies), ())
     b.output("w0_out", b.op("Sub", "w0", b.op("Mul", net.gradients["w0"], b.const(0.1))), (3, 5))
     gopt.shard(gopt.load(b.save(tmp_path / "step.onnx")), 2).write(tmp_path / "out")
-    assert Verifier(tmp_path / "out").run(steps=2, hyper={"flag": 1}).equal
+    assert Verifier(tmp_path / "out").run(steps=2, settings={"flag": 1}).equal
 
 
 def test_a_gradient_may_be_named_by_its_alias(tmp_path):

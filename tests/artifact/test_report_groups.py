@@ -147,3 +147,59 @@ def test_before_and_after(folder):
 def on(rank: int, ranks: str) -> bool:
     parts = [part.split("-") for part in ranks.split(",")]
     return any(int(first) <= rank <= int(*last or [first]) for first, *last in parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("gpt_adamw", "dp=2,tp=2", {}),
+        ("cnn_sgd", "h=2", {}),
+        ("mlp_adamw", "shard=2", {"stage": 3}),
+        ("mlp_adamw_bf16", "shard=2", {"stage": 3, "partition": "rows"}),
+    ],
+)
+def test_an_added_operator_has_the_role_of_its_phase(name, mesh, options):
+    sharded = gopt.shard(FIXTURES / f"{name}.onnx", mesh, **options)
+    training = sharded.program.training
+    readable = {fact.name: fact.role for fact in expand_ops(sharded.report().added_ops)}
+    nodes = [node for block in sharded.ranks[0].blocks for node in block.nodes]
+    forward = above(nodes, [training.loss])
+    backward = above(nodes, training.gradients.values()) - forward
+    held = {node.label: node.outputs[0] for node in nodes if readable.get(node.label, "") != "communication"}
+    phase = {
+        label: "forward" if output in forward else "backward" if output in backward else "update"
+        for label, output in held.items() if label in readable
+    }  # fmt: skip
+    assert phase == {label: readable[label] for label in phase}
+    assert len(phase) >= 10
+
+
+def above(nodes, names) -> set[str]:
+    """The values from which some are computed, and these. A packed call makes each result of one operand."""
+    makers = {name: (node, at) for node in nodes for at, name in enumerate(node.outputs)}
+    found, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            node, at = makers.get(name, (None, 0))
+            packed = node is not None and node.op_type == "AllReduce"
+            waiting += [] if node is None else [node.inputs[at]] if packed else node.reads
+    return found
+
+
+def test_calls_between_members_say_that_they_carry_activations():
+    """Gradients are reduced over dp alone; what tp sends is of the computation itself."""
+    sharded = gopt.shard(FIXTURES / "gpt_adamw.onnx", "dp=2,tp=2")
+    carried = {each.reason for each in sharded.report().added_ops if each.role == "communication"}
+    assert carried == {
+        "communication over tp: activations",
+        "communication over tp: gradients of activations",
+        "communication over dp: gradients",
+    }
+
+
+def test_pulled_parameters_are_laid_out_for_the_forward():
+    split = gopt.split(FIXTURES / "mlp_adamw.onnx", gopt.SplitOptions(trainers=2, servers=2))
+    roles = {fact.name: fact.role for fact in expand_ops(split.report().added_ops)}
+    assert roles["fc1.weight"] == "forward" and roles["gopt.ps.k0.parameter_out"] == "update"

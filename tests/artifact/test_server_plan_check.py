@@ -127,7 +127,7 @@ DAMAGES: list[tuple[str, Callable[[Document], object], str]] = [
 ]  # fmt: skip
 SCALARS: list[tuple[str, Callable[[Document], object], str]] = [
     ("a scalar of one server", _key(-1, server=0), "every server has a scalar"),
-    ("a scalar of pieces", lambda d: _keys(d)[-1].update(pieces=_keys(d)[0]["pieces"]), "is of no piece"),
+    ("a scalar of pieces", lambda d: _keys(d)[-1].update(pieces=_keys(d)[0]["pieces"]), "cannot have pieces"),
     ("a scalar of two numbers", _key(-1, shape=[2]), "one number, not 2"),
     ("a scalar that is pushed", _key(-1, gradient="g"), "a value alone is pushed"),
     ("a scalar of two states", lambda d: _keys(d)[-1]["inputs"].append("x"), "has 1 inputs and 1 outputs"),

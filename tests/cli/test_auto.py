@@ -39,7 +39,7 @@ def test_auto_takes_the_first_and_says_why(options, tmp_path, monkeypatch, capsy
 )
 def test_auto_and_its_contraries(options, capsys):
     assert main(["shard", MODEL, "--ranks", "4", "--auto", *options]) == 2
-    assert capsys.readouterr().err.startswith(f"gopt: error: --auto chooses what {options[0]} says\n")
+    assert capsys.readouterr().err.startswith(f"gopt: error: --auto chooses {options[0]} itself\n")
 
 
 @pytest.mark.parametrize("options", [["--memory", "1GB"], ["--link", "1GB/s"]])

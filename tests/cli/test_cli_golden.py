@@ -95,7 +95,7 @@ def test_what_gopt_did_not_write_stays(folder: Path, tmp_path: Path, capsys: pyt
     found = _copy(folder, tmp_path)
     (found / "golden/own.txt").write_text("not written by gopt\n")
     assert main(["golden", "update", str(found)]) == 2
-    assert f"{found}/golden/own.txt is no golden of gopt" in capsys.readouterr().err
+    assert f"{found}/golden/own.txt was not written by gopt golden" in capsys.readouterr().err
     assert (found / "golden/own.txt").read_text() == "not written by gopt\n"
 
 

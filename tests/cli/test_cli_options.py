@@ -106,7 +106,11 @@ def test_ranks_and_mesh():
 
 @pytest.mark.parametrize(
     ("ranks", "text", "said"),
-    [(None, None, "for how many ranks"), (0, None, "--ranks cannot be 0"), (3, "shard=2", r"\(2 ranks\) disagree")],
+    [
+        (None, None, "the number of ranks is missing"),
+        (0, None, "--ranks cannot be 0"),
+        (3, "shard=2", r"\(2 ranks\) disagree"),
+    ],
 )
 def test_a_mesh_that_cannot_be(ranks, text, said):
     with pytest.raises(OptionError, match=said):
@@ -131,10 +135,26 @@ def test_a_configuration_is_a_file(tmp_path):
 
 def test_arguments_for_a_process_that_does_the_same():
     """What was not given stays out; what may be repeated is."""
-    typed = ["out", "--data", "d.npz", "--steps", "3", "--set", "lr=1", "--set", "wd=0", "--resume", "--engine", "mpi"]
+    typed = [
+        "out",
+        "--data",
+        "d.npz",
+        "--steps",
+        "3",
+        "--shuffle",
+        "0",
+        "--set",
+        "lr=1",
+        "--set",
+        "wd=0",
+        "--resume",
+        "--engine",
+        "mpi",
+    ]
     context = run.make_context("run", [*typed, "--checkpoint", "ck"])
     found = arguments_of(context, ("path", "folder", "engine"))
     again = run.make_context("run", ["out", *found])
     assert "mpi" not in found and "--resume" in found and found.count("--set") == 2
+    assert found[found.index("--shuffle") + 1] == "0", "0 is a seed like any other"
     same = {name for name in context.params if context.params[name] == again.params[name]}
     assert set(context.params) - same == {"engine"}

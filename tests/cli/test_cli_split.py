@@ -97,8 +97,8 @@ def test_allreduce_is_what_shard_writes_at_stage_0(tmp_path):
     [
         (("--trainers", "0", "--servers", "1"), "--trainers cannot be 0"),
         (("--trainers", "1", "--servers", "0"), "--servers cannot be 0"),
-        (("--trainers", "1"), "how many servers?"),
-        (("--servers", "1"), "how many trainers?"),
+        (("--trainers", "1"), "the number of servers is missing"),
+        (("--servers", "1"), "the number of trainers is missing"),
         ((*TWO, "--minimum", "0"), "--minimum cannot be 0"),
         ((*TWO, "--bucket-mb", "nan"), "--bucket-mb cannot be nan"),
         ((*TWO, "--delay-compensation", "1"), "--mode async"),
@@ -106,12 +106,12 @@ def test_allreduce_is_what_shard_writes_at_stage_0(tmp_path):
         ((*TWO, "--roles", "trainer:0;server:1,2,3"), "the roles name 1 trainer"),
         ((*TWO, "--server-map", "nowhere.toml"), "no server map"),
         ((*TWO, "--loss-reduction", "median"), "--loss-reduction cannot be"),
-        (("--trainers", "2", "--mode", "allreduce", "--servers", "2"), "--servers means nothing in mode allreduce"),
-        (("--trainers", "2", "--mode", "allreduce", "--wire", "float16"), "--wire means nothing"),
-        (("--trainers", "2", "--mode", "allreduce", "--every", "0"), "--every means nothing"),
+        (("--trainers", "2", "--mode", "allreduce", "--servers", "2"), "--servers has no effect with --mode allreduce"),
+        (("--trainers", "2", "--mode", "allreduce", "--wire", "float16"), "--wire has no effect"),
+        (("--trainers", "2", "--mode", "allreduce", "--every", "0"), "--every has no effect"),
         ((*TWO, "--table", "fc1.weight"), "names no layout"),
         (("--trainers", "0", "--mode", "allreduce"), "--trainers cannot be 0"),
-        (("--mode", "allreduce"), "how many trainers?"),
+        (("--mode", "allreduce"), "the number of trainers is missing"),
     ],
 )
 def test_what_cannot_be_split_so_ends_with_2(given, message, capsys, tmp_path):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from gopt.cli.main import main
+from helpers import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+import gopt
 
 
 def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +74,10 @@ def test_refusals(
     assert main(["inspect", *arguments]) == code
     shown = capsys.readouterr()
     assert shown.err.startswith("gopt: error:") and not shown.out
+
+
+def test_progress_counts_optimizers():
+    told: list[tuple[str, int, int]] = []
+    gopt.inspect(FIXTURES / "mlp_adamw.onnx", advance=lambda *each: told.append(each))
+    assert [each[0] for each in told][:3] == ["reading", "reading the model", "finding roles"]
+    assert [each[1:] for each in told if each[0] == "recognising optimizers"] == [(1, 4), (2, 4), (3, 4), (4, 4)]

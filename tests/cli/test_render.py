@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from gopt.cli.render import Clean, console, describe, few, progress, table
+from gopt.cli.render import Clean, console, describe, few, table
+from gopt.cli.render_progress import progress
 from rich.text import Text
 
 

@@ -15,8 +15,10 @@ from gopt.cli import command_line
 from gopt.cli.main import COMMANDS, group, main
 from helpers import FIXTURES, Builder, perceptron, sgd
 
-from gopt import api
 from gopt.artifact import ranks
+from gopt.errors import InputError
+from gopt.offline.reproducer.record import Argument
+from gopt.steps import sharded
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
 
@@ -31,16 +33,16 @@ def here(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def crash(monkeypatch):
     """Lowering ends with a KeyError where there is a LogSoftmax: a defect."""
-    lower = api.lower
+    lower = sharded.lower
 
-    def crashing(program, wanted):
+    def crashing(program, wanted, advance):
         found = [node for node in program.graph.nodes if node.op_type == "LogSoftmax"]
         if found:
             raise KeyError(found[0].outputs[0])
-        return lower(program, wanted)
+        return lower(program, wanted, advance)
 
-    monkeypatch.setattr(api, "lower", crashing)
-    return lambda: monkeypatch.setattr(api, "lower", lower)
+    monkeypatch.setattr(sharded, "lower", crashing)
+    return lambda: monkeypatch.setattr(sharded, "lower", lower)
 
 
 def record(path: Path) -> dict:
@@ -53,9 +55,9 @@ def test_a_crash_is_recorded_reproduced_and_after_a_repair_not(here, crash, caps
     assert main(words) == 70
     assert "gopt: note: the reproducer is r.zip" in capsys.readouterr().err
     failure = record(here / "r.zip")["failure"]
-    assert (failure["exit_code"], failure["kind"], failure["where"]) == (70, "KeyError", "gopt.api:shard")
+    assert (failure["exit_code"], failure["kind"], failure["where"]) == (70, "KeyError", "gopt.steps.sharded:shard")
     assert main(["reproduce", "r.zip"]) == 0
-    assert "fails in the same way: exit code 70, KeyError in gopt.api:shard" in capsys.readouterr().out
+    assert "fails in the same way: exit code 70, KeyError in gopt.steps.sharded:shard" in capsys.readouterr().out
     crash()
     assert main(["reproduce", "r.zip", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
@@ -154,10 +156,25 @@ def test_every_option_with_a_path_is_known():
         assert command is not None and any("--reproducer" in param.opts for param in command.params)
         for param in command.params:
             names_path = any(word in (param.metavar or "") for word in words) or isinstance(param, click.Argument)
-            assert not names_path or param.name in known | {"reproducer"}, f"{name} {param.opts}"
+            assert not names_path or param.name in known | {"reproducer", "name"}, f"{name} {param.opts}"
     assert set(COMMANDS) - set(command_line.COMMANDS) <= {
-        "explain", "export", "passes", "help", "reproduce", "reduce", "load-state", "golden", "report",
+        "export", "passes", "help", "reproduce", "reduce", "load-state", "golden", "report",
     }  # fmt: skip
+
+
+def test_an_unknown_name_is_reproduced(here, capsys):
+    assert main(["shard", MODEL, "--ranks", "2", "-o", "out"]) == 0
+    assert main(["explain", "out", "nix", "--reproducer", "r.zip"]) == 2
+    assert main(["reproduce", "r.zip"]) == 0
+    assert "gopt explain fails in the same way" in capsys.readouterr().out
+
+
+def test_a_name_in_a_reproducer_is_no_option():
+    """A reproducer may come from anybody, and --reproducer would write a file."""
+    argument = Argument(option="", text="--reproducer=elsewhere")
+    params = [("", "folder", False), ("", "name", False)]
+    with pytest.raises(InputError, match="is an option, not a name"):
+        command_line._words(argument, params, Path, Path())
 
 
 # --- reduce -----------------------------------------------------------------------------------------------------------
@@ -229,7 +246,7 @@ def test_a_program_of_the_user_may_decide(here):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which command fails on it"),
+        ([], "the failing command is missing"),
         (["--", "shard", "x.onnx"], "does not name the model"),
         (["--", "inspect", "{}", "-q"], "does not fail on the whole model"),
         (["--", "nix-no-such-program", "{}"], "cannot be run"),

@@ -218,7 +218,7 @@ def test_progress_is_not_drawn_into_a_pipe():
 def rank_rows(text: str) -> list[str]:
     """The first column of the table of ranks."""
     lines = text.splitlines()
-    begin = next(place for place, line in enumerate(lines) if line.startswith("rank "))
+    begin = next(place for place, line in enumerate(lines) if line.startswith("rank  "))
     rows = [line.split()[0] for line in lines[begin + 1 :]]
     return rows[: next(place for place, word in enumerate(rows) if not word[0].isdigit())]
 

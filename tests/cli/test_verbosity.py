@@ -92,7 +92,9 @@ def test_verbose_names_each_phase_with_its_seconds(capsys):
     assert main(["shard", MODEL, "--ranks", "2", "--dry-run", "-v"]) == 0
     lines = capsys.readouterr().err.splitlines()
     phases = [re.fullmatch(r"gopt: note: (.+): \d+\.\d{3} s", line) for line in lines]
-    assert [found and found[1] for found in phases] == ["reading", "sharding", "checking and writing"]
+    named = [found[1] for found in phases if found is not None]
+    assert len(named) == len(lines) and named[:2] == ["reading the model", "finding roles"]
+    assert {"pass shard", "making ranks", "checking ranks"} <= set(named)
 
 
 def test_quiet_and_verbose_do_not_go_together(capsys):

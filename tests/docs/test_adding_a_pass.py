@@ -39,6 +39,6 @@ def test_it_removes_identities_and_the_ranks_stay_equal(tmp_path):
 
 
 def test_it_says_when_there_is_nothing_to_do():
-    sharded = gopt.shard(gopt.load(ROOT / "fixtures/mlp_sgd.onnx"), 2, stage=0, pipeline=with_example(most=0))
+    sharded = gopt.shard(gopt.load(ROOT / "fixtures/mlp_sgd.onnx"), 2, pipeline=with_example(most=0))
     record = next(ran.record for ran in sharded.ran if ran.record.name == "drop-identities")
     assert record.note

@@ -15,4 +15,4 @@ def test_the_page_is_that_of_the_docstrings():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert script.page() == script.PAGE.read_text(encoding="utf-8"), "python docs/api.py writes it"
-    assert {*script.VERBS, *script.OBJECTS, *script.ERRORS} == {*gopt.__all__} - {"__version__"}
+    assert {*script.VERBS, *script.OPTIONS, *script.OBJECTS, *script.ERRORS} == {*gopt.__all__} - {"__version__"}

@@ -70,6 +70,14 @@ _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
+    **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
+    **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
+    **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
+    **_each("cli.shard_request", "reads the options of a command", "cli/test_shard.py", "verbs/test_verbs_shard.py"),
+    **_each("parameter_server.role_sizes", "figures of the report", "offline/test_inspect_split.py"),
+    **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
+    **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
+            "test_gopt.py", "cli/test_shard.py"),
     **_each(
         "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
         "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
@@ -250,7 +258,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- files in ---
     **_each("ir.graph_io ir.tensor_proto", "inputs, outputs and values of a file", "ir/test_load.py", "ir/test_npz.py"),
-    **_each("ir.phase", "an enum", "analysis/test_roles.py"),
     **_each(
         "opaque.body_builder opaque.operator_schema opaque.optimizer_math opaque.ort_optimizers "
         "opaque.preview_optimizers opaque.table",
@@ -301,7 +308,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     # --- verification ---
     **_each(
         "verification.all_ranks verification.compare verification.gates verification.lockstep "
-        "verification.rank_programs verification.reference_graphs verification.reference_step verification.progress "
+        "verification.rank_programs verification.reference_graphs verification.reference_step "
         "verification.sampling verification.schedule verification.variant_runner verification.variants "
         "verification.verification_run",
         "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import onnx
 import pytest
 from gopt.cli.main import main
 from helpers import source
 
 from gopt import api
 from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.server_entries import Mode
 from gopt.errors import InputError
 from gopt.offline.inspect_folder import inspect_folder
 from gopt.offline.inspect_split import SplitInspection
@@ -72,3 +75,36 @@ def test_the_command_shows_it_and_prints_each_file_once(tmp_path: Path, capsys: 
     heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("; rank")]
     assert heads == ["; rank 0", "; rank 2", "; rank 3"]
     assert len(read_manifest(tmp_path / "out")[0].ranks) == 4
+
+
+@pytest.mark.parametrize("given", [{}, {"servers": 3, "wire": "float16"}, {"mode": Mode.GEO}, {"accumulate": 2}])
+def test_sizes_are_those_of_the_files(given, tmp_path: Path) -> None:
+    found = split(tmp_path / "out", **given)
+    before, trainer, server = found.facts.sizes
+    assert (before.role, before.nodes) == ("source", found.source.counts["nodes"])
+    assert trainer.role == "trainer" and trainer.traffic == found.pushed
+    files = [onnx.load(tmp_path / "out" / name, load_external_data=False) for name in found.trainer_files]
+    assert trainer.nodes == sum(len(model.graph.node) for model in files)
+    fullest = max(found.per_server, key=lambda each: each.parameters + each.optimizer_states)
+    assert server.role == f"server {fullest.server}" and server.parameters == fullest.parameters
+    model = onnx.load(tmp_path / f"out/server_{fullest.server:04d}.onnx", load_external_data=False)
+    assert server.nodes == len(model.graph.node)
+    assert server.initializers == sum(_bytes(each) for each in model.graph.initializer)
+    assert before.parameters == 11048 and server.initializers >= server.parameters + server.optimizer_states
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    return math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
+def test_a_folder_without_sizes_is_shown(tmp_path: Path, capsys) -> None:
+    """Those of older versions have none."""
+    split(tmp_path / "out")
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    assert "Before and after" in capsys.readouterr().out
+    path = tmp_path / "out/report.json"
+    report = json.loads(path.read_text())
+    del report["pipeline"][0]["facts"]["sizes"]
+    path.write_text(json.dumps(report))
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    assert "Before and after" not in capsys.readouterr().out

@@ -44,7 +44,7 @@ def test_a_mesh_that_is_refused_is_left_out_with_the_reason():
 def test_links_that_say_nothing_of_an_axis():
     found = weigh(on_mesh, meshes_of(2, "shard=1GB/s"), caps=[None], link="shard=1GB/s")
     assert [str(mesh) for mesh in found.meshes] == ["shard=2"]
-    assert "--link says nothing of axis 'tp'" in found.remarks["shard=1,tp=2"]
+    assert "--link gives no rate for axis 'tp'" in found.remarks["shard=1,tp=2"]
     with pytest.raises(OptionError):
         weigh(on_mesh, meshes_of(2), caps=[None], link="dp=1GB/s")
 

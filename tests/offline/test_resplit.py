@@ -111,7 +111,7 @@ def test_what_means_nothing_any_more_is_dropped_with_a_note(tmp_path: Path) -> N
 
 def test_of_ranks_both_counts_are_needed(tmp_path: Path) -> None:
     gopt.shard(source("mlp_sgd"), 2).write(tmp_path / "ranks")
-    with pytest.raises(OptionError, match="how many trainers"):
+    with pytest.raises(OptionError, match="the number of trainers is missing"):
         resplit(tmp_path / "ranks", {"servers": 2})
 
 

@@ -69,7 +69,7 @@ def test_states_that_the_file_does_not_name_keep_their_values(tmp_path):
 def test_an_unknown_name_is_refused_with_the_nearest_one_or_left_out(tmp_path):
     name = gopt.load(MODEL).training.parameters[0].tensor
     file = written(tmp_path / "odd.safetensors", {name + "x": values(MODEL)[name]})
-    with pytest.raises(InputError, match="is no state of the model") as raised:
+    with pytest.raises(InputError, match="is not a state of the model") as raised:
         load_values(MODEL, file, tmp_path / "s.onnx")
     assert f"did you mean {name!r}?" in raised.value.hints and not (tmp_path / "s.onnx").exists()
     loaded = load_values(MODEL, file, tmp_path / "s.onnx", ignore_unknown=True)

@@ -48,16 +48,16 @@ def test_the_first_entry_that_fits_a_piece_wins(given, wanted):
     [
         ({"W": 4}, r"puts 'W' on server 4; there are servers 0 to 3", None),
         ({"W": -1}, r"puts 'W' on server -1; there are servers 0 to 3", None),
-        ({"w2": 0}, r"names 'w2', which fits no tensor", "did you mean 'W2'|there are 'W', 'W2'"),
-        ({"embedding": 0}, r"names 'embedding', which fits no tensor", r"there are 'W', 'W2', 'b', 'layer/b\[0\]'$"),
-        ({"x*": 0}, r"names 'x\*', which fits no tensor", "there are 'W'"),
-        ({"x*#1": 0}, r"names 'x\*#1', which fits no tensor", "there are 'W'"),
+        ({"w2": 0}, r"names 'w2', which matches no tensor", "did you mean 'W2'|there are 'W', 'W2'"),
+        ({"embedding": 0}, r"names 'embedding', which matches no tensor", r"there are 'W', 'W2', 'b', 'layer/b\[0\]'$"),
+        ({"x*": 0}, r"names 'x\*', which matches no tensor", "there are 'W'"),
+        ({"x*#1": 0}, r"names 'x\*#1', which matches no tensor", "there are 'W'"),
         ({"W#3": 0}, r"names piece 3 of 'W', which has pieces 0 to 2", None),
         ({"W*#3": 0}, r"names piece 3 of 'W', which has pieces 0 to 2", None),
         ({"b#1": 0}, r"names piece 1 of 'b', which has one piece, 0", None),
-        ({"*": 0, "W": 1}, r"entry 'W' decides nothing", "put it before them"),
-        ({"W#0": 0, "W#00": 1}, r"entry 'W#00' decides nothing", "put it before them"),
-        ({"W": 0, "W#1": 1}, r"entry 'W#1' decides nothing", "put it before them"),
+        ({"*": 0, "W": 1}, r"entry 'W' has no effect", "put it before them"),
+        ({"W#0": 0, "W#00": 1}, r"entry 'W#00' has no effect", "put it before them"),
+        ({"W": 0, "W#1": 1}, r"entry 'W#1' has no effect", "put it before them"),
     ],
 )
 def test_mistakes_are_refused_and_say_what_fits(given, message, hint):

@@ -108,7 +108,7 @@ def test_a_pattern_for_tables_does_not_reach_their_moments() -> None:
     assert set(inits) == {"table0", "table1", "table0.exp_avg", "table1.exp_avg"}
     assert inits["table0"] == "normal(0.0,0.02)@seed=7" and inits["table1.exp_avg"] == "constant(0.0)"
     for name in ("table2", "top0.weight"):  # it travels whole
-        with pytest.raises(OptionError, match="fits no table, and no state"):
+        with pytest.raises(OptionError, match="matches no table, and no state"):
             split("dlrm_adam", init={name: "zeros"})
 
 

@@ -22,14 +22,14 @@ def test_a_name_is_no_pattern() -> None:
 @pytest.mark.parametrize(
     ("given", "message", "hint"),
     [
-        ({"emb.usr": "x"}, "'emb.usr' fits no table", "emb.user"),
-        ({"*": "x", "bias": "y"}, "'bias' for tables decides nothing", "put it before them"),
+        ({"emb.usr": "x"}, "'emb.usr' matches no table", "emb.user"),
+        ({"*": "x", "bias": "y"}, "'bias' for tables has no effect", "put it before them"),
     ],
 )
 def test_what_decides_nothing_is_refused(given: dict[str, str], message: str, hint: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         chosen(given, NAMES)
     assert hint in caught.value.hints[0]
-    with pytest.raises(OptionError, match="fits no table") as caught:
+    with pytest.raises(OptionError, match="matches no table") as caught:
         chosen({"x": "y"}, ())
     assert caught.value.hints == ("there is none",)

@@ -135,8 +135,8 @@ def test_the_user_decides_and_the_first_entry_wins():
         ({"t": "modul"}, "table 't' cannot be 'modul'", "did you mean modulo?"),
         ({"t": "range:1"}, "cannot be 'range:1'", "whole:SERVER"),
         ({"t": "whole:2"}, "on server '2'", "servers 0 to 1"),
-        ({"tt": "whole"}, "'tt' fits no table", "'t'"),
-        ({"*": "whole", "t": "modulo"}, "decides nothing", "put it before them"),
+        ({"tt": "whole"}, "'tt' matches no table", "'t'"),
+        ({"*": "whole", "t": "modulo"}, "has no effect", "put it before them"),
     ],
 )
 def test_wishes_that_say_nothing_are_refused(given, message, hint):

@@ -360,9 +360,9 @@ def test_processes_that_start_apart_are_told_so_unless_the_first_gives_its_value
         (
             "stop",
             5,
-            "over shard): rank 1 did not come: its process is stopped, in step 8",
+            "over shard): rank 1 did not reach this call: its process is stopped, in step 8",
         ),
-        pytest.param("sleep", 5, "rank 1 did not come: it is in step 8", marks=pytest.mark.slow),
+        pytest.param("sleep", 5, "rank 1 did not reach this call: it is in step 8", marks=pytest.mark.slow),
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
         ("nan", 5, "the loss is nan"),
         ("end", 3, "rank 1, step 8: the data ended"),
@@ -531,7 +531,7 @@ def test_many_ranks_on_few_cores(tmp_path):
     [
         (["--resume"], 2, "--resume needs --checkpoint"),
         (["--every", "2"], 2, "--every needs --checkpoint"),
-        (["--set", "nothing=1"], 2, "is no hyper-parameter"),
+        (["--set", "nothing=1"], 2, "is not a hyper-parameter"),
         (["--engine", "threads", "--launch", "2"], 2, "--launch starts MPI ranks"),
         (["--shuffle", "1"], 2, "the data is a function"),
         (["--shuffle", "-1"], 2, "-1 is not in the range"),

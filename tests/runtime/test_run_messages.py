@@ -209,7 +209,9 @@ def test_the_advice_names_what_brings_the_engine(engine, extra, launched, tmp_pa
     assert f"pip install '{extra}'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("place", "said"), [("folder", "is the folder that runs"), ("step", "is a checkpoint itself")])
+@pytest.mark.parametrize(
+    ("place", "said"), [("folder", "is the folder of ranks itself"), ("step", "is a single checkpoint")]
+)
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_checkpoint_has_a_place_of_its_own(place, said, resume, tmp_path):
     folder, data = written(tmp_path), samples(tmp_path)

@@ -96,7 +96,7 @@ def test_a_composite_group(tmp_path):
     [
         ("ln_f.weight", "cannot read 'ln_f.weight'"), ("ln_f.weight:tp+", "cannot read"), (":tp", "cannot read"),
         ("ln_f.weight:dp+tp", "names dp, along which ranks see samples of their own"),
-        ("ln_f.weight:cp", "names no axis of the mesh"), ("nosuch*:tp", "fits no parameter"),
+        ("ln_f.weight:cp", "names no axis of the mesh"), ("nosuch*:tp", "matches no parameter"),
     ],
 )  # fmt: skip
 def test_marks_that_say_nothing_are_refused(gradients, said):

@@ -53,7 +53,7 @@ def test_what_is_found_knows_heads():
     [
         ("blocks", "cannot read 'blocks'"),
         ("blocks.*:sideways", "cannot read"),
-        ("block.9:column", "fits no parameter"),
+        ("block.9:column", "matches no parameter"),
         ("wte*:dim2", "does not fit 'wte.weight'"),
         ("wte*:dim0/7", "does not fit 'wte.weight'"),
         ("*ln1.weight:dim1", "does not fit"),

@@ -36,7 +36,7 @@ def explain(path: str | os.PathLike[str], name: str) -> Story:
             kinds.append(told[0].about)
             facts += told
     if not facts:
-        close = get_close_matches(name, index.names(len(name)), 3)
-        hint = f"did you mean {' or '.join(map(show, close))}?" if close else "see gopt inspect, and report.json"
-        raise OptionError(f"{folder} has no operator, value, state or bucket that is called {show(name)}", hint)
+        close, whole = get_close_matches(name, index.names(len(name)), 3), show(os.fspath(folder))
+        hint = f"did you mean {' or '.join(map(show, close))}?" if close else f"gopt inspect {folder} shows what it has"
+        raise OptionError(f"no operator, value, state or bucket of {whole} is called {show(name)}", hint)
     return Story(str(folder), name, kinds[0], tuple(dict.fromkeys(facts)))

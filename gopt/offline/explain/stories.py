@@ -224,7 +224,7 @@ def _removed(index: FolderIndex, facts: Sequence[OpFact | RemovedVarFact]) -> It
             yield Fact("now", _described(index, name), (name,))
         if not fact.replaced_by:
             left = _left(index, fact.ranks)
-            yield Fact("now", f"{_on(left)} alone has it" if left else "nothing stands for it")
+            yield Fact("now", f"kept on {_on(left)}" if left else "removed without a replacement")
 
 
 def _left(index: FolderIndex, ranks: str) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gopt import documents
+from gopt.artifact.output_folder import replaced_folder
 from gopt.disk.files import is_regular_file, reason, write_new
-from gopt.disk.signals import raise_on_signals
-from gopt.disk.staging import LeftAsideError, staged_folder, sweep
+from gopt.disk.staging import sweep
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, Asked
 
@@ -95,13 +95,9 @@ def update_goldens(folder: Path, texts: Mapping[str, str]) -> list[str]:
     wanted = _wanted(texts)
     if held == wanted and target.is_dir():
         return []
-    try:
-        _replace(target, wanted)
-    except LeftAsideError as error:
-        hint = f"the old goldens are complete: mv {error.filename} {target}, or let the next run put them back"
-        raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {reason(error)}", "nothing was left behind") from error
+    with replaced_folder(target, target, lambda old: _check_replaceable(target, old)) as staged:
+        for name, text in wanted.items():
+            write_new(staged / name, text.encode())
     names = sorted({*held, *wanted})
     return [
         f"{'added' if name not in held else 'changed' if name in wanted else 'removed'} {FOLDER}/{name}"
@@ -110,23 +106,13 @@ def update_goldens(folder: Path, texts: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _replace(target: Path, files: Mapping[str, str]) -> None:
-    with raise_on_signals(), staged_folder(target) as staged:
-        for name, text in files.items():
-            write_new(staged.path / name, text.encode())
-        if os.path.lexists(target):
-            staged.commit(lambda old: _check_replaceable(target, old))
-        else:
-            staged.commit()
-
-
 def _check_replaceable(target: Path, old: Path) -> None:
     """Raises OptionError for what gopt did not write; ``old`` is the path that ``target`` has now."""
     if old.is_symlink() or not old.is_dir():
         raise OptionError(f"{target} is no folder", "move it away: gopt keeps its goldens under this name")
     for path in sorted(old.iterdir()):
         if not is_regular_file(path) or path.suffix != SUFFIX or not _read(path).startswith(FIRST_LINE):
-            raise OptionError(f"{target / path.name} is no golden of gopt", "move it out of this folder")
+            raise OptionError(f"{target / path.name} was not written by gopt golden", "move it out of this folder")
 
 
 def _wanted(texts: Mapping[str, str]) -> dict[str, str]:

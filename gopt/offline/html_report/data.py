@@ -32,11 +32,14 @@ _KINDS = {
 }  # fmt: skip
 
 
-def report_page(folder: Path, *, trace: Path | None = None, verification: Path | None = None) -> ReportPage:
+def report_page(
+    folder: Path, *, trace: Path | None = None, verification: Path | Mapping[str, Any] | None = None
+) -> ReportPage:
     """Return the record of the page of an output folder.
 
     ``trace``: what ``gopt run --trace`` wrote; without it the timeline is that of the plan. ``verification``: what
-    ``gopt verify --json`` printed. Raises InputError for a folder or a file that is broken or of something else.
+    ``gopt verify --json`` printed, or that record. Raises InputError for a folder or a file that is broken or of
+    something else.
     """
     check_folder(folder)
     manifest, _ = read_manifest(folder)

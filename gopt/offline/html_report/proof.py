@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,20 @@ DOUBTS = 100
 """Values that are not confirmed and are named."""
 
 
-def read_proof(path: Path, ranks: int) -> Proof:
-    """The result in a file; raises InputError where it is no such file, or of another number of ranks."""
-    record = documents.read_json(path, documents.VERIFICATION)
+def read_proof(verification: Path | Mapping[str, Any], ranks: int) -> Proof:
+    """The proof that a file or a record holds.
+
+    Raises InputError where the file holds none, or where the proof is of another number of ranks.
+    """
+    record: Mapping[str, Any]
+    if isinstance(verification, Path):
+        record, name = documents.read_json(verification, documents.VERIFICATION), verification.name
+    else:
+        record, name = verification, "the verification"
     if record["ranks"] != ranks:
         raise InputError(
-            f"{path} is of another folder: it is of {record['ranks']} ranks, the folder has {ranks}",
-            f"gopt verify DIR --json > {path.name}",
+            f"{name} is of another folder: it is of {record['ranks']} ranks, the folder has {ranks}",
+            "verify this folder: gopt verify DIR --json > proof.json",
         )
     gradients = record["gradients"]
     open_values = [Doubt(each["name"], each["why"]) for each in record["unconfirmed"]]
@@ -47,5 +55,5 @@ def read_proof(path: Path, ranks: int) -> Proof:
 def _worst(variant: str, each: Mapping[str, Any], tolerance: float) -> WorstError:
     """In ``--json`` an error counts in tolerances; null stands for one that is not finite."""
     error = each.get("error_over_tolerance")
-    relative = error * tolerance if isinstance(error, int | float) else None
+    relative = error * tolerance if isinstance(error, int | float) and math.isfinite(error) else None
     return WorstError(variant, each["name"], each.get("kind", ""), each.get("rank"), each.get("step"), relative)

@@ -43,9 +43,9 @@ def looks_like(candidate: Candidate) -> InputError | None:
     for look in LOOKS:
         if head[look.offset : look.offset + len(look.magic)] == look.magic:
             hints = [look.hint] if look.hint else []
-            return InputError(f"{candidate.path} is no file that gopt inspects: it looks like {look.what}", *hints)
+            return InputError(f"{candidate.path} is not a file that gopt inspects: it looks like {look.what}", *hints)
     if head.lstrip().startswith((b"{", b"[")):
         return InputError(
-            f"{candidate.path} is no file that gopt inspects: it looks like JSON, but states no format of gopt's"
+            f"{candidate.path} is not a file that gopt inspects: it looks like JSON, but states no format of gopt's"
         )
     return None

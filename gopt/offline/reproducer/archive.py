@@ -148,7 +148,7 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     if len(found) > limits.REPRODUCER_FILES:
         raise InputError(f"it holds {len(found)} files, at most {limits.REPRODUCER_FILES} are read (REPRODUCER_FILES)")
     if len({entry.filename for entry in found}) != len(found):
-        raise InputError("a file stands twice in it")
+        raise InputError("a file is in it twice")
     if any(entry.compress_type not in _METHODS or entry.flag_bits & 1 for entry in found):
         raise InputError("its files are compressed or encrypted in a way that gopt never writes")
 

@@ -102,7 +102,7 @@ def layout_of(program: SpmdProgram, options: Options) -> Layout:
     for pattern, kind in overrides:
         if not any(fnmatchcase(name, pattern) for name in names):
             hint = did_you_mean(pattern, names) or "see the parameters with gopt inspect"
-            raise OptionError(f"shard: override {pattern}:{kind.value} fits no parameter", hint)
+            raise OptionError(f"shard: override {pattern}:{kind.value} matches no parameter", hint)
     return Layout(
         program.mesh.shard_axis, program.mesh.shard_ranks,
         options.partition, options.owners, options.rule, options.min_piece, overrides,

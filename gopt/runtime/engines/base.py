@@ -128,7 +128,7 @@ class InProcessStore:
         except threading.BrokenBarrierError:
             late = [other for other, count in enumerate(self._came) if count < mine]
             if self._ended or not late:
-                raise RunError("stopped, because another rank did not come") from None
+                raise RunError("stopped, because another rank did not reach a call") from None
             text = f"after {self.deadline:g} s, rank {rank} still waits for {named_ranks(late)} at the ranks' agreement"
             raise RunError(text) from None
         return found

@@ -171,10 +171,12 @@ def missing(seen: Sequence[RankStatus], rank: int) -> str:
         return _all_wait(seen, rank)
     one = late[0] if len(late) == 1 else None
     if one is None:
-        return f"ranks {_some([each.rank for each in late])} did not come"
+        return f"ranks {_some([each.rank for each in late])} did not reach this call"
     if one.rank in stopped:
-        return f"rank {one.rank} did not come: its process is stopped, in {one.where}"
-    return f"rank {one.rank} did not come: " + ("it has ended" if one.how != RUNNING else f"it is in {one.where}")
+        return f"rank {one.rank} did not reach this call: its process is stopped, in {one.where}"
+    return f"rank {one.rank} did not reach this call: " + (
+        "it has ended" if one.how != RUNNING else f"it is in {one.where}"
+    )
 
 
 def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
@@ -182,9 +184,9 @@ def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
     mine = [each for each in seen if each.rank == rank]
     behind = [each for each in seen if mine and (each.step, each.call) < (mine[0].step, mine[0].call)]
     if not behind:
-        return "another rank did not come"
+        return "another rank did not reach this call"
     least = min(behind, key=lambda each: (each.step, each.call))
-    return f"another rank did not come: rank {least.rank} still waits in {least.where}"
+    return f"another rank did not reach this call: rank {least.rank} still waits in {least.where}"
 
 
 def is_stopped(process: int) -> bool:

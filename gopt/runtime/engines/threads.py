@@ -210,7 +210,7 @@ class ThreadGroup:
             if not ended and late:  # else all have come, and the call itself takes long
                 what = f"{named_ranks(late)} at {wait.entry.call}"
                 cause = self._causes(late)
-                behind = f"; {named_ranks(cause)} did not come" if set(cause) - set(late) else ""
+                behind = f"; {named_ranks(cause)} did not reach it" if set(cause) - set(late) else ""
                 self._fail(RunError(f"after {self.deadline:g} s, rank {rank} still waits for {what}{behind}"))
                 break
         del self._waiting[rank]

@@ -20,7 +20,7 @@ class Watchdog:
         self._deadline, self._explain, self._end = deadline, explain, end
         self.waits: Callable[[bool], None] = lambda _: None
         """Hears of the beginning and the end of each wait."""
-        self.missing: Callable[[], str] = lambda: "another rank did not come"
+        self.missing: Callable[[], str] = lambda: "another rank did not reach this call"
         """Describes the ranks that it waits for."""
         self._what: str | Callable[[], str] = ""
         self._since = 0.0

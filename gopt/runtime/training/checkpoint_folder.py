@@ -43,9 +43,11 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
     """Raise OptionError where checkpoints of the ranks in ``folder`` must not be kept."""
     whole = Path(os.path.realpath(resolve_output(root)))  # a link to the folder will do
     if whole == Path(os.path.realpath(folder)):
-        raise OptionError(f"--checkpoint {root} is the folder that runs", "choose another one")
+        raise OptionError(f"--checkpoint {root} is the folder of ranks itself", "choose another one")
     if (root / INDEX_FILE).is_file():
-        raise OptionError(f"--checkpoint {root} is a checkpoint itself", f"give what holds it: {root.parent}")
+        raise OptionError(
+            f"--checkpoint {root} is a single checkpoint", f"give the folder that holds it: {root.parent}"
+        )
     files = ("rank_*.onnx", "server_*.onnx")
     if (root / "manifest.json").is_file() and any(any(root.glob(each)) for each in files):
         raise OptionError(f"--checkpoint {root} is an output folder", "choose another one")
@@ -102,7 +104,7 @@ def _check_manifest(root: Path, manifest: Manifest) -> None:
     if kept.parameter_server is not None and manifest.parameter_server is not None:
         kept = kept.with_trainers(manifest.mesh.ranks)  # a split may start with any number of trainers
     if kept.digest() != manifest.digest():
-        raise RunError(f"{root} is of a job with other ranks", "choose another --checkpoint, or use gopt reshard")
+        raise RunError(f"{root} holds checkpoints of other ranks", "choose another --checkpoint, or use gopt reshard")
 
 
 def _check_steps(root: Path) -> None:

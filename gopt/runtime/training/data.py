@@ -133,7 +133,7 @@ def open_data(
         fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
         return ArraySource(types, fitting, shuffle, once)
     if shuffle is not None:
-        raise OptionError("--shuffle orders the samples of a file, and the data is a function")
+        raise OptionError("--shuffle needs a file of samples, but --data names a function")
     return IterableSource(load_function(text), types)
 
 
@@ -177,7 +177,7 @@ def load_function(text: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise OptionError(f"cannot find {text!r}: {error}") from error
     if not callable(function):
-        raise OptionError(f"{text!r} is no function")
+        raise OptionError(f"{text!r} is not a function")
     found: Callable[..., Any] = function
     return found
 

@@ -40,7 +40,7 @@ def hyper_parameters(manifest: Manifest, settings: Mapping[str, str]) -> list[Hy
     unknown = sorted(set(settings) - set(names))
     if unknown:
         hint = f"the step has {', '.join(names)}" if names else "the step has none"
-        raise OptionError(f"--set: {unknown[0]!r} is no hyper-parameter of the step", hint)
+        raise OptionError(f"--set: {unknown[0]!r} is not a hyper-parameter of the step", hint)
     missing = [name for name in names if name not in settings]
     if missing:
         raise OptionError(f"the step needs a value for {missing[0]!r}", f"give --set {missing[0]}=1e-3")

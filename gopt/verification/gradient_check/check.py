@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
+from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.verification.gradient_check import verdict as said
 from gopt.verification.gradient_check.additivity import Additivity, SampleExchange, sample_exchanges
@@ -27,7 +28,6 @@ from gopt.verification.gradient_check.forward import Forward, Values
 from gopt.verification.gradient_check.layout import Layouts, turned
 from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
-from gopt.verification.progress import ProgressCallback, no_progress
 from gopt.verification.reference_graphs import refuse_call
 
 TOGETHER = 64

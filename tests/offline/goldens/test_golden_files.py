@@ -49,7 +49,7 @@ def test_what_gopt_did_not_write_is_left(tmp_path: Path) -> None:
     for name, content in (("own.txt", "mine\n"), ("a.md", TEXT)):
         (tmp_path / "golden" / name).write_text(content)
         for act in (update_goldens, check_goldens):
-            with pytest.raises(OptionError, match=f"{name} is no golden of gopt"):
+            with pytest.raises(OptionError, match=f"{name} was not written by gopt golden"):
                 act(tmp_path, {"b": TEXT})
         (tmp_path / "golden" / name).unlink()
     assert [path.name for path in (tmp_path / "golden").iterdir()] == ["a.txt"]

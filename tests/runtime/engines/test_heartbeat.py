@@ -44,12 +44,15 @@ def seen(*hows: tuple[int, int, int]) -> list[RankStatus]:
 @pytest.mark.parametrize(
     ("hows", "said"),
     [
-        ([(WAITING, 7, 1), (RUNNING, 7, 0)], "rank 1 did not come: it is in step 8, call 0"),
-        ([(WAITING, 7, 1), (RUNNING, 7, -1), (WAITING, 7, 3)], "rank 1 did not come: it is in step 8"),
-        ([(WAITING, 7, 1), (ENDED, 7, -1)], "rank 1 did not come: it has ended"),
-        ([(WAITING, 7, 1), (RUNNING, 7, 0), (RUNNING, 6, 0), (WAITING, 7, 1)], "ranks 1-2 did not come"),
-        ([(WAITING, 7, 1), (WAITING, 7, 0)], "another rank did not come: rank 1 still waits in step 8, call 0"),
-        ([(WAITING, 7, 1), (WAITING, 7, 1), (WAITING, 8, 0)], "another rank did not come"),
+        ([(WAITING, 7, 1), (RUNNING, 7, 0)], "rank 1 did not reach this call: it is in step 8, call 0"),
+        ([(WAITING, 7, 1), (RUNNING, 7, -1), (WAITING, 7, 3)], "rank 1 did not reach this call: it is in step 8"),
+        ([(WAITING, 7, 1), (ENDED, 7, -1)], "rank 1 did not reach this call: it has ended"),
+        ([(WAITING, 7, 1), (RUNNING, 7, 0), (RUNNING, 6, 0), (WAITING, 7, 1)], "ranks 1-2 did not reach this call"),
+        (
+            [(WAITING, 7, 1), (WAITING, 7, 0)],
+            "another rank did not reach this call: rank 1 still waits in step 8, call 0",
+        ),
+        ([(WAITING, 7, 1), (WAITING, 7, 1), (WAITING, 8, 0)], "another rank did not reach this call"),
     ],
 )
 def test_who_waits_for_nobody_is_the_one_that_did_not_come(hows, said):
@@ -60,10 +63,10 @@ def test_a_process_that_is_stopped_is_named_though_it_waits():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         said = [RankStatus(0, os.getpid(), 7, 1, WAITING, 0.0), RankStatus(1, child.pid, 7, 1, WAITING, 0.0)]
-        assert missing(said, 0) == "another rank did not come"
+        assert missing(said, 0) == "another rank did not reach this call"
         os.kill(child.pid, signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
-        assert missing(said, 0) == "rank 1 did not come: its process is stopped, in step 8, call 1"
+        assert missing(said, 0) == "rank 1 did not reach this call: its process is stopped, in step 8, call 1"
     finally:
         child.kill()
         child.wait()
@@ -71,7 +74,7 @@ def test_a_process_that_is_stopped_is_named_though_it_waits():
 
 def test_many_are_not_all_listed():
     said = missing(seen((WAITING, 0, 0), *[(RUNNING if rank % 2 else WAITING, 0, 0) for rank in range(500)]), 0)
-    assert said.endswith(" and others did not come") and len(said) < 120
+    assert said.endswith(" and others did not reach this call") and len(said) < 120
 
 
 def test_where_the_others_waited():
@@ -152,7 +155,7 @@ def test_a_hang_under_a_users_own_launcher_names_the_rank_as_well(tmp_path):
     done = run([launch.mpiexec(), "-n", "2", *arguments], "sleep")
     assert done.returncode == 5
     assert "gopt: error: rank 0, step 8, call 0: after 1.5 s" in done.stderr
-    assert "rank 1 did not come: it is in step 8\n" in done.stderr
+    assert "rank 1 did not reach this call: it is in step 8\n" in done.stderr
 
 
 def test_heartbeats_without_a_folder_are_seen_by_all(monkeypatch):

@@ -23,7 +23,7 @@ def test_a_wait_that_is_too_long_is_named(what):
     watchdog = Watchdog(0.1, said.append, ended.set)
     with watchdog.on(what):
         assert ended.wait(LONG)
-    assert said[0] == "after 0.1 s, it still waits at call 3: another rank did not come"
+    assert said[0] == "after 0.1 s, it still waits at call 3: another rank did not reach this call"
 
 
 def test_a_wait_that_ended_is_forgotten(monkeypatch):

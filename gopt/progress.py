@@ -1,4 +1,4 @@
-"""Progress messages of a verification: the phase, and a count where there is one."""
+"""How a verb tells its progress: the phase, and a count where there is one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,125 @@
+"""What ``gopt shard`` is asked for: options of the command line over those of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gopt.errors import OptionError
+
+from .auto import split_link
+from .options import axis_table, build_mesh, group_types, parse_ranks, pass_option, read_config, role_map
+from .terminal import print_text
+
+if TYPE_CHECKING:
+    from gopt.analysis.role_map import RoleMap
+    from gopt.api import Sharded, ShardOptions, Source
+    from gopt.mesh import Mesh, Sees
+    from gopt.progress import ProgressCallback
+    from gopt.verbs.shard import Auto
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRequest:
+    """What the command line and the configuration ask of ``gopt.load`` and ``gopt.shard``."""
+
+    model: str
+    mesh: Mesh
+    options: ShardOptions
+    roles: RoleMap
+    state: str | None
+    group_types: dict[str, str]
+    axes: dict[str, Sees]
+
+    @classmethod
+    def of(cls, model: str, given: dict[str, Any]) -> ShardRequest:
+        """Read and check all that needs no model. Raises OptionError and InputError."""
+        from gopt.preflight import check_mesh
+
+        config = read_config(given["config"])
+        axes = axis_table(given["axis"], config)
+        mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
+        check_mesh(mesh)
+        options = shard_options(given, config, split_link(given, mesh))
+        roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
+        return cls(model, mesh, options, roles, given["state"], group_types(given["group_type"]), axes)
+
+    def load(self, advance: ProgressCallback) -> Source:
+        from gopt import api
+
+        return api.load(
+            self.model, roles=self.roles, state=self.state, group_types=self.group_types, axes=self.axes,
+            advance=advance,
+        )  # fmt: skip
+
+    def make(self, source: Source, advance: ProgressCallback, auto: Auto | None = None) -> Sharded:
+        """The sharded step, checked; nothing is written."""
+        from gopt.verbs.shard import shard
+
+        return shard(source, self.mesh, self.options, auto=auto, advance=advance)
+
+
+def shard_options(given: dict[str, Any], config: dict[str, Any], link: str | None) -> ShardOptions:
+    """The options of the command line over those of a configuration. Raises OptionError."""
+    from gopt.steps.shard_options import KNOBS, ShardOptions
+
+    told = given | {"link": link}
+    knobs = {name: told[name] for name in KNOBS if told[name] is not None}
+    passes = {name: dict(table) for name, table in config.get("pass", {}).items()}
+    for owner, option in map(KNOBS.__getitem__, knobs):
+        passes.get(owner, {}).pop(option, None)  # what is typed goes before the file
+    for owner, option, value in map(pass_option, given["options"]):
+        passes.setdefault(owner, {})[option] = value
+    options = ShardOptions(
+        **knobs, accumulate=given["accumulate"] or config.get("accumulate", 1), passes=passes,
+        pipeline=_passes_in_order(given, config), only_ranks=parse_ranks(given["only_ranks"]),
+        verify_each=given["verify_each"], after_each=_printer(given["print_after"], given["print_dir"]),
+    )  # fmt: skip
+    options.passes_to_run()
+    return options
+
+
+def _passes_in_order(given: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, dict[str, str]]] | None:
+    """Passes of ``--pipeline``, or of the configuration, with their options; None: the default passes."""
+    from gopt.passes import DEFAULT
+    from gopt.pipeline import parse_pipeline
+
+    if given["pipeline"] is not None:
+        return parse_pipeline(given["pipeline"])
+    if "pipeline" not in config:
+        return None
+    table = config["pipeline"]
+    if set(table) != {"passes"} or not all(isinstance(name, str) for name in table["passes"]):
+        raise OptionError("[pipeline] takes one key: passes, a list of names", f"passes = {list(DEFAULT)}")
+    return [(name, {}) for name in table["passes"]]
+
+
+def _printer(name: str | None, folder: str | None) -> Any:
+    """What to call after each pass: write the graph's canonical text."""
+    if name is None:
+        if folder is not None:
+            raise OptionError("--print-dir needs --print-after")
+        return None
+    from gopt.passes import find
+
+    if name != "all":
+        find(name)
+    if folder is not None:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"--print-dir {folder} cannot be a folder: {error.strerror}", "choose another") from None
+
+    def write(done: str, step: Any) -> None:
+        if name not in ("all", done):
+            return
+        from gopt.offline.text import canonical_text
+
+        text = canonical_text(step.graph)
+        if folder is None:
+            print_text(text, error=True)
+        else:
+            Path(folder, f"{len(step.applied):02d}_{done}.txt").write_text(text, encoding="utf-8")
+
+    return write

@@ -1,0 +1,75 @@
+"""The source against a trainer and the server that holds most: nodes, bytes by kind, messages, traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gopt.analysis.training import StateKind
+from gopt.artifact.pass_facts import RoleSize
+from gopt.artifact.report_record import RankUsage, SourceEntry
+from gopt.ir.graph import COMM
+from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.parameter_server.split import SplitStep
+
+_OPTIMIZER = (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR)
+
+
+def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage]) -> Iterator[RoleSize]:
+    """The source, a trainer, and the server that holds most. ``usages``: those of trainers, then servers."""
+    trainers = split.options.trainers
+    yield _source_size(split, source)
+    yield _size(split, "trainer", usages[0], split.trainer_graphs.ranks, split.trainer_graphs.common)
+    most = max(usages[trainers:], key=lambda usage: usage.nbytes.parameters + usage.nbytes.optimizer_states)
+    number = most.rank - trainers
+    graphs = [graph for graph in split.server_graphs.ranks if graph.rank == number]
+    yield _size(split, f"server {number}", most, graphs, split.server_graphs.common)
+
+
+def _source_size(split: SplitStep, source: SourceEntry) -> RoleSize:
+    training = split.training
+    types = training.graph.types
+    held = dict.fromkeys(StateKind, 0)
+    for state in training.states:
+        held[state.kind] += types[state.tensor].nbytes
+    return RoleSize(
+        role="source",
+        nodes=source.counts["nodes"],
+        parameters=held[StateKind.PARAMETER],
+        optimizer_states=sum(held[kind] for kind in _OPTIMIZER),
+        gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
+        initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
+        calls=sum(node.domain == COMM for node in training.graph.nodes),
+        traffic=0,
+    )
+
+
+def _size(
+    split: SplitStep, role: str, usage: RankUsage, graphs: Sequence[RankGraph], common: Sequence[RankState]
+) -> RoleSize:
+    return RoleSize(
+        role=role,
+        nodes=sum(len(block.nodes) for graph in graphs for block in graph.blocks),
+        parameters=usage.nbytes.parameters,
+        optimizer_states=usage.nbytes.optimizer_states,
+        gradients=usage.nbytes.gradients,
+        initializers=_stored(split, role, graphs, common),
+        calls=sum(call.calls for call in usage.communication),
+        traffic=usage.bytes_sent,
+    )
+
+
+def _stored(split: SplitStep, role: str, graphs: Sequence[RankGraph], common: Sequence[RankState]) -> int:
+    """Bytes of initial values to which the files of a role refer. A trainer pulls what servers hold."""
+    values = split.training.graph.initializers
+    drawn = {name for served in split.plan.tables.served for name in served.init}
+    pulled = split.homes.served if role == "trainer" and split.sync is None else ()
+    states = {state.input: state for state in (*common, *(state for graph in graphs for state in graph.states))}
+    names = {name: {piece.tensor for piece in state.pieces} for name, state in states.items()}
+    held = sum(
+        state.type.nbytes
+        for name, state in states.items()
+        if names[name] and names[name] <= values.keys() and names[name].isdisjoint({*drawn, *pulled})
+    )
+    constants = {name: array.nbytes for graph in graphs for name, array in graph.constants.items()}
+    kept = {name: each.nbytes for graph in graphs for name, each in graph.phase.graph.initializers.items()}
+    return held + sum((kept | constants).values())

@@ -1,0 +1,106 @@
+"""What ``gopt shard`` is asked for, as one record, and the pipeline that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from gopt.errors import OptionError
+from gopt.passes import find
+from gopt.pipeline import Pipeline, build_pipeline
+from gopt.program import SpmdProgram
+
+Options = Mapping[str, Mapping[str, Any]]
+"""Options of passes: pass -> option -> value."""
+KNOBS = {
+    "stage": ("shard", "stage"),
+    "partition": ("shard", "partition"),
+    "bucket_mb": ("shard", "bucket-mb"),
+    "loss_reduction": ("shard", "loss-reduction"),
+    "statistics": ("statistics", "statistics"),
+    "link": ("tensor-parallel", "link"),
+}
+"""Field -> the pass and the option that it sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardOptions:
+    """How a step is sharded. A field that is None leaves the pass its default.
+
+    ``stage``: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 parameters too. ``partition``: where tensors may
+    be cut: ``flat``, ``rows`` or ``whole``. ``bucket_mb``: cap of a bucket in MiB; 0 is one tensor a call.
+    ``statistics`` of BatchNorm: ``mean``, ``root``, ``local`` or ``sync``. ``loss_reduction``: ``mean``, ``sum`` or
+    ``weighted:VALUE``. ``accumulate``: micro-steps of one update. ``link``: links between ranks for tensor
+    parallelism, such as ``200GB/s:5us``. ``only_ranks``: the ranks that are made; None: all. ``passes``: options of
+    passes, such as ``{"shard": {"style": "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order,
+    each with options that go before those of ``passes``; None: the default passes. A Pipeline has all its options.
+    ``verify_each``: check the graph after every pass, not only at the end. ``after_each``: called after each pass with
+    its name and the program.
+    """
+
+    stage: int | None = None
+    partition: str | None = None
+    bucket_mb: float | None = None
+    statistics: str | None = None
+    loss_reduction: str | None = None
+    accumulate: int = 1
+    link: str | None = None
+    only_ranks: Sequence[int] | None = None
+    passes: Options = field(default_factory=dict)
+    pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None = None
+    verify_each: bool = False
+    after_each: Callable[[str, SpmdProgram], None] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1:
+            raise OptionError(
+                f"--accumulate cannot be {self.accumulate}", "it is the number of micro-steps of one update"
+            )
+
+    def passes_to_run(self) -> Pipeline:
+        """The pipeline of these options. Raises OptionError for an option that is given twice, or has no pass."""
+        if isinstance(self.pipeline, Pipeline):
+            if self.passes or self._knobs():
+                raise OptionError("a built pipeline has its options already", "give them where it is built")
+            return self.pipeline
+        items = self.pipeline
+        options = {name: dict(table) for name, table in self.passes.items()}
+        for owner in options:
+            find(owner)
+        for owner, option, value in self._knobs():
+            if option in options.get(owner, {}) or any(name == owner and option in own for name, own in items or ()):
+                raise OptionError(f"option {option} of pass {owner} is given twice")
+            options.setdefault(owner, {})[option] = value
+        self._cap_fused(options)
+        return build_pipeline(items, options, verify_each=self.verify_each, after_each=self.after_each)
+
+    def _knobs(self) -> list[tuple[str, str, Any]]:
+        """Pass, option and value of each field that is given."""
+        given = ((name, getattr(self, name)) for name in KNOBS)
+        return [(*KNOBS[name], value) for name, value in given if value is not None]
+
+    def _cap_fused(self, options: dict[str, dict[str, Any]]) -> None:
+        """``bucket_mb`` caps fused calls as well, unless they have a cap of their own."""
+        items = self.pipeline
+        assert not isinstance(items, Pipeline)
+        fused = items is None or any(name == "fuse-collectives" and "cap-mb" not in own for name, own in items)
+        if self.bucket_mb is not None and fused:
+            options.setdefault("fuse-collectives", {}).setdefault("cap-mb", self.bucket_mb)
+
+
+class ShardKeywords(TypedDict, total=False):
+    """The fields of ``ShardOptions`` as keywords of a verb."""
+
+    stage: int | None
+    partition: str | None
+    bucket_mb: float | None
+    statistics: str | None
+    loss_reduction: str | None
+    accumulate: int
+    link: str | None
+    only_ranks: Sequence[int] | None
+    passes: Options
+    pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None
+    verify_each: bool
+    after_each: Callable[[str, SpmdProgram], None] | None

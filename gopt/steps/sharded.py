@@ -1,0 +1,154 @@
+"""A sharded step: made for a mesh, checked, and written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from gopt import background
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.artifact.report import PassRun
+from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report
+from gopt.background import Task
+from gopt.disk.files import create, write_new
+from gopt.errors import OptionError
+from gopt.garbage import gc_paused
+from gopt.lower.invariants import Check
+from gopt.lower.lowering import lower
+from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.mesh import Mesh
+from gopt.notebook import HtmlTable
+from gopt.preflight import check_passes
+from gopt.program import SpmdProgram
+from gopt.progress import ProgressCallback, no_progress
+from gopt.steps.shard_options import ShardKeywords, ShardOptions
+from gopt.steps.source import Source, as_source, on_mesh
+from gopt.steps.stored_roles import roles_text
+
+if TYPE_CHECKING:
+    from gopt.artifact.report_builder import RemovedItems
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Sharded(HtmlTable):
+    """A sharded step, checked: the rank-independent graph, and each phase of each rank made from it."""
+
+    source: Source
+    program: SpmdProgram
+    ranks: list[RankGraph]
+    common: list[RankState]
+    checks: list[Check]
+    removed: Task[RemovedItems] = field(repr=False)
+    """The removed operators and variables, as the report lists them."""
+    choice: ChoiceEntry | None = None
+    """What ``--auto`` chose and why; None without it."""
+
+    def __repr__(self) -> str:
+        ranks = len({each.rank for each in self.ranks})
+        return f"<Sharded {self.source.name} on {self.program.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
+
+    def html_rows(self) -> Iterable[tuple[str, object]]:
+        passes = ", ".join(each.record.name for each in self.ran)
+        return [("source", self.source.name), ("mesh", str(self.program.mesh)), ("passes", passes)]
+
+    @property
+    def ran(self) -> list[PassRun]:
+        """The passes in the order in which they ran, with what they report."""
+        return self.program.passes
+
+    def report(self) -> Report:
+        """The report as it is written."""
+        from gopt.artifact.report_builder import build_report
+
+        report = build_report(self.program, self.source.entry(), self.removed, self.checks, self.common, self.ranks)
+        return replace(report, choice=self.choice)
+
+    def manifest(self) -> Manifest:
+        """The manifest as it is written."""
+        from gopt.artifact.manifest_builder import build_manifest
+
+        return build_manifest(self.program, self.common, self.ranks)
+
+    def explain(self, value: str) -> list[str]:
+        """Where the placement of a value came from, a line for each step; raises OptionError for an unknown value."""
+        lines = [line for each in self.program.explanations for line in each.lines(value)]
+        return lines or ["no axis of the mesh splits the computation: every value is whole"]
+
+    @gc_paused()
+    def write(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        jobs: int | None = None,
+        annotate: bool = False,
+        advance: ProgressCallback = no_progress,
+    ) -> Report:
+        """Write the output folder, whole or not at all, in at most ``jobs`` processes; returns the report.
+
+        ``annotate``: the kept source says in sharding specs of ONNX IR 11 which rank holds what part.
+        """
+        with background.processes(jobs) if jobs else nullcontext():
+            return self._write(Path(folder), advance, force=force, annotate=annotate)
+
+    def _write(self, folder: Path, advance: ProgressCallback, *, force: bool, annotate: bool) -> Report:
+        from gopt.artifact import ranks, serialize, states_file
+        from gopt.artifact.output_folder import output_folder
+
+        advance("building the report")
+        report = self.report()
+        stored = states_file.plan_states_file(self.program)
+        roles = roles_text(self.program.source)
+        source = background.begin(
+            lambda: serialize.source_model(self.program, stored, roles, annotate=annotate),
+            len(self.program.source.graph.nodes),
+        )
+        with output_folder(folder, force=force) as staged:
+            advance("writing values")
+            stored.write(staged / states_file.STATES_FILE)
+            ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, advance=advance)
+            with create(staged / REPORT_FILE) as file:
+                file.writelines(piece.encode() for piece in report.pieces())
+            write_new(staged / serialize.SOURCE_FILE, source.result())
+            write_new(staged / MANIFEST_FILE, self.manifest().text().encode())
+        return report
+
+
+@gc_paused()
+def shard(
+    source: Source | str | os.PathLike[str],
+    mesh: Mesh | int | str,
+    options: ShardOptions | None = None,
+    *,
+    advance: ProgressCallback = no_progress,
+    **changes: Unpack[ShardKeywords],
+) -> Sharded:
+    """Shard a step for every rank of a mesh and check the result; nothing is written.
+
+    ``source`` may be a file. ``mesh``: a Mesh, its text (``dp=2,shard=4``), or a number of ranks along ``shard``.
+    ``changes``: fields of ``ShardOptions``, such as ``stage=3``, beside or instead of ``options``. ``advance`` is
+    called with each phase. Raises InputError, OptionError and UnsupportedError.
+
+    >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
+    <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
+    """
+    from gopt.artifact.report_builder import begin_removed, begin_source_figures
+
+    asked = replace(options or ShardOptions(), **changes)
+    source, mesh = as_source(source), Mesh.of(mesh)
+    training = on_mesh(source, mesh)
+    pipeline = asked.passes_to_run()
+    program = SpmdProgram.start(training, mesh, asked.accumulate)
+    check_passes(program, [stage.spec.name for stage in pipeline.stages])
+    wanted = range(mesh.ranks) if asked.only_ranks is None else asked.only_ranks
+    if any(not 0 <= rank < mesh.ranks for rank in wanted):
+        raise OptionError(f"--only-ranks names rank {max(wanted)}, the mesh has {mesh.ranks} ranks")
+    begin_source_figures(program.source)
+    pipeline.run(program, advance)
+    gone = begin_removed(program, wanted)
+    lowered = lower(program, wanted, advance)
+    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, gone)

@@ -1,0 +1,157 @@
+"""A training step as loaded: its graph and roles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gopt.analysis.look_through import declare_axes
+from gopt.analysis.role_map import RoleMap
+from gopt.analysis.roles import recover
+from gopt.analysis.source_collectives import adopt_source_collectives
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.path_diagnostics import model_is_folder
+from gopt.artifact.report_record import SourceEntry
+from gopt.disk.files import digest_of
+from gopt.errors import InputError
+from gopt.garbage import gc_paused
+from gopt.importers.collectives import recognise
+from gopt.ir.external_data import load_state
+from gopt.ir.graph import Graph
+from gopt.ir.load import load as load_graph
+from gopt.mesh import Mesh, axis_kinds
+from gopt.notebook import HtmlTable
+from gopt.opaque import schema_roles
+from gopt.opaque.expand import expand
+from gopt.preflight import check_axes, check_mesh, check_states
+from gopt.progress import ProgressCallback, no_progress
+from gopt.steps.stored_roles import with_stored_roles
+
+
+@dataclass(slots=True)
+class Source(HtmlTable):
+    """A training step as loaded, with its roles."""
+
+    training: TrainingGraph
+    name: str
+    sha256: str
+    nbytes: int
+    roles: RoleMap = field(default_factory=RoleMap)
+    """The user's map of roles: roles are found again where collectives of the source are adopted."""
+
+    def __repr__(self) -> str:
+        training = self.training
+        parts = (
+            f"{len(training.graph.nodes)} nodes, {len(training.parameters)} parameters, {len(training.states)} states"
+        )
+        return f"<Source {self.name}: {parts}>"
+
+    def html_rows(self) -> Iterable[tuple[str, object]]:
+        entry = self.entry()
+        return [("file", self.name), ("bytes", self.nbytes), ("loss", self.training.loss), *entry.counts.items()]
+
+    def entry(self) -> SourceEntry:
+        """What the report says of the source."""
+        graph = self.training.graph
+        kinds: dict[str, int] = {}
+        for state in self.training.states:
+            kinds[state.kind.value] = kinds.get(state.kind.value, 0) + 1
+        nodes = len(graph.file_nodes or graph.nodes)
+        counts = {"nodes": nodes, "inputs": len(graph.inputs), "outputs": len(graph.outputs), **kinds}
+        return SourceEntry(self.name, self.sha256, self.nbytes, counts)
+
+
+@gc_paused()
+def load(
+    path: str | os.PathLike[str],
+    *,
+    roles: RoleMap = RoleMap(),
+    state: str | os.PathLike[str] | None = None,
+    group_types: Mapping[str, str] | None = None,
+    axes: Mapping[str, str] | None = None,
+    advance: ProgressCallback = no_progress,
+) -> Source:
+    """Read a training step and recover its roles; ``state`` supplies values where the file has none.
+
+    ``group_types`` says which mesh axes the integer ``group_type`` of collectives in the source means, such as
+    ``{"1": "shard", "4": "tp"}``; ``axes`` what ranks along axes of other names see, ``data`` or ``replica``.
+    Raises InputError, UnsupportedError (contract sections 2 and 3).
+
+    >>> gopt.load("fixtures/mlp_adamw.onnx").training.loss
+    'loss'
+    """
+    data = Path(path)
+    if data.is_dir():
+        raise model_is_folder(data)
+    advance("reading the model")
+    graph = load_graph(data)
+    advance("finding roles")
+    training, roles = find_roles(graph, data.name, roles, group_types, axes)
+    if state is not None:
+        _supply(training, Path(state))
+    return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
+
+
+def as_source(given: Source | str | os.PathLike[str]) -> Source:
+    """A source as it is, or the file read."""
+    return given if isinstance(given, Source) else load(given)
+
+
+def find_roles(
+    graph: Graph,
+    name: str,
+    roles: RoleMap = RoleMap(),
+    group_types: Mapping[str, str] | None = None,
+    axes: Mapping[str, str] | None = None,
+) -> tuple[TrainingGraph, RoleMap]:
+    """The step of a graph as it was loaded, which is changed, and the map of roles in effect; ``name`` is its file.
+
+    The rest is as in ``load``.
+    """
+    graph = expand(graph)
+    recognise(graph, group_types or {})
+    declare_axes(graph, axis_kinds(axes or {}))
+    roles = with_stored_roles(graph, roles, name)
+    training = read_roles(graph, roles)
+    return training, with_schema_roles(graph, roles)
+
+
+def with_schema_roles(graph: Graph, roles: RoleMap) -> RoleMap:
+    """The user's map, and what the schemas of opaque operators say; data flow settles the rest."""
+    taken = {*roles.states, *roles.states.values()}
+    schema = {old: new for old, new in schema_roles.pairs(graph).items() if not {old, new} & taken}
+    return replace(roles, states={**schema, **roles.states})
+
+
+def read_roles(graph: Graph, roles: RoleMap) -> TrainingGraph:
+    """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
+    training = recover(graph, with_schema_roles(graph, roles))
+    check_states(training)
+    training.notes += schema_roles.notes(graph)
+    return training
+
+
+def _supply(training: TrainingGraph, path: Path) -> None:
+    graph = training.graph
+    known = training.state_of()
+    given = load_state(path)
+    for name in given:
+        if name not in known:
+            raise InputError(f"{path}: {name!r} is not a state of the model")
+    for name, tensor in given.items():
+        if tensor.type != graph.types[name]:
+            raise InputError(f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}")
+        graph.initializers.setdefault(name, tensor)
+
+
+def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
+    """The step as a mesh shards it: collectives of the source that gopt makes itself are adopted.
+
+    Raises OptionError and UnsupportedError for a mesh that has no effect, or that gopt or the step does not support.
+    """
+    check_mesh(mesh)
+    training = adopt_source_collectives(source.training, source.roles, mesh)
+    check_axes(mesh, training)
+    return training

@@ -1,0 +1,76 @@
+"""The roles of a step as metadata of its model: after sharding they cannot be recovered."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from onnx import ModelProto
+
+from gopt import documents
+from gopt.analysis.role_map import RoleMap
+from gopt.analysis.roles import recover
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import InputError, OptionError
+from gopt.ir.graph import Graph
+
+ROLES = "gopt.roles"
+"""The metadata entry that says which values are states, parameters and the batch."""
+
+
+def roles_text(training: TrainingGraph) -> str:
+    """The roles as metadata of the kept source: after sharding they cannot be recovered."""
+    record = {
+        "loss": training.loss,
+        "states": {state.tensor: state.updated for state in training.states},
+        "params": training.gradients,
+        "batch": training.batch,
+    }
+    if training.shared:
+        record["shared"] = list(training.shared.values())
+    return json.dumps(record, ensure_ascii=False)
+
+
+def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
+    """The roles in the metadata of a kept source; ``name`` is its file. Raises InputError."""
+    text = graph.metadata.get(ROLES)
+    if text is None:
+        raise InputError(f"{name} has no roles in its metadata", "take the one that gopt shard wrote")
+    record = documents.parse_json(text, documents.ROLES, f"{name}: gopt.roles")
+    roles = RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
+    try:
+        roles.check(graph)
+    except OptionError as error:
+        raise InputError(f"{name}: gopt.roles: {error.message}") from None
+    return roles
+
+
+def load_stored_source(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> TrainingGraph:
+    """The kept source ``name`` with its stored roles; raises InputError where they do not fit the graph."""
+    try:
+        return recover(graph, roles)
+    except OptionError as error:
+        raise InputError(f"{name}: gopt.roles: {error.message}", "take the one that gopt shard wrote") from None
+
+
+def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:
+    """The user's map over the one that ``gopt export`` and ``gopt derive`` leave in a model's metadata.
+
+    The graph loses that entry: passes rename what it names. Raises InputError for an entry that does not fit.
+    """
+    if ROLES not in graph.metadata:
+        return roles
+    stored = stored_roles(graph, name)
+    del graph.metadata[ROLES]
+    header = ModelProto()
+    header.CopyFrom(graph.header)  # a twin of the graph has the same one
+    del header.metadata_props[:]
+    header.metadata_props.extend(entry for entry in graph.header.metadata_props if entry.key != ROLES)
+    graph.header = header
+    return RoleMap(
+        roles.loss or stored.loss,
+        {**stored.states, **roles.states},
+        {**stored.params, **roles.params},
+        [*roles.batch, *(name for name in stored.batch if name not in roles.batch)],
+        roles.shared or stored.shared,
+    )

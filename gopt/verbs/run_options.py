@@ -1,0 +1,130 @@
+"""How ranks, or trainers and servers, train: as one record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from gopt.errors import OptionError
+from gopt.runtime.training.job import Job
+
+if TYPE_CHECKING:
+    from gopt.runtime.parameter_server.job import ServerJob
+    from gopt.runtime.parameter_server.waits import ServerSummary
+
+FilePath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a run trains.
+
+    ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the folder
+    has none. ``shuffle``: seed of a new order of samples in every pass. ``checkpoint``: a folder on disk; one is
+    written at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
+    ``sync_init``: axes along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``:
+    False runs without tiling and generated kernels, with the same bits. ``trace``: the file for what every rank did
+    when. ``deadline``: seconds that a rank waits for the others at a call.
+
+    Of a split alone: ``trainers``, how many take part; ``roles``, which process is what; ``on_trainer_loss`` in rounds,
+    ``abort`` or ``continue``; ``nan``, what servers do about gradients that are not finite: ``pass``, ``abort`` or
+    ``skip``; ``stop``, whether the ``first`` trainer without data ends the run or the last of ``all``; ``staleness``,
+    how many steps a trainer may be ahead.
+    """
+
+    settings: Mapping[str, float | str] = field(default_factory=dict)
+    state: FilePath | None = None
+    shuffle: int | None = None
+    checkpoint: FilePath | None = None
+    every: int = 0
+    keep: int = 2
+    resume: bool = False
+    stop_on_nan: bool = False
+    sync_init: str | None = None
+    tuning: bool = True
+    trace: FilePath | None = None
+    deadline: float = 60.0
+    trainers: int | None = None
+    roles: str | None = None
+    on_trainer_loss: str = "abort"
+    nan: str = "pass"
+    stop: str | None = None
+    staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is None and (self.every or self.resume):
+            raise OptionError(
+                f"--{'every' if self.every else 'resume'} needs --checkpoint CKPT", "name a folder for checkpoints"
+            )
+
+    def job(self, folder: Path, data: str, steps: int) -> Job:
+        """The job of ``steps`` steps on the samples of ``data``."""
+        return Job(
+            folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
+            state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
+            checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
+            resume=self.resume, stop_on_nan=self.stop_on_nan, sync_init=self.sync_init, tuning=self.tuning,
+            trace=None if self.trace is None else Path(self.trace),
+        )  # fmt: skip
+
+    def check(self, *, split: bool) -> None:
+        """Raise OptionError for what means nothing for a split, or for ranks without servers."""
+        if split:
+            if self.sync_init is not None:
+                raise OptionError(
+                    "--sync-init: trainers of a split take their start values from the servers", "leave it out"
+                )
+            if self.trace is not None:
+                raise OptionError(
+                    "--trace needs ranks of gopt shard: trainers and servers have no calls to trace", "leave it out"
+                )
+            return
+        usual = RunOptions()
+        for name in ("nan", "on_trainer_loss", "trainers", "roles", "staleness", "stop"):
+            if getattr(self, name) != getattr(usual, name):
+                option = f"--{name.replace('_', '-')}"
+                raise OptionError(
+                    f"{option} is for trainers and servers, but the folder holds ranks of gopt shard", "leave it out"
+                )
+
+    def server_job(
+        self, job: Job, tell: Callable[[str], None], summarise: Callable[[Sequence[ServerSummary]], None]
+    ) -> ServerJob:
+        """The job with its trainers and servers. ``tell`` gets a line for each fault; ``summarise`` what each server
+        did, at the end. Raises InputError and OptionError."""
+        from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+        from gopt.runtime.parameter_server.job import ServerJob
+
+        faults = FaultOptions(
+            OnNan(self.nan), None if self.stop is None else Stop(self.stop), self.on_trainer_loss == "continue",
+            self.staleness, tell, summarise,
+        )  # fmt: skip
+        found = ServerJob.read(job, self.trainers, self.roles)
+        faults.check(found.plan)
+        return replace(found, faults=faults)
+
+
+class RunKeywords(TypedDict, total=False):
+    """The fields of ``RunOptions`` as keywords of a verb."""
+
+    settings: Mapping[str, float | str]
+    state: FilePath | None
+    shuffle: int | None
+    checkpoint: FilePath | None
+    every: int
+    keep: int
+    resume: bool
+    stop_on_nan: bool
+    sync_init: str | None
+    tuning: bool
+    trace: FilePath | None
+    deadline: float
+    trainers: int | None
+    roles: str | None
+    on_trainer_loss: str
+    nan: str
+    stop: str | None
+    staleness: int | None

@@ -1,0 +1,85 @@
+"""``gopt.shard``: a sharded step, with what only a run of the source can tell."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Unpack
+
+from gopt import api
+from gopt.analysis.region_mappings import find_region_mappings, without_dual
+from gopt.artifact.report_record import ChoiceEntry
+from gopt.errors import OptionError
+from gopt.garbage import gc_paused
+from gopt.mesh import Mesh
+from gopt.offline.plan import best, choices
+from gopt.progress import ProgressCallback, no_progress
+from gopt.steps.shard_options import ShardKeywords, ShardOptions
+from gopt.topology import Topology, parse_bytes
+
+CHOSEN = ("stage", "partition", "bucket_mb", "pipeline")
+"""Fields of ``ShardOptions`` that ``auto`` finds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto:
+    """Take the best choice of ``gopt plan``. ``memory``: what a rank may hold, such as ``80GB``; ``link``: the links
+    between ranks, such as ``200GB/s:5us``."""
+
+    memory: str | None = None
+    link: str | None = None
+
+
+@gc_paused()
+def shard(
+    source: api.Source | str | os.PathLike[str],
+    mesh: Mesh | int | str,
+    options: ShardOptions | None = None,
+    *,
+    auto: Auto | None = None,
+    advance: ProgressCallback = no_progress,
+    **changes: Unpack[ShardKeywords],
+) -> api.Sharded:
+    """Shard a step for every rank of a mesh and check the result; nothing is written.
+
+    ``source`` may be a file. ``mesh``: a Mesh, its text (``dp=2,shard=4``), or a number of ranks along ``shard``.
+    Options are fields of ``ShardOptions``: as keywords (``stage=3``), as one record, or as a record with changes.
+    ``auto`` chooses stage, partition and bucket size, and the report says why. ``advance`` is called with each phase.
+    Raises InputError, OptionError and UnsupportedError.
+
+    >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
+    <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
+    """
+    asked, mesh, choice = replace(options or ShardOptions(), **changes), Mesh.of(mesh), None
+    source = api.as_source(source)
+    if auto is not None:
+        asked, choice = _chosen(source, mesh, asked, auto, advance)
+    unsure = confirm_duals(source, mesh)
+    sharded = api.shard(source, mesh, asked, advance=advance)
+    sharded.program.warnings += unsure
+    sharded.choice = choice
+    return sharded
+
+
+def confirm_duals(source: api.Source, mesh: Mesh) -> list[str]:
+    """Notes on mappings of the source whose dual was not found; nothing is loaded or run where there are none."""
+    if not without_dual(find_region_mappings(source.training)):
+        return []
+    from gopt.verification.source_duals import check_source_duals
+
+    return check_source_duals(api.on_mesh(source, mesh), mesh)
+
+
+def _chosen(
+    source: api.Source, mesh: Mesh, asked: ShardOptions, auto: Auto, advance: ProgressCallback
+) -> tuple[ShardOptions, ChoiceEntry]:
+    """The options with those of the best choice, and what the report says of it."""
+    for name in CHOSEN:
+        if getattr(asked, name) is not None:
+            raise OptionError(f"auto chooses {name}", f"leave out {name}, or auto")
+    limit = None if auto.memory is None else parse_bytes(auto.memory)
+    topology = None if auto.link is None else Topology.parse(auto.link, mesh)
+    found = list(choices(api.on_mesh(source, mesh), mesh, topology=topology, advance=advance))
+    first = best(found, limit)
+    entry = first.entry(len(found), limit, auto.link)
+    return replace(asked, **asdict(first.choice.settings)), entry

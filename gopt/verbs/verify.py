@@ -1,0 +1,35 @@
+"""``gopt.verify``: the proof that ranks compute what their source does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Unpack
+
+from gopt.progress import ProgressCallback, no_progress
+from gopt.verbs.on_disk import Folder, on_disk
+from gopt.verification.options import VerifyKeywords, VerifyOptions
+from gopt.verification.result import Verification
+from gopt.verification.verify import Verifier
+
+
+def verify(
+    folder: Folder,
+    model: str | os.PathLike[str] | None = None,
+    options: VerifyOptions | None = None,
+    *,
+    advance: ProgressCallback = no_progress,
+    **changes: Unpack[VerifyKeywords],
+) -> Verification:
+    """Run the source and all ranks, each on its own batch, and compare every state and loss.
+
+    ``model`` replaces the kept source. Options are fields of ``VerifyOptions``: as keywords (``steps=1``), as one
+    record, or as a record with changes. ``advance`` is called with each phase. Raises InputError for a folder that is
+    incomplete, UnsupportedError for random nodes that cannot be fed, RunError when a rank fails.
+
+    >>> gopt.verify(gopt.shard("fixtures/mlp_sgd.onnx", 2), steps=1).equal
+    True
+    """
+    asked = replace(options or VerifyOptions(), **changes)
+    with on_disk(folder) as path:
+        return Verifier(path, model, asked.deadline, advance).run(asked, advance=advance)

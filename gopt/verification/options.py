@@ -1,0 +1,44 @@
+"""How ranks are compared with their source, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from gopt.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """How ranks are compared with their source.
+
+    ``steps`` of training from states and batches that ``seed`` draws; ``data``: batches of the user instead, a file or
+    ``module:function``. ``settings``: hyper-parameter -> its value; 0.01 where none is given. ``confirm``: compare
+    gradients with finite differences as well; ``every``: all of them, not a sample where they are many. ``deadline``:
+    seconds that one piece of a graph may run; None: without an end.
+    """
+
+    steps: int = 3
+    seed: int = 0
+    data: str | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
+    confirm: bool = True
+    every: bool = False
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise OptionError(f"steps={self.steps}", "give at least 1")
+
+
+class VerifyKeywords(TypedDict, total=False):
+    """The fields of ``VerifyOptions`` as keywords of a verb."""
+
+    steps: int
+    seed: int
+    data: str | None
+    settings: Mapping[str, float]
+    confirm: bool
+    every: bool
+    deadline: float | None

@@ -1,0 +1,50 @@
+"""Phases of nodes that passes add, from the phases of what reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gopt.ir.graph import Node
+from gopt.ir.phase import Phase, complete_phases
+
+F, B, U = Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE
+
+
+def node(inputs: str, output: str, phase: Phase | None = None) -> Node:
+    """A node of the source where it has a phase, else one that a pass added."""
+    made = Node("Op", inputs.split(), [output], made_by="" if phase else "shard")
+    made.phase = phase
+    return made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("w", "part"), node("part x", "loss", F)], [F]),
+        ([node("w", "part"), node("part", "g", B), node("part g", "w_out", U)], [B]),
+        ([node("w", "part"), node("part x", "loss", F), node("part", "g", B)], [F]),
+        ([node("w", "part"), node("part", "again"), node("again", "g", B)], [B, B]),
+        ([node("x", "y", F), node("y", "dy", B), node("dy", "reduced"), node("reduced w", "w_out")], [U, U]),
+        ([node("x", "mean", F), node("mean", "mean_out")], [F]),
+        ([node("x", "mean", F), node("mean w", "w_out"), node("lr", "rate", U), node("rate w", "v_out")], [F, U]),
+        ([node("", "constant"), node("w", "w_out")], [U, U]),
+    ],
+    ids=["forward", "backward", "both", "chain", "update", "statistic", "outputs", "lone"],
+)
+def test_a_node_has_the_phase_of_the_first_that_reads_it(nodes, expected):
+    complete_phases(nodes)
+    assert [each.phase for each in nodes if each.made_by] == expected
+
+
+def test_a_phase_that_a_pass_gave_stays():
+    given = node("w", "part", B)
+    given.made_by = "tensor-parallel"
+    complete_phases([given, node("part", "y", F)])
+    assert given.phase is B
+
+
+def test_nodes_of_the_source_without_a_phase_are_left_alone():
+    unread = node("x", "nothing", F)
+    unread.phase = None
+    complete_phases([unread, node("x", "own")])
+    assert unread.phase is None
