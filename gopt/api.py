@@ -18,13 +18,14 @@ from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report, SourceEntry
-from gopt.disk.files import create, digest_of, write_new
+from gopt.disk.files import create, write_new
 from gopt.errors import InputError, OptionError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
+from gopt.importers.load import read_step
 from gopt.ir.external_data import load_state
+from gopt.ir.graph import ROLES as ROLES
 from gopt.ir.graph import Graph
-from gopt.ir.load import load as load_graph
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
@@ -37,9 +38,6 @@ from gopt.parameter_server.split import SplitStep, split_step
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_axes, check_mesh, check_passes, check_states
 from gopt.program import SpmdProgram
-
-ROLES = "gopt.roles"
-"""The metadata entry that says which values are states, parameters and the batch."""
 
 
 @dataclass(slots=True)
@@ -94,9 +92,10 @@ def load(
     'loss'
     """
     data = Path(path)
-    if data.is_dir():
+    file = read_step(data)
+    if file is None:
         raise model_is_folder(data)
-    graph = expand(load_graph(data))
+    graph = expand(file.graph)
     recognise(graph, group_types or {})
     declare_axes(graph, axis_kinds(axes or {}))
     roles = with_stored_roles(graph, roles, data.name)
@@ -104,7 +103,7 @@ def load(
     roles = with_schema_roles(graph, roles)
     if state is not None:
         _supply(training, Path(state))
-    return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
+    return Source(training, data.name, file.digest.hex(), file.nbytes, roles)
 
 
 def as_source(given: Source | str | os.PathLike[str]) -> Source:
