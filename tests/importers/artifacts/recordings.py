@@ -56,7 +56,9 @@ class Running:
 
     def __init__(self, graph: Graph, roles: Mapping[str, object]) -> None:
         data = model_bytes(graph, {}, "", {})
-        self.session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # it warns of each state that has a first value
+        self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         self.pairs: Mapping[str, str] = roles["states"]  # type: ignore[assignment]
         self.loss = str(roles["loss"])
         self.batch: list[str] = roles["batch"]  # type: ignore[assignment]
