@@ -11,6 +11,7 @@ import gopt
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
     "load", "shard", "split", "verify", "run", "inspect", "explain", "diff", "plan", "merge", "reshard", "export",
+    "import_step",
 )  # fmt: skip
 OBJECTS = ("Source", "Sharded", "Split", "SplitOptions", "Mesh", "Plan", "Run")
 ERRORS = ("GoptError", "InputError", "OptionError", "UnsupportedError", "RunError", "InvariantError", "StoppedError")

@@ -15,6 +15,7 @@ of ranks, or a ``Mesh``.
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
     export    write a training step of PyTorch as ONNX
+    import_step  write ONNX Runtime's training artifacts as one step
 
 Errors are subclasses of ``GoptError``: ``InputError``, ``OptionError``, ``UnsupportedError``, ``RunError``.
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gopt.parameter_server.options import SplitOptions
     from gopt.verbs.export import export
     from gopt.verbs.folders import diff, explain, merge, reshard, verify
+    from gopt.verbs.import_step import import_step
     from gopt.verbs.inspect import inspect
     from gopt.verbs.plan import Plan, plan
     from gopt.verbs.run import Run, run
@@ -44,8 +46,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError", "Sharded", "Source",
-    "Split", "SplitOptions", "StoppedError", "UnsupportedError", "__version__", "diff", "explain", "export", "inspect",
-    "load", "merge", "plan", "reshard", "run", "shard", "split", "verify",
+    "Split", "SplitOptions", "StoppedError", "UnsupportedError", "__version__", "diff", "explain", "export",
+    "import_step", "inspect", "load", "merge", "plan", "reshard", "run", "shard", "split", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -57,6 +59,7 @@ _NAMES = {
     "gopt.parameter_server.options": ("SplitOptions",),
     "gopt.verbs.export": ("export",),
     "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "verify"),
+    "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),
     "gopt.verbs.run": ("Run", "run"),

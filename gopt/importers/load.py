@@ -34,6 +34,11 @@ def read_step(path: str | os.PathLike[str], *, own: bool = False) -> StepFile | 
     return None if parts is None else StepFile(step_of(parts), parts.digest(), parts.nbytes)
 
 
+def holds_step(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a folder of artifacts; raises InputError for one that lacks a part."""
+    return Path(path).is_dir() and read_artifacts(Path(path)) is not None
+
+
 def load_step(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     """Return the graph alone; a folder without a step is refused as ``load`` refuses it."""
     parts = read_artifacts(Path(path)) if Path(path).is_dir() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gopt import api
@@ -12,6 +13,7 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.garbage import gc_paused
 from gopt.offline.inspect import inspect_model
 from gopt.offline.kinds.inference import inspect_inference
+from gopt.offline.kinds.ort_artifacts import OrtArtifactsInspection
 from gopt.offline.kinds.registry import Described, inspect_path
 from gopt.verbs.on_disk import Folder, on_disk
 
@@ -42,6 +44,8 @@ def _inspect(
 ) -> Described:
     """One of the kinds that content tells, a training step, or else an inference model."""
     described = inspect_path(path)
+    if isinstance(described, OrtArtifactsInspection):
+        return _with_step(described, path, roles)
     if described is not None:
         return described
     with gc_paused():
@@ -52,3 +56,11 @@ def _inspect(
                 raise  # the user says that it is a step
             return inspect_inference(Path(path), refusal)
         return inspect_model(source)
+
+
+def _with_step(found: OrtArtifactsInspection, path: str | os.PathLike[str], roles: RoleMap) -> OrtArtifactsInspection:
+    """The parts of a folder, and the training step that they make, or why they make none."""
+    try:
+        return replace(found, step=inspect_model(api.load(path, roles=roles)))
+    except (InputError, UnsupportedError) as refusal:
+        return replace(found, refusal=refusal.message)

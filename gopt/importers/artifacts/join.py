@@ -121,9 +121,7 @@ def _trained(
 
 def _check_type(stored: Stored, type: TensorType) -> None:
     if stored.type != type:
-        raise InputError(
-            f"{show(stored.name)} is {stored.type} in the checkpoint, and {type} in the training graph"
-        )
+        raise InputError(f"{show(stored.name)} is {stored.type} in the checkpoint, and {type} in the training graph")
 
 
 def _check_counts(

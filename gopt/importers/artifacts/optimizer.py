@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto
 
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import UnsupportedError
 from gopt.importers.artifacts.folder import DOMAIN, OPTIMIZERS
 from gopt.importers.artifacts.lowering.builder import Builder
 from gopt.ir.external_data import show

@@ -19,9 +19,10 @@ from gopt.importers.artifacts.folder import ACCUMULATOR, Artifacts
 from gopt.importers.artifacts.join import Joined, Trained, join
 from gopt.importers.artifacts.lowering.builder import Builder
 from gopt.importers.artifacts.lowering.table import LOWERINGS
-from gopt.importers.artifacts.optimizer import MOMENTS, OrtOptimizer, Update, clip_nodes, read_optimizer, update_nodes
-from gopt.ir.external_data import check_dims, naming, show
-from gopt.ir.graph import ROLES, Graph, Node, Tensor, read_type, value_info
+from gopt.importers.artifacts.lowering.value_types import value_types
+from gopt.importers.artifacts.optimizer import OrtOptimizer, Update, clip_nodes, read_optimizer, update_nodes
+from gopt.ir.external_data import naming, show
+from gopt.ir.graph import ROLES, Graph, Node, Tensor, value_info
 from gopt.ir.load import graph_of
 from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import nested
@@ -51,15 +52,17 @@ def step_of(parts: Artifacts) -> Graph:
         step = _Step(parts, joined, optimizer)
         model = step.model()
         graph = graph_of(ModelFile(model.SerializeToString(deterministic=True)), str(parts.training.path))
-        graph = _plain(expand(graph, prefix=UPDATE))
+        graph = _plain(expand(graph, prefix=UPDATE), {each.name for each in step.builder.constants})
     for name, tensor in step.values():
         graph.initializers[name] = tensor
     return graph
 
 
-def _plain(graph: Graph) -> Graph:
-    """The graph as if its update had been written in standard operators."""
+def _plain(graph: Graph, constants: set[str]) -> Graph:
+    """The graph as if its update had been written in standard operators; of ``constants`` those that are read."""
     nodes = [_standard(node) for node in graph.nodes]
+    for name in constants.difference(*(node.reads for node in nodes)):
+        graph.initializers.pop(name, None)
     kept = [each for each in graph.header.opset_import if each.domain in ("", "ai.onnx")]
     del graph.header.opset_import[:]
     graph.header.opset_import.extend(kept)
@@ -83,7 +86,7 @@ class _Step:
         body = self.source.graph
         if self.source.functions:
             raise UnsupportedError("the training graph has functions of its own", "export the forward without them")
-        self.types = _types(self.source)
+        self.types = value_types(self.source)
         taken = {name for node in body.node for name in (*node.input, *node.output)}
         taken |= {each.name for each in (*body.input, *body.initializer)}
         self.opset = _opset(self.source)
@@ -143,14 +146,13 @@ class _Step:
         body.name = self.source.graph.name or "step"
         body.node.extend(self._lowered())
         body.node.extend(self._update())
-        stored = {each.name for each in self.joined.statistics}
-        body.initializer.extend(each for each in self.source.graph.initializer)
+        body.initializer.extend(self.source.graph.initializer)
         body.initializer.extend(self.builder.constants)
         body.input.extend(self._inputs())
         body.output.extend(self._outputs())
         known = {each.name for each in (*body.input, *body.output)}
         body.value_info.extend(
-            each for each in self.source.graph.value_info if each.name not in known | self.joined.apart | stored
+            each for each in self.source.graph.value_info if each.name not in known | self.joined.apart
         )
         entry = made.metadata_props.add()
         entry.key, entry.value = ROLES, json.dumps(self._roles(), ensure_ascii=False)
@@ -243,21 +245,3 @@ def _opset(model: ModelProto) -> int:
             f"the training graph is of operator set {version}", f"export the forward for operator set {OPSET}"
         )
     return max(version, OPSET)
-
-
-def _types(model: ModelProto) -> dict[str, TensorType]:
-    """The types of the values of the training graph: what it declares, and what standard operators make of it."""
-    found = {}
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph.value_info
-    except Exception:  # its exceptions have no common base; a lowering that needs a type says so
-        inferred = model.graph.value_info
-    for each in (*inferred, *model.graph.input, *model.graph.output):
-        type = read_type(each.type)
-        check_dims(type.shape or (), type.dtype, f"value {show(each.name)}")
-        found[each.name] = type
-    for tensor in model.graph.initializer:
-        type = TensorType(read_type(onnx.helper.make_tensor_type_proto(tensor.data_type, None)).dtype, tuple(tensor.dims))
-        check_dims(type.shape or (), type.dtype, f"initializer {show(tensor.name)}")
-        found[tensor.name] = type
-    return found

@@ -25,7 +25,7 @@ ACCUMULATOR = "InPlaceAccumulatorV2"
 OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
 BACKWARD = "Backward pass"
 """The ``doc_string`` of each node of the backward."""
-NEXT = "gopt does not shard ONNX Runtime's training artifacts yet: export the step as one plain graph (docs/inspect.md)"
+NEXT = "it is one part of training artifacts: gopt shard takes the folder, with both graphs and the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,11 @@ def moved(found: np.ndarray, wanted: np.ndarray, before: np.ndarray) -> float:
     """How far a state is from the recorded one, in tolerances of contract section 7 for float32."""
     change = np.linalg.norm(wanted.astype(np.float64) - before)
     allowed = 1e-4 * (change + 1e-3 * np.linalg.norm(wanted))
-    return float(np.linalg.norm(found.astype(np.float64) - wanted) / allowed) if allowed else float((found != wanted).any())
+    return (
+        float(np.linalg.norm(found.astype(np.float64) - wanted) / allowed)
+        if allowed
+        else float((found != wanted).any())
+    )
 
 
 def largest_opset(graph: Graph) -> int:

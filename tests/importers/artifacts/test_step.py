@@ -27,7 +27,9 @@ def compare(name, running, start, stop):
             if f"{key}.{place}" in wanted:
                 seen.add(key)
                 worst = max(worst, moved(value, wanted[f"{key}.{place}"], first[key]))
-    assert seen == {key.removesuffix(f".{start}") for key in wanted if key.endswith(f".{start}")} & running.states.keys()
+    assert (
+        seen == {key.removesuffix(f".{start}") for key in wanted if key.endswith(f".{start}")} & running.states.keys()
+    )
     assert len(seen) >= 2
     return worst
 

@@ -10,9 +10,7 @@ def fused_matmul(
 ) -> str:
     """alpha · X · Y with the last two axes of either in each other's place; ``transBatch``: the first axis in front of
     the last."""
-    x, y = (
-        _turned(b, each, batch, last) for each, batch, last in ((x, transBatchA, transA), (y, transBatchB, transB))
-    )
+    x, y = (_turned(b, each, batch, last) for each, batch, last in ((x, transBatchA, transA), (y, transBatchB, transB)))
     product = b.op("MatMul", x, y)
     return str(product if alpha == 1 else b.op("Mul", product, b.number(alpha, b.outputs[0])))
 
@@ -51,10 +49,6 @@ def _gathered(b: Builder, gradient: str, own: str, other: str) -> str:
     return str(b.op("Reshape", b.reduce("ReduceSum", gradient, axes), b.array(list(mine))))
 
 
-def sin_grad(b: Builder, dy: str, x: str) -> str:
-    return str(b.op("Mul", dy, b.op("Cos", x)))
-
-
 def reduce_sum(b: Builder, x: str, axes: str, *, keepdims: int, noop_with_empty_axes: int) -> str:
     return str(b.op("ReduceSum", x, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
 
@@ -80,11 +74,8 @@ def dropout(b: Builder, x: str, ratio: str = "", mode: str = "", *, seed: int | 
 
 
 def dropout_grad(b: Builder, dy: str, mask: str, ratio: str = "", mode: str = "") -> str:
-    """dY / (1 - ratio) where the mask is true; dY where the forward did not train."""
-    share = b.number(0.5, dy) if not ratio else ratio
+    """dY / (1 - ratio) where the mask is true. The kernel does not look at the mode."""
+    share = ratio or b.number(0.5, dy)
     if ratio and b.dtype(ratio) != b.dtype(dy):
         share = b.cast(ratio, b.dtype(dy))
-    scaled = b.op("Div", dy, b.op("Sub", b.number(1, dy), share))
-    found = b.op("Where", mask, scaled, b.number(0, dy))
-    return str(b.op("Where", mode, found, dy) if mode else found)
-
+    return str(b.op("Where", mask, b.op("Div", dy, b.op("Sub", b.number(1, dy), share)), b.number(0, dy)))

@@ -24,8 +24,8 @@ AXES_AS_INPUT = 18
 class Builder:
     """Nodes and constants that lowerings emit. ``opset``: the version of the standard operators.
 
-    ``types``: of the values of the source, to which those of results are added; ``makers``: who makes them; ``stored``: its initializers;
-    ``taken``: names that are in use.
+    ``types``: of the values of the source, to which those of results are added; ``makers``: the nodes of the source by
+    what they make; ``stored``: its initializers; ``taken``: names that are in use.
     """
 
     def __init__(

@@ -28,9 +28,7 @@ def gather_elements_grad(b: Builder, dy: str, shape: str, indices: str, *, axis:
 def gather_nd_grad(b: Builder, shape: str, indices: str, dy: str, *, batch_dims: int) -> str:
     if batch_dims:
         raise b.refusal(f"it has batch_dims {batch_dims}", "export the lookup without batch dimensions")
-    return str(
-        b.op("ScatterND", b.zeros(_dims(b, shape), b.dtype(dy)), indices, dy, reduction="add")
-    )
+    return str(b.op("ScatterND", b.zeros(_dims(b, shape), b.dtype(dy)), indices, dy, reduction="add"))
 
 
 def slice_grad(b: Builder, dy: str, shape: str, starts: str, ends: str, axes: str = "", steps: str = "") -> str:

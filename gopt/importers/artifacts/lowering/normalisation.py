@@ -72,7 +72,9 @@ def batch_norm(
     r = b.op("Reciprocal", b.op("Sqrt", b.op("Add", spread, b.number(epsilon, x))))
     y = b.op("Mul", b.op("Mul", apart, _wide(b, r, x)), _wide(b, scale, x))
     keep, rest = b.number(momentum, x), b.number(1 - momentum, x)
-    running = [b.op("Add", b.op("Mul", old, keep), b.op("Mul", new, rest)) for old, new in ((mean, here), (var, spread))]
+    running = [
+        b.op("Add", b.op("Mul", old, keep), b.op("Mul", new, rest)) for old, new in ((mean, here), (var, spread))
+    ]
     return b.op("Add", y, _wide(b, bias, x)), *running, here, r
 
 
@@ -95,4 +97,3 @@ def _batch_axes(b: Builder, x: str) -> list[int]:
 def _wide(b: Builder, value: str, x: str) -> str:
     """One number a channel, as a shape that spreads over ``x``."""
     return str(b.op("Unsqueeze", value, b.array(list(range(1, b.rank(x) - 1))))) if b.rank(x) > 2 else value
-

@@ -90,7 +90,6 @@ _ROWS = (
     Lowering("FusedMatMul", arithmetic.fused_matmul, _MATMUL),
     Lowering("Scale", arithmetic.scale, {"scale_down": 0}),
     Lowering("DivGrad", arithmetic.div_grad),
-    Lowering("SinGrad", arithmetic.sin_grad),
     Lowering("ReduceSumTraining", arithmetic.reduce_sum, _SUM),
     Lowering("ConcatTraining", arithmetic.concat, _AXIS),
     Lowering("SplitTraining", arithmetic.split, _AXIS),

@@ -64,7 +64,7 @@ def conv_grad(
     """Gradients of operand, kernel and bias: a transposed convolution, a convolution with samples and channels in each
     other's place, and a sum."""
     batch, channels, *space = b.dims(x)
-    kernels, _, *sizes = b.dims(w)
+    sizes = b.dims(w)[2:]
     at = window(b, space, sizes, strides, dilations, pads, auto_pad)
     if kernel_shape and tuple(kernel_shape) != at.kernel:
         raise b.refusal(f"its kernel_shape is {kernel_shape}, and its kernel is {list(sizes)}")
