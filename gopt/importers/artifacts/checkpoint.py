@@ -1,4 +1,4 @@
-"""ONNX Runtime's training checkpoint: a FlatBuffer of parameters, optimizer states and properties.
+"""Reads ONNX Runtime's training checkpoint: a FlatBuffer of parameters, optimizer states and properties.
 
 Layout after ``onnxruntime/core/flatbuffers/schema/ort_training_checkpoint.fbs`` and ``ort.fbs``; fields are numbered in
 the order of the schema. Values are not read: a tensor says where they lie.
@@ -74,13 +74,13 @@ class OrtCheckpoint:
         if stored.span is None:
             if self.external:
                 raise UnsupportedError(
-                    f"{self.path}: the value of {show(stored.name)} is in a file beside the checkpoint",
+                    f"the value of {show(stored.name)} is in a file beside the checkpoint",
                     "save the checkpoint in one file: onnxruntime does below 1.8 GB",
                 )
             return None
         if stored.span.length != stored.type.nbytes:
             raise InputError(
-                f"{self.path}: {show(stored.name)} has {stored.span.length} bytes, and {stored.type} takes "
+                f"{show(stored.name)} has {stored.span.length} bytes in the checkpoint, and {stored.type} takes "
                 f"{stored.type.nbytes}"
             )
         return Tensor(stored.type, path=str(self.path.absolute()), offset=stored.span.start)

@@ -43,7 +43,7 @@ class Artifacts:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a step is made of."""
+        """The files that a step is made of."""
         return (self.training.path, self.optimizer.path, self.checkpoint.path)
 
     @property
@@ -81,40 +81,53 @@ def read_artifacts(folder: Path) -> Artifacts | None:
 
     Raises InputError where one is missing or there twice, or a file is damaged.
     """
-    models = [each for each in _models(folder) if is_training(each.model) or is_optimizer(each.model)]
-    if not models:
+    found = _scan(folder)
+    training = [each for each in found.models if is_training(each.model)]
+    optimizer = [each for each in found.models if is_optimizer(each.model)]
+    if not training and not optimizer:
         return None
-    training = _one(folder, "training graph", [each for each in models if is_training(each.model)])
-    optimizer = _one(folder, "optimizer graph", [each for each in models if is_optimizer(each.model)])
-    checkpoint = _one(folder, "checkpoint", [path for path in _paths(folder) if _head(path)[4:8] == IDENTIFIER])
-    for each in (training, optimizer):
+    graphs = (_one(found, "training graph", training), _one(found, "optimizer graph", optimizer))
+    checkpoint = _one(found, "checkpoint", found.checkpoints)
+    for each in graphs:
         with naming(str(each.path)):
             check_functions(each.model)
-    return Artifacts(folder, training, optimizer, read_checkpoint(checkpoint))
+    return Artifacts(folder, *graphs, read_checkpoint(checkpoint))
 
 
-def _one(folder: Path, what: str, found: list[T]) -> T:
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """The files of a folder. ``damaged``: why a file that begins as a model does could not be read."""
+
+    folder: Path
+    models: list[ArtifactFile]
+    checkpoints: list[Path]
+    damaged: list[str]
+
+
+def _scan(folder: Path) -> _Scan:
+    found = _Scan(folder, [], [], [])
+    for path in sorted(path for path in folder.iterdir() if path.is_file())[:MOST]:
+        head = _head(path)
+        if head[4:8] == IDENTIFIER:
+            found.checkpoints.append(path)
+        elif head[:1] == b"\x08":  # the tag of ir_version, which ONNX Runtime writes first
+            try:
+                found.models.append(ArtifactFile(path, read_file(str(path)).model))
+            except GoptError as error:
+                found.damaged.append(f"{path.name} {error.message}")
+    return found
+
+
+def _one(scan: _Scan, what: str, found: list[T]) -> T:
     if not found:
         raise InputError(
-            f"{folder}: no {what} here", "artifacts are a training graph, an optimizer graph and a checkpoint"
-        )
+            f"{scan.folder}: no {what} here", *scan.damaged,
+            "artifacts are a training graph, an optimizer graph and a checkpoint",
+        )  # fmt: skip
     if len(found) > 1:
         names = ", ".join(sorted((each if isinstance(each, Path) else each.path).name for each in found))
-        raise InputError(f"{folder}: {len(found)} files are a {what}: {names}", "keep one of them in the folder")
+        raise InputError(f"{scan.folder}: {len(found)} files are a {what}: {names}", "keep one of them in the folder")
     return found[0]
-
-
-def _models(folder: Path) -> Iterator[ArtifactFile]:
-    for path in _paths(folder):
-        if _head(path)[:1] == b"\x08":  # the tag of ir_version, which ONNX Runtime writes first
-            try:
-                yield ArtifactFile(path, read_file(str(path)).model)
-            except GoptError:
-                continue  # not a model, or a damaged one: what is missing then is said
-
-
-def _paths(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file())[:MOST]
 
 
 def _head(path: Path) -> bytes:

@@ -1,14 +1,14 @@
-"""What the values of a training graph are, by its accumulators and the checkpoint's names."""
+"""The roles of the values of a training graph, by its accumulators and the checkpoint's names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from onnx import NodeProto
 
 from gopt.errors import InputError, UnsupportedError
-from gopt.importers.artifacts.checkpoint import OrtCheckpoint, Stored
+from gopt.importers.artifacts.checkpoint import OptimizerGroup, OrtCheckpoint, Stored
 from gopt.importers.artifacts.folder import ACCUMULATOR, DOMAIN, Artifacts, of_type
 from gopt.ir.external_data import show
 from gopt.ir.graph import read_type
@@ -47,15 +47,10 @@ class Joined:
     outputs: tuple[str, ...]
     apart: frozenset[str]
     step: int
-    rate: float
 
     @property
     def loss(self) -> str:
         return self.outputs[0]
-
-
-_RATE = 1e-3
-"""The rate of ONNX Runtime's optimizer before one is set."""
 
 
 def join(parts: Artifacts) -> Joined:
@@ -71,7 +66,7 @@ def join(parts: Artifacts) -> Joined:
     group = _group(checkpoint)
     moments = {} if group is None else {each.parameter: each.states for each in group.parameters}
     parameters = tuple(_trained(node, inputs, trained, moments) for node in adds)
-    _check_counts(parts, parameters, trained, moments, group is not None)
+    _check_counts(parameters, trained, moments, group is not None)
     for name in frozen.keys() & inputs.keys():
         _check_type(frozen[name], inputs[name])
     statistics = tuple(_statistics(body.node, inputs, frozen, {each.name for each in body.initializer}))
@@ -79,20 +74,20 @@ def join(parts: Artifacts) -> Joined:
     known = {*trained, *frozen, *apart, *(each.name for each in body.initializer)}
     outputs = tuple(value.name for value in body.output if value.name not in apart)
     if not outputs:
-        raise InputError(f"{parts.training.path}: the training graph has no loss among its outputs")
+        raise InputError("the training graph has no loss among its outputs")
     running = {each.name for each in statistics}
     return Joined(
         parameters, tuple(each for name, each in frozen.items() if name in inputs and name not in running),
         statistics, tuple(name for name in inputs if name not in known), outputs, apart,
-        0 if group is None else group.step, _RATE if group is None else group.learning_rate,
+        0 if group is None else group.step,
     )  # fmt: skip
 
 
-def _group(checkpoint: OrtCheckpoint):  # type: ignore[no-untyped-def]
+def _group(checkpoint: OrtCheckpoint) -> OptimizerGroup | None:
     """The one group of parameters with optimizer states; None where the checkpoint has none."""
     if len(checkpoint.groups) > 1:
         raise UnsupportedError(
-            f"{checkpoint.path}: it has {len(checkpoint.groups)} groups of parameters",
+            f"the checkpoint has {len(checkpoint.groups)} groups of parameters",
             "train all parameters in one group",
         )
     return checkpoint.groups[0] if checkpoint.groups else None
@@ -125,30 +120,30 @@ def _check_type(stored: Stored, type: TensorType) -> None:
 
 
 def _check_counts(
-    parts: Artifacts, parameters: tuple[Trained, ...], trained: Mapping[str, Stored],
+    parameters: tuple[Trained, ...], trained: Mapping[str, Stored],
     moments: Mapping[str, tuple[Stored, ...]], optimized: bool,
 ) -> None:  # fmt: skip
     """The optimizer's sequences have a place for each trained parameter: lists of other lengths are no pair."""
     names = {each.name for each in parameters}
     if len(names) < len(parameters):
-        raise InputError(f"{parts.training.path}: a gradient has two accumulators")
+        raise InputError("a gradient has two accumulators")
     surplus = trained.keys() - names
     if surplus:
         raise InputError(
-            f"{parts.checkpoint.path}: {show(min(surplus))} is trained, and the training graph has no gradient of it"
+            f"{show(min(surplus))} is trained by the checkpoint, and the training graph has no gradient of it"
         )
     if optimized and moments.keys() != names:
         raise InputError(
-            f"{parts.checkpoint.path}: optimizer states of {len(moments)} parameters, and the training graph trains "
+            f"the checkpoint has optimizer states of {len(moments)} parameters, and the training graph trains "
             f"{len(names)}: {show(min(moments.keys() ^ names))} is without a partner"
         )
 
 
 def _statistics(
-    nodes: object, inputs: Mapping[str, TensorType], frozen: Mapping[str, Stored], stored: set[str]
+    nodes: Iterable[NodeProto], inputs: Mapping[str, TensorType], frozen: Mapping[str, Stored], stored: set[str]
 ) -> Iterator[Statistic]:
     """Inputs 3 and 4 of each BatchNormInternal; its kernel writes results 1 and 2 over them."""
-    for node in nodes:  # type: ignore[attr-defined]
+    for node in nodes:
         if node.op_type != "BatchNormInternal" or node.domain != DOMAIN:
             continue
         for place, made in zip(node.input[3:5], [*node.output[1:3], "", ""]):

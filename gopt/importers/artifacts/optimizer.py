@@ -22,7 +22,7 @@ from gopt.opaque.table import OPERATORS
 
 CLIP = "InplaceClipGradNorm"
 _EPSILON = 1e-6
-"""What the kernel of the clip adds to the norm."""
+"""The number that the kernel of the clip adds to the norm."""
 MOMENTS = ("moment_1", "moment_2")
 
 
@@ -101,7 +101,7 @@ def clip_nodes(b: Builder, gradients: Sequence[str], clipped: Sequence[str], max
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the optimizer node of a step reads and replaces: per slot one name a parameter, in one order."""
+    """The values that the optimizer of a step reads and replaces: per slot one name a parameter, in one order."""
 
     slots: dict[str, list[str]]
     results: dict[str, list[str]]

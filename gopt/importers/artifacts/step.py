@@ -26,7 +26,7 @@ from gopt.ir.graph import ROLES, Graph, Node, Tensor, value_info
 from gopt.ir.load import graph_of
 from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import nested
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.opaque.expand import expand
 
 OPSET = 17
@@ -36,7 +36,7 @@ RAISED = ("RoiAlign",)
 """Operators that mean something else in operator set 17 than in 13."""
 UPDATED = "_out"
 UPDATE = "update"
-"""What the values inside of the expanded optimizer are named after."""
+"""The prefix of values inside of the expanded optimizer."""
 
 
 def step_of(parts: Artifacts) -> Graph:
@@ -44,17 +44,15 @@ def step_of(parts: Artifacts) -> Graph:
 
     Raises InputError where the parts do not fit, UnsupportedError for an operator that has no record.
     """
-    with naming(str(parts.training.path)):
-        joined = join(parts)
-    with naming(str(parts.optimizer.path)):
-        optimizer = read_optimizer(parts.optimizer.model)
-    with naming(str(parts.training.path)):
-        step = _Step(parts, joined, optimizer)
+    with naming(str(parts.folder)):
+        step = _Step(parts, join(parts), read_optimizer(parts.optimizer.model))
         model = step.model()
         graph = graph_of(ModelFile(model.SerializeToString(deterministic=True)), str(parts.training.path))
         graph = _plain(expand(graph, prefix=UPDATE), {each.name for each in step.builder.constants})
-    for name, tensor in step.values():
-        graph.initializers[name] = tensor
+        graph.initializers.update(step.values())
+    for frozen in step.joined.frozen:  # constants of the step; inputs where they have no value
+        if frozen.name in graph.initializers:
+            del graph.inputs[frozen.name]
     return graph
 
 
@@ -122,14 +120,17 @@ class _Step:
             if (value := checkpoint.value(each)) is not None:
                 yield name, value
             elif not checkpoint.nominal:
-                raise InputError(f"{checkpoint.path}: {show(name)} has no value")
+                raise InputError(f"{show(name)} has no value in the checkpoint")
         for name, _, parameter, place in self._slots():
             if place < len(parameter.moments):
                 value = checkpoint.value(parameter.moments[place])
             elif parameter.moments:
-                raise InputError(f"{checkpoint.path}: {show(parameter.name)} has {len(parameter.moments)} moments")
+                raise InputError(
+                    f"{show(parameter.name)} has {len(parameter.moments)} moments in the checkpoint, and "
+                    f"{optimizer.node.op_type} keeps {len(optimizer.moments)}"
+                )
             else:  # the optimizer was not run yet
-                value = Tensor(parameter.type, array=np.zeros(parameter.type.dims, np.float32))
+                value = Tensor(parameter.type, array=np.zeros(parameter.type.dims, numpy_dtype(parameter.type.dtype)))
             if value is not None:
                 yield name, value
         if optimizer.count:
@@ -213,7 +214,8 @@ class _Step:
         yield value_info(self.optimizer.rate, TensorType("float32", (1,)))
         if self.optimizer.count:
             yield value_info(self.optimizer.count, TensorType("int64", (1,)))
-        yield from (declared[each.name] for each in (*self.joined.parameters, *self.joined.frozen))
+        yield from (declared[each.name] for each in self.joined.parameters)
+        yield from (declared[each.name] for each in self.joined.frozen)
         yield from (value_info(name, parameter.type) for name, _, parameter, _ in self._slots())
         yield from (value_info(each.name, self.types[each.name]) for each in self.joined.statistics)
 

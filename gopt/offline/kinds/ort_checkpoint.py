@@ -1,4 +1,4 @@
-"""What ``gopt inspect`` says of ONNX Runtime's training checkpoint: its tensors and properties, without values."""
+"""Describes a training checkpoint of ONNX Runtime: its tensors and properties, without values."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Builder:
     def lower(self, node: NodeProto, body: Callable[..., Any], attributes: Mapping[str, Any]) -> list[NodeProto]:
         """The nodes that stand for ``node``: ``body(builder, *inputs, **attributes)`` returns its results in order.
 
-        A result may be an input of the node; results that nobody names, and what only they need, are left out.
+        A result may be an input of the node. What only serves results that the node does not name is left out.
         """
         self._nodes, self._label = [], f"{node.op_type} {show(node.name or next(filter(None, node.output), ''))}"
         self.outputs = tuple(node.output)

@@ -11,7 +11,7 @@ from gopt.ir.types import TensorType, dtype_name
 
 
 def value_types(model: ModelProto) -> dict[str, TensorType]:
-    """What a model declares, and what ONNX infers of its standard operators. Raises InputError for sizes out of range."""
+    """The declared types, and those that ONNX infers of standard operators. Raises InputError for absurd sizes."""
     try:
         body = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph
     except Exception:  # its exceptions have no common base; a lowering that needs a type says so

@@ -17,7 +17,7 @@ from gopt.ir.graph import Graph
 
 FOLDERS = ROOT / "fixtures" / "ort"
 RECORDED = FOLDERS / "recorded"
-NAMES = sorted(each.stem for each in RECORDED.glob("*.npz"))
+NAMES = sorted(each.stem for each in RECORDED.glob("*.checkpoint"))
 STEPS, MORE = 3, 2
 RATE = 1e-2
 Arrays = dict[str, np.ndarray]
