@@ -206,10 +206,12 @@ class Sharded(HtmlTable):
 
         ``annotate``: the kept source says in sharding specs of ONNX IR 11 which rank holds what part.
         """
-        from gopt.artifact import ranks, serialize, states_file
+        from gopt.artifact import annotations, ranks, serialize, states_file
         from gopt.artifact.output_folder import output_folder
 
+        note = annotations.untold(self.program) if annotate else ""
         report = self.report()
+        report = replace(report, notes=(*report.notes, note)) if note else report
         stored = states_file.plan_states_file(self.program)
         with output_folder(Path(folder), force=force) as staged:
             stored.write(staged / states_file.STATES_FILE)
