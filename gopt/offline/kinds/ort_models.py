@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
-from onnx import ModelProto, NodeProto, ValueInfoProto
+from onnx import NodeProto, ValueInfoProto
 
 from gopt.documents.records import to_document
 from gopt.importers.artifacts.folder import ACCUMULATOR, OPTIMIZERS, is_optimizer, is_training, of_type
