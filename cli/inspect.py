@@ -63,11 +63,12 @@ def _print_text(path: Path, roles: Any) -> None:
     from gopt.api import read_roles
     from gopt.artifact.manifest_check import read_manifest
     from gopt.errors import GoptError
+    from gopt.importers.load import holds_step, load_step
     from gopt.ir.load import load
     from gopt.offline.text import canonical_text
     from gopt.opaque.expand import expand
 
-    if path.is_dir():
+    if path.is_dir() and not holds_step(path):
         done: set[str] = set()
         for rank in read_manifest(path)[0].ranks:
             for phase, name in rank.files.items():
@@ -77,7 +78,7 @@ def _print_text(path: Path, roles: Any) -> None:
                 print_text(f"; rank {rank.rank}" + ("" if phase == "step" else f", {phase}"))
                 print_text(canonical_text(load(path / name, own=True)))
         return
-    graph = load(path, own=True)
+    graph = load_step(path, own=True)
     training = None
     if not graph.metadata.keys() & {"gopt.rank", "gopt.role"}:
         try:

@@ -54,6 +54,10 @@ def render_inspection(found: Inspection) -> None:
         out.print(table("Region mappings of the source", heads, rows, ()))
         if len(found.mappings) > MOST:
             out.print(f"… and {len(found.mappings) - MOST} more: see --json")
+    for each in found.configurations:
+        stages = f", {each.stages} pipeline stages" if each.stages else ""
+        text = f"device configuration {each.name}: {each.devices} devices, {each.specs} sharding specs{stages}"
+        out.print(Text(text), soft_wrap=True)
     held = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in found.bytes.items() if n)
     out.print(f"bytes: {held}", soft_wrap=True)
     for note in found.notes:

@@ -137,7 +137,11 @@ def _ort_artifacts(found: OrtArtifactsInspection) -> None:
         _ort_checkpoint(found.checkpoint)
     if found.others:
         _line(f"other models: {', '.join(found.others)}")
-    _end(found.notes, "")
+    if found.step is not None:
+        _step(found.step)
+    if found.refusal:
+        _line(f"no training step: {found.refusal}", "red")
+    _end(found.notes, found.next)
 
 
 def _rank_file(found: RankFileInspection) -> None:

@@ -13,7 +13,7 @@ import gopt
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
     "load", "shard", "split", "verify", "run", "inspect", "explain", "report", "diff", "plan", "merge", "reshard",
-    "export", "golden_update", "golden_check",
+    "export", "import_step", "golden_update", "golden_check",
 )  # fmt: skip
 OPTIONS = ("ShardOptions", "Auto", "SplitOptions", "VerifyOptions", "RunOptions")
 OBJECTS = ("Source", "Sharded", "Split", "Mesh", "Plan", "Run")

@@ -16,6 +16,7 @@ of ranks, or a ``Mesh``.
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
     export    write a training step of PyTorch as ONNX
+    import_step    write ONNX Runtime's training artifacts as one step
     golden_update  write what gopt makes of models as short texts
     golden_check   compare those texts with what gopt makes now
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from gopt.parameter_server.options import SplitOptions
     from gopt.verbs.export import export
     from gopt.verbs.folders import diff, explain, merge, reshard
+    from gopt.verbs.import_step import import_step
     from gopt.verbs.inspect import inspect
     from gopt.verbs.plan import Plan, plan
     from gopt.verbs.report import report
@@ -57,8 +59,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Auto", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError", "RunOptions",
     "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError", "UnsupportedError", "VerifyOptions",
-    "__version__", "diff", "explain", "export", "golden_check", "golden_update", "inspect", "load", "merge", "plan",
-    "report", "reshard", "run", "shard", "split", "verify",
+    "__version__", "diff", "explain", "export", "golden_check", "golden_update", "import_step", "inspect", "load",
+    "merge", "plan", "report", "reshard", "run", "shard", "split", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -71,6 +73,7 @@ _NAMES = {
     "gopt.parameter_server.options": ("SplitOptions",),
     "gopt.verbs.export": ("export",),
     "gopt.verbs.folders": ("diff", "explain", "merge", "reshard"),
+    "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),
     "gopt.verbs.report": ("report",),

@@ -12,15 +12,16 @@ import onnx
 from gopt.ir.device_specs import OWN, ShardedDim, TensorSpec, add_configuration, with_specs
 from gopt.ir.graph import Graph, Node, clone
 from gopt.mesh import Mesh
-from gopt.program import SpmdProgram
-from gopt.sharding.placements import Shard, Sharding
+from gopt.program import BucketSlice, SpmdProgram
+from gopt.sanitize import show
+from gopt.sharding.placements import FlatShard, OnMember, Shard, Sharding
 
 
 def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tuple[onnx.ModelProto, list[Node]]:
     """Add a device configuration for the mesh to a source's header, and sharding specs of states to its nodes.
 
     The configuration has a device for each rank. A spec covers each state of which ranks hold parts, at each node that
-    reads it. A sharding that ONNX specs cannot express is left out: slices of a bucket, and uneven sizes.
+    reads it. A sharding that ONNX specs cannot express is left out: slices of a bucket that are no equal runs of rows.
     Configurations that gopt wrote before are replaced.
     """
     mesh = program.mesh
@@ -32,12 +33,58 @@ def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tupl
     del header.configuration[:]
     header.configuration.extend(kept)
     add_configuration(header, name, [f"rank {rank}" for rank in range(mesh.ranks)])
-    specs = {}
-    for tensor, sharding in program.parts.items():
-        spec = tensor_spec(tensor, sharding, mesh)
-        if spec is not None:
-            specs[tensor] = spec
+    specs = {tensor: spec for tensor, spec in layout_specs(program).items() if spec is not None}
     return header, [_noted(node, name, specs, old) for node in nodes]
+
+
+def layout_specs(program: SpmdProgram) -> dict[str, TensorSpec | None]:
+    """State of the source of which ranks hold parts -> its spec; None where ONNX specs cannot express how.
+
+    Where axes split the computation, specs say that split alone: it is what tensor parallelism reads again.
+    """
+    if program.split:
+        return {tensor: tensor_spec(tensor, sharding, program.mesh) for tensor, sharding in program.parts.items()}
+    shapes = program.source.graph.types
+    found: dict[str, TensorSpec | None] = {}
+    for state in program.states:
+        if state.sharded and not state.copy:
+            for part in state.slices:
+                found[part.tensor] = _slice_spec(part, shapes[part.tensor].dims, state.sharding, program.mesh)
+    return found
+
+
+def untold(program: SpmdProgram) -> str:
+    """A note on the states that have no spec, or ''."""
+    specs = layout_specs(program)
+    missing = [tensor for tensor, spec in specs.items() if spec is None]
+    if not missing:
+        return ""
+    return (
+        f"--annotate: {len(missing)} of {len(specs)} sharded states have no sharding spec, {show(missing[0])} first: "
+        "ONNX has none for slices of a bucket (--partition whole has a spec for each state)"
+    )
+
+
+def _slice_spec(part: BucketSlice, dims: Sequence[int], sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
+    """The spec of a tensor in a bucket, or on one member; None where members do not have equal runs of its rows."""
+    (axis, place), *others = sharding.by_axis
+    if others or part.start or part.elements != prod(dims):
+        return None
+    members: list[list[int]] = [[] for _ in range(mesh.size(axis))]
+    for rank in range(mesh.ranks):
+        members[mesh.coordinates(rank)[axis]].append(rank)
+    if isinstance(place, OnMember):
+        return TensorSpec(part.tensor, "", (tuple(members[place.member]),), ())
+    if not isinstance(place, FlatShard):
+        return None
+    inside = FlatShard(place.cuts, part.offset, part.offset + part.elements)
+    if inside.holder is not None:
+        return TensorSpec(part.tensor, "", (tuple(members[inside.holder]),), ())
+    rows, row = dims[0] if dims else 1, prod(dims[1:])
+    held = {inside.length(member) for member in range(len(members))}
+    if len(held) > 1 or held.pop() % row:
+        return None
+    return TensorSpec(part.tensor, "", tuple(map(tuple, members)), (ShardedDim(0, ((rows, len(members)),)),))
 
 
 def _noted(node: Node, name: str, specs: dict[str, TensorSpec], old: Sequence[str]) -> Node:

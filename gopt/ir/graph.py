@@ -26,6 +26,8 @@ COMM = "gopt.comm"
 SPMD = "gopt.spmd"
 """Domain of the rank-independent layout operators that ``specialise`` resolves; never written."""
 MADE_BY = "gopt.pass"
+ROLES = "gopt.roles"
+"""The metadata entry that says which values are states, parameters and the batch."""
 NO_ATTRIBUTES: dict[str, Any] = {}
 """The attributes of every node of a file that has none: never changed, and known without parsing the node."""
 

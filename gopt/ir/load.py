@@ -43,13 +43,20 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
-        file = read_file(name)
-        check_functions(file.model)
-        try:
-            return _graph(file, DataFolder(name), own)
-        except UnsupportedError:
-            check_legal(file)  # a file that is no valid ONNX is refused as that
-            raise
+        return graph_of(read_file(name), name, own=own)
+
+
+def graph_of(file: ModelFile, path: str, *, own: bool = False) -> Graph:
+    """Return the graph of a model whose external data, if it has any, lies beside ``path``.
+
+    Raises InputError and UnsupportedError as ``load`` does, without a file's name.
+    """
+    check_functions(file.model)
+    try:
+        return _graph(file, DataFolder(path), own)
+    except UnsupportedError:
+        check_legal(file)  # a file that is no valid ONNX is refused as that
+        raise
 
 
 def read_file(path: str) -> ModelFile:

@@ -13,6 +13,7 @@ from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import UnsupportedError
+from gopt.ir.device_specs import read_configurations
 from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.notebook import HtmlTable
 from gopt.offline.optimizer.controls import Controls, find_controls
@@ -92,6 +93,16 @@ class Casts:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceConfiguration:
+    """A device configuration of the file; ``specs``: sharding specs of its nodes, ``stages``: pipeline stages."""
+
+    name: str
+    devices: int
+    specs: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection(HtmlTable):
     """Description of a training step."""
 
@@ -116,6 +127,7 @@ class Inspection(HtmlTable):
     mappings: tuple[RegionMapping, ...]
     """Calls along axes whose ranks see the same samples, with their duals."""
     notes: tuple[str, ...]
+    configurations: tuple[DeviceConfiguration, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(dict.fromkeys(each.name for each in self.optimizers))
@@ -170,6 +182,10 @@ def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> In
         couplings=couplings,
         mappings=find_region_mappings(training),
         notes=tuple(notes),
+        configurations=tuple(
+            DeviceConfiguration(each.name, each.devices, len(each.specs), each.stages)
+            for each in read_configurations(graph)
+        ),
     )
 
 

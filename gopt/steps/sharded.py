@@ -96,11 +96,13 @@ class Sharded(HtmlTable):
             return self._write(Path(folder), advance, force=force, annotate=annotate)
 
     def _write(self, folder: Path, advance: ProgressCallback, *, force: bool, annotate: bool) -> Report:
-        from gopt.artifact import ranks, serialize, states_file
+        from gopt.artifact import annotations, ranks, serialize, states_file
         from gopt.artifact.output_folder import output_folder
 
         advance("building the report")
+        note = annotations.untold(self.program) if annotate else ""
         report = self.report()
+        report = replace(report, notes=(*report.notes, note)) if note else report
         stored = states_file.plan_states_file(self.program)
         roles = roles_text(self.program.source)
         source = background.begin(

@@ -14,13 +14,12 @@ from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report_record import SourceEntry
-from gopt.disk.files import digest_of
 from gopt.errors import InputError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
+from gopt.importers.load import read_step
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
-from gopt.ir.load import load as load_graph
 from gopt.mesh import Mesh, axis_kinds
 from gopt.notebook import HtmlTable
 from gopt.opaque import schema_roles
@@ -83,15 +82,15 @@ def load(
     'loss'
     """
     data = Path(path)
-    if data.is_dir():
-        raise model_is_folder(data)
     advance("reading the model")
-    graph = load_graph(data)
+    file = read_step(data)
+    if file is None:
+        raise model_is_folder(data)
     advance("finding roles")
-    training, roles = find_roles(graph, data.name, roles, group_types, axes)
+    training, roles = find_roles(file.graph, data.name, roles, group_types, axes)
     if state is not None:
         _supply(training, Path(state))
-    return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
+    return Source(training, data.name, file.digest.hex(), file.nbytes, roles)
 
 
 def as_source(given: Source | str | os.PathLike[str]) -> Source:

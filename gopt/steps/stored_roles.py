@@ -12,10 +12,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, OptionError
-from gopt.ir.graph import Graph
-
-ROLES = "gopt.roles"
-"""The metadata entry that says which values are states, parameters and the batch."""
+from gopt.ir.graph import ROLES, Graph
 
 
 def roles_text(training: TrainingGraph) -> str:

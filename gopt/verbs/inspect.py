@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gopt import api
@@ -12,6 +13,7 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.garbage import gc_paused
 from gopt.offline.inspect import inspect_model
 from gopt.offline.kinds.inference import inspect_inference
+from gopt.offline.kinds.ort_artifacts import OrtArtifactsInspection
 from gopt.offline.kinds.registry import Described, inspect_path
 from gopt.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
@@ -46,6 +48,8 @@ def _inspect(
     """One of the kinds that content tells, a training step, or else an inference model."""
     advance("reading")
     described = inspect_path(path)
+    if isinstance(described, OrtArtifactsInspection):
+        return _with_step(described, path, roles)
     if described is not None:
         return described
     with gc_paused():
@@ -56,3 +60,11 @@ def _inspect(
                 raise  # the user says that it is a step
             return inspect_inference(Path(path), refusal)
         return inspect_model(source, advance)
+
+
+def _with_step(found: OrtArtifactsInspection, path: str | os.PathLike[str], roles: RoleMap) -> OrtArtifactsInspection:
+    """The parts of a folder, and the training step that they make, or why they make none."""
+    try:
+        return replace(found, step=inspect_model(api.load(path, roles=roles)))
+    except (InputError, UnsupportedError) as refusal:
+        return replace(found, refusal=refusal.message)

@@ -27,6 +27,7 @@ from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
+from gopt.importers.load import load_step
 from gopt.ir.graph import COMM
 from gopt.ir.load import load
 from gopt.ir.types import numpy_dtype
@@ -252,7 +253,7 @@ def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Mani
     check_source(manifest, kept, folder)
     if model is None:
         return load_stored_source(expand(kept), roles, folder / "source.onnx")
-    given = expand(load(model))
+    given = expand(load_step(model))
     check_source(manifest, given, folder, os.fspath(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
     declare_axes(given, dict(mesh.kinds))

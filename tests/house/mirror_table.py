@@ -69,6 +69,15 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each(
+        "importers.artifacts.lowering.activations importers.artifacts.lowering.arithmetic "
+        "importers.artifacts.lowering.indexing importers.artifacts.lowering.losses "
+        "importers.artifacts.lowering.normalisation importers.artifacts.lowering.value_types "
+        "importers.artifacts.lowering.windows",
+        "families of one table: every operator of it is compared with its kernel",
+        "importers/artifacts/lowering/test_lowering_table.py",
+    ),
+    **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),

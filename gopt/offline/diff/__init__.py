@@ -14,6 +14,7 @@ from pathlib import Path
 from gopt.artifact.checkpoint_index import INDEX_FILE
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError
+from gopt.importers.load import holds_step
 from gopt.offline.diff.checkpoints import diff_checkpoints
 from gopt.offline.diff.folders import diff_folders, review_folders
 from gopt.offline.diff.models import diff_models
@@ -45,9 +46,10 @@ def _compare(
     for path in (first, second):
         if not path.exists():
             raise InputError(f"there is no {path}")
-    if first.is_dir() != second.is_dir():
+    models = [not path.is_dir() or holds_step(path) for path in (first, second)]
+    if models[0] != models[1]:
         raise OptionError("diff takes two models or two output folders, not one of each", _HINT)
-    if not first.is_dir():
+    if all(models):
         return diff_models(first, second, tolerance)
     for path in (first, second):
         check_folder(path, checkpoints=True)

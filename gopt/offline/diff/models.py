@@ -10,8 +10,8 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import State, TrainingGraph
 from gopt.api import read_roles, stored_roles
 from gopt.errors import GoptError
+from gopt.importers.load import load_step
 from gopt.ir.graph import Graph, Tensor
-from gopt.ir.load import load
 from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
 from gopt.offline.diff.result import Diff, Difference
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 def diff_models(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
     """Compare two ONNX files, with their states where both are training steps."""
-    return diff_graphs(str(a), load(a, own=True), str(b), load(b, own=True), states=True, tolerance=tolerance)
+    return diff_graphs(str(a), load_step(a, own=True), str(b), load_step(b, own=True), states=True, tolerance=tolerance)
 
 
 def diff_graphs(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gopt.documents.records import to_document
 from gopt.notebook import HtmlTable
+from gopt.offline.inspect import Inspection
 from gopt.offline.kinds.candidate import Candidate
 from gopt.offline.kinds.ort_checkpoint import OrtCheckpointInspection, inspect_ort_checkpoint, is_ort_checkpoint
 from gopt.offline.kinds.ort_models import (
-    NEXT,
     OrtOptimizerInspection,
     OrtTrainingInspection,
     inspect_ort_optimizer,
@@ -22,13 +22,15 @@ from gopt.offline.kinds.ort_models import (
 
 MOST = 32
 """Files of a folder that are looked at."""
+NEXT = "gopt shard takes the folder as a model; gopt import FOLDER -o STEP writes the step alone (docs/artifacts.md)"
 
 
 @dataclass(frozen=True, slots=True)
 class OrtArtifactsInspection(HtmlTable):
     """The parts of a folder, None for a missing one; ``others``: its other models, such as ``eval_model.onnx``.
 
-    ``notes``: what does not fit, such as parameters without values.
+    ``notes``: what does not fit, such as parameters without values. ``step``: the training step that they make; None
+    where they make none, and ``refusal`` says why.
     """
 
     folder: str
@@ -37,10 +39,14 @@ class OrtArtifactsInspection(HtmlTable):
     checkpoint: OrtCheckpointInspection | None
     others: tuple[str, ...]
     notes: tuple[str, ...]
+    step: Inspection | None = None
+    refusal: str = ""
     next: str = NEXT
 
     def to_json(self) -> dict[str, Any]:
-        parts = {"training": self.training, "optimizer": self.optimizer, "checkpoint": self.checkpoint}
+        parts = {
+            "training": self.training, "optimizer": self.optimizer, "checkpoint": self.checkpoint, "step": self.step,
+        }  # fmt: skip
         return {
             "format": "gopt-inspection/1", "what": "ort_artifacts", **to_document(self),
             **{name: part and part.to_json() for name, part in parts.items()},
@@ -60,9 +66,12 @@ def inspect_ort_artifacts(candidate: Candidate) -> OrtArtifactsInspection:
     checkpoint = next((inspect_ort_checkpoint(each) for each in files if is_ort_checkpoint(each)), None)
     named = {part.file for part in (training, optimizer, checkpoint) if part is not None}
     others = tuple(each.path.name for each in files if each.model is not None and each.path.name not in named)
+    notes = tuple(_notes(training, optimizer, checkpoint))
     return OrtArtifactsInspection(
-        candidate.path.name, training, optimizer, checkpoint, others, tuple(_notes(training, optimizer, checkpoint))
-    )
+        candidate.path.name,
+        training and replace(training, next=""), optimizer and replace(optimizer, next=""),
+        checkpoint and replace(checkpoint, next=""), others, notes,
+    )  # fmt: skip
 
 
 def _files(candidate: Candidate) -> Iterator[Candidate]:

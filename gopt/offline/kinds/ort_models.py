@@ -7,25 +7,23 @@ input too, and the optimizer graph takes sequences of tensors, in the order of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import onnx
-from onnx import ModelProto, NodeProto, ValueInfoProto
+from onnx import NodeProto, ValueInfoProto
 
 from gopt.documents.records import to_document
+from gopt.importers.artifacts.folder import ACCUMULATOR, OPTIMIZERS, is_optimizer, is_training, of_type
 from gopt.ir.types import TensorType, dtype_name
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
-DOMAIN = "com.microsoft"
-ACCUMULATOR = "InPlaceAccumulatorV2"
-OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
 BACKWARD = "Backward pass"
 """The ``doc_string`` of each node of the backward."""
-NEXT = "gopt does not shard ONNX Runtime's training artifacts yet: export the step as one plain graph (docs/inspect.md)"
+NEXT = "it is one part of training artifacts: gopt shard takes the folder, with both graphs and the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +63,12 @@ class OrtOptimizerInspection(HtmlTable):
 
 
 def is_ort_training(candidate: Candidate) -> bool:
-    return candidate.model is not None and next(_of_type(candidate.model, ACCUMULATOR), None) is not None
+    return candidate.model is not None and is_training(candidate.model)
 
 
 def is_ort_optimizer(candidate: Candidate) -> bool:
     """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
-    model = candidate.model
-    if model is None or next(_of_type(model, *OPTIMIZERS), None) is None:
-        return False
-    return any(value.type.HasField("sequence_type") for value in model.graph.input)
+    return candidate.model is not None and is_optimizer(candidate.model)
 
 
 def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
@@ -81,7 +76,7 @@ def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
     model = candidate.model
     assert model is not None
     body = model.graph
-    adds = list(_of_type(model, ACCUMULATOR))
+    adds = list(of_type(model, ACCUMULATOR))
     types = {value.name: _named(value) for value in body.input}
     apart = {name for node in adds for name in (node.input[0], *node.input[2:])}
     trained = dict.fromkeys(node.input[1].removesuffix("_grad") for node in adds if len(node.input) > 1)
@@ -104,17 +99,13 @@ def inspect_ort_optimizer(candidate: Candidate) -> OrtOptimizerInspection:
     """Describe an optimizer graph: its optimizer and constants."""
     model = candidate.model
     assert model is not None
-    node = next(_of_type(model, *OPTIMIZERS))
-    clip = next(_of_type(model, "InplaceClipGradNorm"), None)
+    node = next(of_type(model, *OPTIMIZERS))
+    clip = next(of_type(model, "InplaceClipGradNorm"), None)
     return OrtOptimizerInspection(
         candidate.path.name, candidate.size, node.op_type, _numbers(node),
         tuple(value.name for value in model.graph.input),
         None if clip is None else _numbers(clip).get("max_norm", 1.0),
     )  # fmt: skip
-
-
-def _of_type(model: ModelProto, *types: str) -> Iterator[NodeProto]:
-    return (node for node in model.graph.node if node.domain == DOMAIN and node.op_type in types)
 
 
 def _label(node: NodeProto) -> str:

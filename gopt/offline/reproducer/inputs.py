@@ -21,6 +21,7 @@ from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.states_file import STATES_FILE
 from gopt.disk.files import is_regular_file
 from gopt.errors import InputError
+from gopt.importers.load import holds_step
 from gopt.ir.external_data import DataFolder
 from gopt.ir.wire_format import check_parts
 from gopt.offline.reproducer.values import leave_out_values, move_external
@@ -118,6 +119,11 @@ def _folder(path: Path, values: bool) -> list[Content]:
             kept.append(Content(each.name, data))
         elif each.name == STATES_FILE and values:
             kept.append(Content(each.name, ranges=((each, 0, each.stat().st_size),)))
+    if not kept and holds_step(path):
+        raise InputError(
+            f"{path} holds training artifacts, which a reproducer does not take",
+            f"gopt import {path} -o step.onnx makes a model of them",
+        )
     if not kept:
         raise InputError(f"{path} holds nothing that gopt shard or gopt split wrote")
     return kept

@@ -1,0 +1,144 @@
+"""Reads ONNX Runtime's training checkpoint: a FlatBuffer of parameters, optimizer states and properties.
+
+Layout after ``onnxruntime/core/flatbuffers/schema/ort_training_checkpoint.fbs`` and ``ort.fbs``; fields are numbered in
+the order of the schema. Values are not read: a tensor says where they lie.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatbuffers import number_types
+
+from gopt import limits
+from gopt.errors import InputError, UnsupportedError
+from gopt.importers.artifacts.flatbuffer import Fields, Span
+from gopt.ir.external_data import check_dims, naming, regular_size, show
+from gopt.ir.graph import Tensor
+from gopt.ir.types import TensorType, dtype_name
+
+IDENTIFIER = b"ODTC"
+LONGEST = limits.DOCUMENT_BYTES * 64
+"""Bytes of a FlatBuffer that are read at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a checkpoint. ``span``: where its value lies in the file; None for one that has none there."""
+
+    name: str
+    type: TensorType
+    span: Span | None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.type.dtype == "undefined" else self.type.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterStates:
+    """The optimizer states of one parameter, named ``momentum0`` and so on."""
+
+    parameter: str
+    states: tuple[Stored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerGroup:
+    """Parameters of one optimizer: ``step`` updates were made, the rate is ``learning_rate``."""
+
+    name: str
+    step: int
+    learning_rate: float
+    parameters: tuple[ParameterStates, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OrtCheckpoint:
+    """A checkpoint. ``nominal``: it names tensors without values; ``external``: values are in a file beside it."""
+
+    path: Path
+    version: int
+    trainable: tuple[Stored, ...]
+    frozen: tuple[Stored, ...]
+    groups: tuple[OptimizerGroup, ...]
+    properties: dict[str, int | float | str]
+    nominal: bool
+    external: bool
+
+    def value(self, stored: Stored) -> Tensor | None:
+        """The value of a tensor, which stays in the file; None for one without. Raises InputError."""
+        if stored.span is None:
+            if self.external:
+                raise UnsupportedError(
+                    f"the value of {show(stored.name)} is in a file beside the checkpoint",
+                    "save the checkpoint in one file: onnxruntime does below 1.8 GB",
+                )
+            return None
+        if stored.span.length != stored.type.nbytes:
+            raise InputError(
+                f"{show(stored.name)} has {stored.span.length} bytes in the checkpoint, and {stored.type} takes "
+                f"{stored.type.nbytes}"
+            )
+        return Tensor(stored.type, path=str(self.path.absolute()), offset=stored.span.start)
+
+
+def read_checkpoint(path: Path) -> OrtCheckpoint:
+    """Read a checkpoint; raises InputError for a damaged one, and for one that is too long."""
+    with naming(str(path)):
+        size = regular_size(str(path))
+        if size > LONGEST:
+            raise InputError(f"is too long for a FlatBuffer: {size} bytes")
+        data = path.read_bytes()
+        try:
+            return _checkpoint(path, Fields.root(data))
+        except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"is a damaged checkpoint of ONNX Runtime: {error}") from None
+
+
+def _checkpoint(path: Path, root: Fields) -> OrtCheckpoint:
+    module, bag = root.table(1), root.table(3)
+    properties: dict[str, int | float | str] = {}
+    if bag is not None:
+        properties |= {each.text(0): each.number(1, number_types.Int64Flags) for each in bag.tables(0)}
+        properties |= {each.text(0): each.number(1, number_types.Float32Flags) for each in bag.tables(1)}
+        properties |= {each.text(0): each.text(1) for each in bag.tables(2)}
+    return OrtCheckpoint(
+        path=path,
+        version=root.number(0, number_types.Int32Flags),
+        trainable=() if module is None else _tensors(module.tables(0)),
+        frozen=() if module is None else _tensors(module.tables(1)),
+        groups=tuple(map(_group, root.tables(2))),
+        properties=properties,
+        nominal=module is not None and bool(module.number(2, number_types.BoolFlags)),
+        external=module is not None and bool(module.number(3, number_types.BoolFlags)),
+    )
+
+
+def _tensors(tables: Iterable[Fields]) -> tuple[Stored, ...]:
+    found = tuple(map(_tensor, tables))
+    seen: set[str] = set()
+    for each in found:
+        if each.name in seen:
+            raise ValueError(f"it has {show(each.name)} twice")
+        seen.add(each.name)
+    return found
+
+
+def _tensor(fields: Fields) -> Stored:
+    name, code = fields.text(0), fields.number(3, number_types.Int32Flags)
+    shape = tuple(fields.numbers(2, number_types.Int64Flags))
+    dtype = dtype_name(code) if code else "undefined"
+    check_dims(shape, dtype, f"tensor {show(name)}")
+    return Stored(name, TensorType(dtype, shape), fields.span(4))
+
+
+def _group(fields: Fields) -> OptimizerGroup:
+    parameters = tuple(ParameterStates(each.text(0), _tensors(each.tables(1))) for each in fields.tables(3))
+    return OptimizerGroup(
+        fields.text(0), fields.number(1, number_types.Int64Flags), fields.number(2, number_types.Float32Flags),
+        parameters,
+    )  # fmt: skip

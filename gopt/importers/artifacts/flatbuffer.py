@@ -1,0 +1,82 @@
+"""Reads tables of a FlatBuffer by the numbers of their fields, and trusts no offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flatbuffers import encode, number_types
+from flatbuffers.table import Table
+
+MOST = 1 << 20
+"""Entries of a list of tables: more are taken for damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes in the file."""
+
+    start: int
+    length: int
+
+
+class Fields:
+    """One table. Raises ValueError, IndexError or struct.error where the bytes do not hold what they say."""
+
+    def __init__(self, data: bytes, place: int) -> None:
+        if not 0 <= place < len(data):
+            raise ValueError(f"a table at byte {place} of {len(data)}")
+        self._data, self._table = data, Table(data, place)
+
+    @classmethod
+    def root(cls, data: bytes) -> Fields:
+        """The table that the file begins with."""
+        return cls(data, encode.Get(number_types.UOffsetTFlags.packer_type, data, 0))
+
+    def number(self, field: int, flags: Any, default: Any = 0) -> Any:
+        """A number; ``default`` where it is not stored."""
+        place = self._place(field)
+        return self._table.Get(flags, place) if place else default
+
+    def text(self, field: int) -> str:
+        """A string, '' where it is not stored."""
+        place = self._place(field)
+        return self._table.String(place).decode("utf-8") if place else ""
+
+    def table(self, field: int) -> Fields | None:
+        """A table, None where it is not stored."""
+        place = self._place(field)
+        return Fields(self._data, self._table.Indirect(place)) if place else None
+
+    def tables(self, field: int) -> Iterator[Fields]:
+        """A list of tables."""
+        for place in self._items(field, 4):
+            yield Fields(self._data, self._table.Indirect(place))
+
+    def numbers(self, field: int, flags: Any) -> list[int]:
+        """A list of numbers."""
+        return [self._table.Get(flags, place) for place in self._items(field, flags.bytewidth)]
+
+    def span(self, field: int) -> Span | None:
+        """Where a list of bytes lies, None where it is not stored; the bytes are not read."""
+        offset = self._table.Offset(4 + 2 * field)
+        if not offset:
+            return None
+        count, start = self._table.VectorLen(offset), self._table.Vector(offset)
+        if start + count > len(self._data):
+            raise ValueError(f"a list of {count} bytes does not fit")
+        return Span(start, count)
+
+    def _place(self, field: int) -> int:
+        offset = self._table.Offset(4 + 2 * field)
+        return self._table.Pos + offset if offset else 0
+
+    def _items(self, field: int, width: int) -> Iterator[int]:
+        offset = self._table.Offset(4 + 2 * field)
+        if not offset:
+            return
+        count, start = self._table.VectorLen(offset), self._table.Vector(offset)
+        if count > MOST or start + count * width > len(self._data):
+            raise ValueError(f"a list of {count} entries does not fit")
+        yield from range(start, start + count * width, width)

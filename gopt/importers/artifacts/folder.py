@@ -1,0 +1,138 @@
+"""The files of a folder of training artifacts, known by what they hold and not by their names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from onnx import ModelProto, NodeProto
+
+from gopt.errors import GoptError, InputError
+from gopt.importers.artifacts.checkpoint import IDENTIFIER, OrtCheckpoint, read_checkpoint
+from gopt.ir.external_data import naming
+from gopt.ir.functions import check_functions
+from gopt.ir.load import read_file
+
+DOMAIN = "com.microsoft"
+ACCUMULATOR = "InPlaceAccumulatorV2"
+OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
+T = TypeVar("T", "ArtifactFile", Path)
+MOST = 32
+"""Files of a folder that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFile:
+    """A model of the folder."""
+
+    path: Path
+    model: ModelProto
+
+
+@dataclass(frozen=True, slots=True)
+class Artifacts:
+    """The parts of a folder."""
+
+    folder: Path
+    training: ArtifactFile
+    optimizer: ArtifactFile
+    checkpoint: OrtCheckpoint
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that a step is made of."""
+        return (self.training.path, self.optimizer.path, self.checkpoint.path)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+    def digest(self) -> bytes:
+        """SHA-256 of the digests of the files in order, so that no byte can move from one to the next."""
+        whole = hashlib.sha256()
+        for path in self.files:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+        return whole.digest()
+
+
+def is_training(model: ModelProto) -> bool:
+    """Return whether a model adds gradients to buffers."""
+    return next(of_type(model, ACCUMULATOR), None) is not None
+
+
+def is_optimizer(model: ModelProto) -> bool:
+    """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
+    if next(of_type(model, *OPTIMIZERS), None) is None:
+        return False
+    return any(value.type.HasField("sequence_type") for value in model.graph.input)
+
+
+def of_type(model: ModelProto, *op_types: str) -> Iterator[NodeProto]:
+    """Nodes of ONNX Runtime's own operators."""
+    return (node for node in model.graph.node if node.op_type in op_types and node.domain == DOMAIN)
+
+
+def read_artifacts(folder: Path) -> Artifacts | None:
+    """The training graph, the optimizer graph and the checkpoint of a folder; None where it has neither graph.
+
+    Raises InputError where one is missing or there twice, or a file is damaged.
+    """
+    found = _scan(folder)
+    training = [each for each in found.models if is_training(each.model)]
+    optimizer = [each for each in found.models if is_optimizer(each.model)]
+    if not training and not optimizer:
+        return None
+    graphs = (_one(found, "training graph", training), _one(found, "optimizer graph", optimizer))
+    checkpoint = _one(found, "checkpoint", found.checkpoints)
+    for each in graphs:
+        with naming(str(each.path)):
+            check_functions(each.model)
+    return Artifacts(folder, *graphs, read_checkpoint(checkpoint))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """The files of a folder. ``damaged``: why a file that begins as a model does could not be read."""
+
+    folder: Path
+    models: list[ArtifactFile]
+    checkpoints: list[Path]
+    damaged: list[str]
+
+
+def _scan(folder: Path) -> _Scan:
+    found = _Scan(folder, [], [], [])
+    for path in sorted(path for path in folder.iterdir() if path.is_file())[:MOST]:
+        head = _head(path)
+        if head[4:8] == IDENTIFIER:
+            found.checkpoints.append(path)
+        elif head[:1] == b"\x08":  # the tag of ir_version, which ONNX Runtime writes first
+            try:
+                found.models.append(ArtifactFile(path, read_file(str(path)).model))
+            except GoptError as error:
+                found.damaged.append(f"{path.name} {error.message}")
+    return found
+
+
+def _one(scan: _Scan, what: str, found: list[T]) -> T:
+    if not found:
+        raise InputError(
+            f"{scan.folder}: no {what} here", *scan.damaged,
+            "artifacts are a training graph, an optimizer graph and a checkpoint",
+        )  # fmt: skip
+    if len(found) > 1:
+        names = ", ".join(sorted((each if isinstance(each, Path) else each.path).name for each in found))
+        raise InputError(f"{scan.folder}: {len(found)} files are a {what}: {names}", "keep one of them in the folder")
+    return found[0]
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(8)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error

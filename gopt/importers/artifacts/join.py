@@ -1,0 +1,154 @@
+"""The roles of the values of a training graph, by its accumulators and the checkpoint's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.importers.artifacts.checkpoint import OptimizerGroup, OrtCheckpoint, Stored
+from gopt.importers.artifacts.folder import ACCUMULATOR, DOMAIN, Artifacts, of_type
+from gopt.ir.external_data import show
+from gopt.ir.graph import read_type
+from gopt.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A parameter that is trained, its gradient, and where the checkpoint has its value and its moments."""
+
+    name: str
+    type: TensorType
+    gradient: str
+    value: Stored
+    moments: tuple[Stored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A running mean or variance of a BatchNormInternal. ``made``: the result that replaces it; ``value``: None where
+    the training graph has it itself."""
+
+    name: str
+    made: str
+    value: Stored | None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The roles in a training graph. ``apart``: what only accumulators make or read, and no step has."""
+
+    parameters: tuple[Trained, ...]
+    frozen: tuple[Stored, ...]
+    statistics: tuple[Statistic, ...]
+    batch: tuple[str, ...]
+    outputs: tuple[str, ...]
+    apart: frozenset[str]
+    step: int
+
+    @property
+    def loss(self) -> str:
+        return self.outputs[0]
+
+
+def join(parts: Artifacts) -> Joined:
+    """Match the training graph with the checkpoint.
+
+    Raises InputError where names, shapes or counts do not match, UnsupportedError for several groups of parameters.
+    """
+    body, checkpoint = parts.training.model.graph, parts.checkpoint
+    inputs = {value.name: read_type(value.type) for value in body.input}
+    adds = list(of_type(parts.training.model, ACCUMULATOR))
+    trained = {each.name: each for each in checkpoint.trainable}
+    frozen = {each.name: each for each in checkpoint.frozen}
+    group = _group(checkpoint)
+    moments = {} if group is None else {each.parameter: each.states for each in group.parameters}
+    parameters = tuple(_trained(node, inputs, trained, moments) for node in adds)
+    _check_counts(parameters, trained, moments, group is not None)
+    for name in frozen.keys() & inputs.keys():
+        _check_type(frozen[name], inputs[name])
+    statistics = tuple(_statistics(body.node, inputs, frozen, {each.name for each in body.initializer}))
+    apart = frozenset(name for node in adds for name in (node.input[0], *node.input[2:], *node.output))
+    known = {*trained, *frozen, *apart, *(each.name for each in body.initializer)}
+    outputs = tuple(value.name for value in body.output if value.name not in apart)
+    if not outputs:
+        raise InputError("the training graph has no loss among its outputs")
+    running = {each.name for each in statistics}
+    return Joined(
+        parameters, tuple(each for name, each in frozen.items() if name in inputs and name not in running),
+        statistics, tuple(name for name in inputs if name not in known), outputs, apart,
+        0 if group is None else group.step,
+    )  # fmt: skip
+
+
+def _group(checkpoint: OrtCheckpoint) -> OptimizerGroup | None:
+    """The one group of parameters with optimizer states; None where the checkpoint has none."""
+    if len(checkpoint.groups) > 1:
+        raise UnsupportedError(
+            f"the checkpoint has {len(checkpoint.groups)} groups of parameters",
+            "train all parameters in one group",
+        )
+    return checkpoint.groups[0] if checkpoint.groups else None
+
+
+def _trained(
+    node: NodeProto, inputs: Mapping[str, TensorType], trained: Mapping[str, Stored],
+    moments: Mapping[str, tuple[Stored, ...]],
+) -> Trained:  # fmt: skip
+    """The parameter of an accumulator: its buffer is that of the gradient, and both are named after it."""
+    if len(node.input) < 2 or not node.input[1].endswith("_grad"):
+        raise InputError(f"{ACCUMULATOR} {show(node.name)} does not read the gradient of a parameter")
+    gradient = node.input[1]
+    name = gradient.removesuffix("_grad")
+    if name not in inputs:
+        raise InputError(f"gradient {show(gradient)} belongs to {show(name)}, which is no input of the training graph")
+    if name not in trained:
+        raise InputError(f"parameter {show(name)} of the training graph is not among those the checkpoint trains")
+    _check_type(trained[name], inputs[name])
+    held = moments.get(name, ())
+    for each in held:
+        if each.type != inputs[name]:
+            raise InputError(f"{each.name} of {show(name)} is {each.type} in the checkpoint, and {name} {inputs[name]}")
+    return Trained(name, inputs[name], gradient, trained[name], held)
+
+
+def _check_type(stored: Stored, type: TensorType) -> None:
+    if stored.type != type:
+        raise InputError(f"{show(stored.name)} is {stored.type} in the checkpoint, and {type} in the training graph")
+
+
+def _check_counts(
+    parameters: tuple[Trained, ...], trained: Mapping[str, Stored],
+    moments: Mapping[str, tuple[Stored, ...]], optimized: bool,
+) -> None:  # fmt: skip
+    """The optimizer's sequences have a place for each trained parameter: lists of other lengths are no pair."""
+    names = {each.name for each in parameters}
+    if len(names) < len(parameters):
+        raise InputError("a gradient has two accumulators")
+    surplus = trained.keys() - names
+    if surplus:
+        raise InputError(
+            f"{show(min(surplus))} is trained by the checkpoint, and the training graph has no gradient of it"
+        )
+    if optimized and moments.keys() != names:
+        raise InputError(
+            f"the checkpoint has optimizer states of {len(moments)} parameters, and the training graph trains "
+            f"{len(names)}: {show(min(moments.keys() ^ names))} is without a partner"
+        )
+
+
+def _statistics(
+    nodes: Iterable[NodeProto], inputs: Mapping[str, TensorType], frozen: Mapping[str, Stored], stored: set[str]
+) -> Iterator[Statistic]:
+    """Inputs 3 and 4 of each BatchNormInternal; its kernel writes results 1 and 2 over them."""
+    for node in nodes:
+        if node.op_type != "BatchNormInternal" or node.domain != DOMAIN:
+            continue
+        for place, made in zip(node.input[3:5], [*node.output[1:3], "", ""]):
+            if place not in stored and place not in frozen:
+                raise InputError(f"statistic {show(place)} of {show(node.name)} has no value")
+            if not made:
+                raise InputError(f"BatchNormInternal {show(node.name)} does not show the new {show(place)}")
+            yield Statistic(place, made, frozen.get(place) if place in inputs else None)

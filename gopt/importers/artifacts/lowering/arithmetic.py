@@ -1,0 +1,81 @@
+"""Products, sums, dropout, and operators that are a standard one under another name."""
+
+from __future__ import annotations
+
+from gopt.importers.artifacts.lowering.builder import Builder
+
+
+def fused_matmul(
+    b: Builder, x: str, y: str, *, alpha: float, transA: int, transB: int, transBatchA: int, transBatchB: int
+) -> str:
+    """alpha · X · Y with the last two axes of either in each other's place; ``transBatch``: the first axis in front of
+    the last."""
+    x, y = (_turned(b, each, batch, last) for each, batch, last in ((x, transBatchA, transA), (y, transBatchB, transB)))
+    product = b.op("MatMul", x, y)
+    return str(product if alpha == 1 else b.op("Mul", product, b.number(alpha, b.outputs[0])))
+
+
+def _turned(b: Builder, x: str, batch: int, last: int) -> str:
+    if not batch and not last:
+        return x
+    order = list(range(b.rank(x)))
+    if batch and len(order) > 2:
+        order = [*order[1:-1], order[0], order[-1]]
+    if last and len(order) > 1:
+        order[-2:] = order[:-3:-1]
+    return str(b.op("Transpose", x, perm=order))
+
+
+def scale(b: Builder, x: str, by: str, *, scale_down: int) -> str:
+    """X times a number, or divided by it; the number may have another type."""
+    factor = b.cast(by, b.dtype(x)) if b.dtype(by) != b.dtype(x) else by
+    return str(b.op("Div" if scale_down else "Mul", x, factor))
+
+
+def div_grad(b: Builder, dy: str, x: str, y: str) -> tuple[str, ...]:
+    """dY / B and -dY · A / B², each summed over what was spread out."""
+    dx = b.op("Div", dy, y)
+    dv = b.op("Neg", b.op("Div", b.op("Mul", dx, x), y))
+    return _gathered(b, dx, x, y), _gathered(b, dv, y, x)
+
+
+def _gathered(b: Builder, gradient: str, own: str, other: str) -> str:
+    mine, theirs = b.dims(own), b.dims(other)
+    rank = max(len(mine), len(theirs))
+    wide = [(1,) * (rank - len(each)) + each for each in (mine, theirs)]
+    axes = [axis for axis, (size, against) in enumerate(zip(*wide)) if size == 1 and against != 1]
+    if not axes and len(mine) == rank:
+        return gradient
+    return str(b.op("Reshape", b.reduce("ReduceSum", gradient, axes), b.array(list(mine))))
+
+
+def reduce_sum(b: Builder, x: str, axes: str, *, keepdims: int, noop_with_empty_axes: int) -> str:
+    return str(b.op("ReduceSum", x, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
+
+
+def concat(b: Builder, *parts: str, axis: int) -> tuple[str, ...]:
+    """The parts joined, and how long each is."""
+    return b.op("Concat", *parts, axis=axis), b.array([b.dims(each)[axis] for each in parts])
+
+
+def split(b: Builder, x: str, sizes: str, *, axis: int) -> tuple[str, ...]:
+    found = b.op("Split", x, sizes, results=len(b.outputs), axis=axis)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def identity(b: Builder, x: str) -> str:
+    return x
+
+
+def dropout(b: Builder, x: str, ratio: str = "", mode: str = "", *, seed: int | None) -> tuple[str, ...]:
+    """The standard Dropout: the mask of bits is one of truth values, as only its gradient reads it."""
+    given = {} if seed is None else {"seed": seed}
+    return tuple(b.op("Dropout", x, ratio, mode, results=2, **given))
+
+
+def dropout_grad(b: Builder, dy: str, mask: str, ratio: str = "", mode: str = "") -> str:
+    """dY / (1 - ratio) where the mask is true. The kernel does not look at the mode."""
+    share = ratio or b.number(0.5, dy)
+    if ratio and b.dtype(ratio) != b.dtype(dy):
+        share = b.cast(ratio, b.dtype(dy))
+    return str(b.op("Where", mask, b.op("Div", dy, b.op("Sub", b.number(1, dy), share)), b.number(0, dy)))

@@ -1,0 +1,213 @@
+"""Writes the standard operators that stand for one operator of ONNX Runtime training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.ir.external_data import show
+from gopt.ir.graph import read_type, value_info
+from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
+
+_FEW = 1024
+"""Elements of a constant that are read at most."""
+AXES_AS_INPUT = 18
+"""The operator set from which on all reductions take their axes as an input."""
+
+
+class Builder:
+    """Nodes and constants that lowerings emit. ``opset``: the version of the standard operators.
+
+    ``types``: of the values of the source, to which those of results are added; ``makers``: the nodes of the source by
+    what they make; ``stored``: its initializers; ``taken``: names that are in use.
+    """
+
+    def __init__(
+        self, opset: int, types: dict[str, TensorType], makers: Mapping[str, NodeProto],
+        stored: Mapping[str, TensorProto], taken: set[str],
+    ) -> None:  # fmt: skip
+        self.opset = opset
+        self._types, self.makers, self._stored, self._taken = types, makers, stored, taken
+        self._own: dict[str, TensorProto] = {}
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._nodes: list[NodeProto] = []
+        self._label = ""
+        self.outputs: tuple[str, ...] = ()
+        """Results of the node that is being lowered; '' for one that is left out."""
+
+    # --- what is known of values ------------------------------------------------------------------------------------
+
+    def dtype(self, name: str) -> str:
+        """The element type of a value of the source; raises UnsupportedError where it is unknown."""
+        type = self._types.get(name)
+        if type is None or not known(type.dtype):
+            raise self.refusal(f"the type of {show(name)} is unknown", "save the training graph with its value_info")
+        return type.dtype
+
+    def rank(self, name: str) -> int:
+        """How many dimensions a value of the source has."""
+        type = self._types.get(name)
+        if type is None or type.shape is None:
+            raise self.refusal(f"the shape of {show(name)} is unknown", "save the training graph with its value_info")
+        return len(type.shape)
+
+    def dims(self, name: str, axes: Sequence[int] = ()) -> tuple[int, ...]:
+        """The sizes of a value of the source, of some axes or all; they must be numbers."""
+        self.rank(name)
+        shape = self._types[name].shape or ()
+        chosen = tuple(shape[axis] for axis in axes) if axes else shape
+        if not all(isinstance(size, int) for size in chosen):
+            raise self.refusal(
+                f"the shape of {show(name)} is {self._types[name]}, and its sizes are needed",
+                "export the forward for a batch of fixed size",
+            )
+        return chosen  # type: ignore[return-value]
+
+    def integers(self, name: str) -> list[int]:
+        """The numbers of a constant of the source."""
+        maker = self.makers.get(name)
+        proto = self._stored.get(name)
+        if maker is not None and maker.op_type == "Constant":
+            proto = next((each.t for each in maker.attribute if each.name == "value"), None)
+        if proto is None or proto.data_location == TensorProto.EXTERNAL or prod(proto.dims) > _FEW:
+            raise self.refusal(f"{show(name)} is no constant", "export the forward for a batch of fixed size")
+        return [int(each) for each in onnx.numpy_helper.to_array(proto).reshape(-1)]
+
+    def integer(self, name: str) -> int:
+        """A constant of one element."""
+        (found,) = self.integers(name)
+        return found
+
+    def refusal(self, what: str, *hints: str) -> UnsupportedError:
+        """The error for the node that is being lowered."""
+        return UnsupportedError(f"{self._label}: {what}", *hints)
+
+    @property
+    def constants(self) -> list[TensorProto]:
+        """The constants of all that was lowered."""
+        return list(self._own.values())
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def op(self, op_type: str, *inputs: str, results: int = 1, **attributes: Any) -> Any:
+        """Emit one operator; returns its result, or a tuple of several."""
+        place = len(self._nodes)
+        names = tuple(f"\0{place}.{each}" for each in range(results))  # no name of a source has a NUL
+        self._nodes.append(onnx.helper.make_node(op_type, list(inputs), list(names), **attributes))
+        return names[0] if results == 1 else names
+
+    def array(self, value: Any, dtype: str = "int64") -> str:
+        """A constant."""
+        array = np.asarray(value, numpy_dtype(dtype))
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._known:
+            name = self._known[key] = self.fresh(f"constant_{len(self._known)}")
+            self._own[name] = onnx.numpy_helper.from_array(array, name)
+        return self._known[key]
+
+    def number(self, value: float, like: str) -> str:
+        """A number in the type of a value of the source."""
+        return self.array(value, self.dtype(like))
+
+    def cast(self, name: str, dtype: str) -> str:
+        found: str = self.op("Cast", name, to=dtype_code(dtype))
+        return found
+
+    def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1) -> str:
+        """A reduction along ``axes``; the value itself where there are none."""
+        if not axes:
+            return name
+        if op_type == "ReduceSum" or self.opset >= AXES_AS_INPUT:
+            return str(self.op(op_type, name, self.array(list(axes)), keepdims=keepdims))
+        return str(self.op(op_type, name, axes=list(axes), keepdims=keepdims))
+
+    def zeros(self, dims: Sequence[int], dtype: str) -> str:
+        """Zeros of a shape."""
+        value = onnx.helper.make_tensor("value", dtype_code(dtype), [1], [0])
+        return str(self.op("ConstantOfShape", self.array(list(dims)), value=value))
+
+    def fresh(self, name: str) -> str:
+        """A name that no value has."""
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+    # --- one node ---------------------------------------------------------------------------------------------------
+
+    def lower(self, node: NodeProto, body: Callable[..., Any], attributes: Mapping[str, Any]) -> list[NodeProto]:
+        """The nodes that stand for ``node``: ``body(builder, *inputs, **attributes)`` returns its results in order.
+
+        A result may be an input of the node. What only serves results that the node does not name is left out.
+        """
+        self._nodes, self._label = [], f"{node.op_type} {show(node.name or next(filter(None, node.output), ''))}"
+        self.outputs = tuple(node.output)
+        try:
+            made = body(self, *node.input, **attributes)
+        except (TypeError, IndexError, ValueError) as error:
+            raise InputError(f"{self._label} has operands or attributes that do not fit: {error}") from None
+        results = made if isinstance(made, tuple) else (made,)
+        if len(node.output) > len(results):
+            raise InputError(f"{self._label} has {len(node.output)} results, and {len(results)} are known")
+        return self._named(node, dict(zip(results, node.output)), zip(results, node.output))
+
+    def _named(self, node: NodeProto, final: dict[str, str], wanted: Any) -> list[NodeProto]:
+        own = {name for each in self._nodes for name in each.output}
+        tail, names = [], {}
+        for result, output in wanted:
+            if not output:
+                continue
+            if result in own and result not in names:
+                names[result] = output
+            else:
+                tail.append(onnx.helper.make_node("Identity", [names.get(result, result)], [output]))
+        needed, kept = {*names, *(name for each in tail for name in each.input)}, []
+        for each in reversed(self._nodes):
+            if needed.intersection(each.output):
+                kept.append(each)
+                needed.update(each.input)
+        stem = node.name or next(filter(None, node.output), node.op_type)
+        for place, each in enumerate(kept := kept[::-1]):
+            for name in each.output:
+                if name not in names:
+                    names[name] = self.fresh(f"{stem}/{each.op_type}_{place}") if name in needed else ""
+        for place, each in enumerate((*kept, *tail)):
+            each.name = f"{stem}/{each.op_type}_{place}"
+            each.input[:] = [names.get(name, name) for name in each.input]
+            if each.output[0] in names:
+                each.output[:] = [names[name] for name in each.output]
+                while each.output and not each.output[-1]:
+                    del each.output[-1]
+        return self.learn([*kept, *tail])
+
+    def learn(self, nodes: list[NodeProto]) -> list[NodeProto]:
+        """The same nodes, once the types of their results are known as far as ONNX infers them."""
+        if all(name in self._types for node in nodes for name in node.output if name):
+            return nodes
+        model = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", self.opset)])
+        made = {name for node in nodes for name in node.output}
+        for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
+            if (held := self._constant(name)) is not None:
+                model.graph.initializer.append(held)
+            elif name in self._types:
+                model.graph.input.append(value_info(name, self._types[name]))
+        model.graph.node.extend(nodes)
+        try:
+            found = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
+        except Exception:  # its exceptions have no common base; a lowering that needs a type says so
+            return nodes
+        for each in found:
+            self._types.setdefault(each.name, read_type(each.type))
+        return nodes
+
+    def _constant(self, name: str) -> TensorProto | None:
+        """A small constant, of the source or of a lowering."""
+        held = self._stored.get(name) or self._own.get(name)
+        small = held is not None and held.data_location != TensorProto.EXTERNAL and prod(held.dims) <= _FEW
+        return held if small else None

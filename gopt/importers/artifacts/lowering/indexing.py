@@ -1,0 +1,54 @@
+"""Gradients of lookups and slices: what was read gets its gradient, added up, everything else zero."""
+
+from __future__ import annotations
+
+from gopt.importers.artifacts.lowering.builder import Builder
+
+
+def gather_grad(b: Builder, shape: str, indices: str, dy: str, *, axis: int) -> str:
+    """Rows of dY added to zeros at their indices, along ``axis``."""
+    dims = _dims(b, shape)
+    axis, count = axis % len(dims), b.rank(indices)
+    rows, wide = dy, list(dims)
+    if axis:  # the looked up dimensions come first
+        found = list(range(axis, axis + count))
+        rest = [each for each in range(len(dims) - 1 + count) if each not in found]
+        rows = b.op("Transpose", dy, perm=[*found, *rest])
+        wide = [dims[axis], *dims[:axis], *dims[axis + 1 :]]
+    places = b.op("Unsqueeze", b.cast(indices, "int64"), b.array([-1]))
+    made = b.op("ScatterND", b.zeros(wide, b.dtype(dy)), places, rows, reduction="add")
+    return str(b.op("Transpose", made, perm=[*range(1, axis + 1), 0, *range(axis + 1, len(dims))]) if axis else made)
+
+
+def gather_elements_grad(b: Builder, dy: str, shape: str, indices: str, *, axis: int) -> str:
+    zeros = b.zeros(_dims(b, shape), b.dtype(dy))
+    return str(b.op("ScatterElements", zeros, indices, dy, axis=axis, reduction="add"))
+
+
+def gather_nd_grad(b: Builder, shape: str, indices: str, dy: str, *, batch_dims: int) -> str:
+    if batch_dims:
+        raise b.refusal(f"it has batch_dims {batch_dims}", "export the lookup without batch dimensions")
+    return str(b.op("ScatterND", b.zeros(_dims(b, shape), b.dtype(dy)), indices, dy, reduction="add"))
+
+
+def slice_grad(b: Builder, dy: str, shape: str, starts: str, ends: str, axes: str = "", steps: str = "") -> str:
+    """dY with zeros before and after it: of a slice of step 1 with constant ends."""
+    dims = _dims(b, shape)
+    first, last = b.integers(starts), b.integers(ends)
+    along = b.integers(axes) if axes else list(range(len(first)))
+    if steps and set(b.integers(steps)) != {1}:
+        raise b.refusal("it has steps other than 1", "export the slice as an operator without steps")
+    before, after = [0] * len(dims), [0] * len(dims)
+    for axis, start, stop in zip(along, first, last, strict=True):
+        size = dims[axis]
+        low, high = (min(max(each + size if each < 0 else each, 0), size) for each in (start, stop))
+        before[axis], after[axis] = low, size - max(high, low)
+    return str(b.op("Pad", dy, b.array([*before, *after])))
+
+
+def _dims(b: Builder, shape: str) -> tuple[int, ...]:
+    """The shape that a value holds: that of the operand of a Shape, or a constant."""
+    maker = b.makers.get(shape)
+    if maker is not None and maker.op_type == "Shape" and not any(each.i for each in maker.attribute):
+        return b.dims(maker.input[0])
+    return tuple(b.integers(shape))

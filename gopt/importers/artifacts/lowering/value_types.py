@@ -1,0 +1,23 @@
+"""The types of the values of a training graph before its operators are lowered."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import ModelProto
+
+from gopt.ir.external_data import check_dims, show
+from gopt.ir.graph import read_type
+from gopt.ir.types import TensorType, dtype_name
+
+
+def value_types(model: ModelProto) -> dict[str, TensorType]:
+    """The declared types, and those that ONNX infers of standard operators. Raises InputError for absurd sizes."""
+    try:
+        body = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph
+    except Exception:  # its exceptions have no common base; a lowering that needs a type says so
+        body = model.graph
+    found = {each.name: read_type(each.type) for each in (*body.value_info, *body.input, *body.output)}
+    found |= {each.name: TensorType(dtype_name(each.data_type), tuple(each.dims)) for each in model.graph.initializer}
+    for name, type in found.items():
+        check_dims(type.shape or (), type.dtype, f"value {show(name)}")
+    return found

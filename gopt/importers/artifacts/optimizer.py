@@ -1,0 +1,131 @@
+"""The optimizer graph of artifacts, and the nodes that it becomes in a step: a clip, and one opaque optimizer.
+
+The graph takes sequences by position, one place for each parameter that is trained. ``gopt.opaque`` knows the
+arithmetic of the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import ModelProto, NodeProto
+
+from gopt.errors import UnsupportedError
+from gopt.importers.artifacts.folder import DOMAIN, OPTIMIZERS
+from gopt.importers.artifacts.lowering.builder import Builder
+from gopt.ir.external_data import show
+from gopt.opaque.operator_schema import OperatorSchema
+from gopt.opaque.table import OPERATORS
+
+CLIP = "InplaceClipGradNorm"
+_EPSILON = 1e-6
+"""The number that the kernel of the clip adds to the norm."""
+MOMENTS = ("moment_1", "moment_2")
+
+
+@dataclass(frozen=True, slots=True)
+class OrtOptimizer:
+    """The optimizer of a folder. ``max_norm``: of the clip in front of it, or None; ``rate``, ``count``: its scalar
+    inputs, '' for one that it does not have."""
+
+    node: NodeProto
+    schema: OperatorSchema
+    rate: str
+    count: str
+    max_norm: float | None
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The slots of its moments."""
+        return tuple(slot.name for slot in self.schema.inputs if slot.name in MOMENTS)
+
+
+def read_optimizer(model: ModelProto) -> OrtOptimizer:
+    """Read an optimizer graph; raises UnsupportedError for an operator that gopt does not know there."""
+    body = model.graph
+    inputs = {value.name for value in body.input}
+    clips: dict[str, NodeProto] = {}
+    found: NodeProto | None = None
+    for node in body.node:
+        if node.domain == DOMAIN and node.op_type == CLIP and len(node.input) == len(node.output) == 1:
+            clips[node.output[0]] = node
+        elif node.domain == DOMAIN and node.op_type in OPTIMIZERS and found is None:
+            found = node
+        else:
+            raise UnsupportedError(
+                f"the optimizer graph has {node.op_type} {show(node.name)}, which gopt does not know there",
+                "gopt reads one AdamWOptimizer or SGDOptimizerV2, and a clip of the norm in front of it",
+            )
+    assert found is not None  # the file was chosen for it
+    schema = OPERATORS[DOMAIN, found.op_type]
+    slots = dict(zip((slot.name for slot in schema.inputs), found.input))
+    clip = clips.get(slots.get("gradient", ""))
+    if clip is not None:
+        slots["gradient"] = clip.input[0]
+    if len(clips) > (clip is not None):
+        raise UnsupportedError(f"the optimizer graph has {len(clips)} clips", "gopt reads one in front of the update")
+    for slot, name in slots.items():
+        if name not in inputs:
+            raise UnsupportedError(
+                f"the optimizer graph computes {show(name)}, the {slot} of {found.op_type}",
+                "the inputs of the optimizer must be those of its graph",
+            )
+    return OrtOptimizer(found, schema, slots.get("rate", ""), slots.get("count", ""), _norm(clip))
+
+
+def _norm(clip: NodeProto | None) -> float | None:
+    if clip is None:
+        return None
+    return next((float(each.f) for each in clip.attribute if each.name == "max_norm"), 1.0)
+
+
+def clip_nodes(b: Builder, gradients: Sequence[str], clipped: Sequence[str], max_norm: float) -> list[NodeProto]:
+    """All gradients times min(1, max_norm / (‖gradients‖ + 1e-6)), in one node's name."""
+    like = gradients[0]
+    node = onnx.helper.make_node(CLIP, list(gradients), list(clipped), "clip_grad_norm", domain=DOMAIN)
+
+    def body(b: Builder, *parts: str) -> tuple[Any, ...]:
+        squares = [b.op("ReduceSumSquare", each, keepdims=0) for each in parts]
+        total = squares[0]
+        for each in squares[1:]:
+            total = b.op("Add", total, each)
+        below = b.op("Add", b.op("Sqrt", total), b.number(_EPSILON, like))
+        factor = b.op("Min", b.op("Div", b.number(max_norm, like), below), b.number(1, like))
+        return tuple(b.op("Mul", each, factor) for each in parts)
+
+    return b.lower(node, body, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The values that the optimizer of a step reads and replaces: per slot one name a parameter, in one order."""
+
+    slots: dict[str, list[str]]
+    results: dict[str, list[str]]
+    count: str
+
+
+def update_nodes(optimizer: OrtOptimizer, update: Update, b: Builder) -> list[NodeProto]:
+    """Sequences, the opaque optimizer, and the places of its results."""
+    make = onnx.helper.make_node
+    nodes, given, made = [], [], []
+    for slot in optimizer.schema.inputs:
+        if slot.each:
+            name = b.fresh(f"{slot.name}s")
+            nodes.append(make("SequenceConstruct", update.slots[slot.name], [name]))
+            given.append(name)
+        elif slot.name in ("rate", "count"):
+            given.append(optimizer.rate if slot.name == "rate" else update.count)
+    places = [b.array(place) for place in range(len(update.slots["weight"]))]
+    tail = []
+    for slot in optimizer.schema.outputs:
+        name = b.fresh(f"{slot.name}s" if slot.each else slot.name)
+        made.append(name)
+        for place, result in enumerate(update.results.get(slot.name, ())):
+            tail.append(make("SequenceAt", [name, places[place]], [result]))
+    node = make(optimizer.node.op_type, given, made, optimizer.node.name or "optimizer", domain=DOMAIN)
+    node.attribute.extend(optimizer.node.attribute)
+    return [*nodes, node, *tail]
