@@ -14,6 +14,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall, find_calls, measure
+from gopt.sharding.verifier import Shardings
 
 MIB = 1 << 20
 
@@ -61,7 +62,8 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
         raise OptionError(f"prefetch cannot be {options.prefetch}", "0 gathers just before use")
     if options.limit_mb is not None and not options.limit_mb >= 0:
         raise OptionError(f"limit-mb cannot be {options.limit_mb}", "0 gathers just before use")
-    calls = find_calls(program)
+    parts = Shardings(program, strict=False).infer().parts()  # the order of nodes does not change them
+    calls = find_calls(program, parts)
     if not calls:
         return PassResult(note="the step makes no calls")
     nodes = program.graph.nodes
@@ -71,7 +73,7 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
     early, moved = _early(nodes, calls)
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
-        calls = find_calls(program)
+        calls = find_calls(program, parts)
     found = measure(calls)
     over = limit is not None and found.peak_gathered_bytes > limit
     return PassResult(
