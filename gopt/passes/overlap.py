@@ -162,7 +162,8 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
             due[place] = when = max(when, stop + 0.5)
         else:
             when = place + 0.5
-        at.update(dict.fromkeys(node.outputs, when))
+        for name in node.outputs:
+            at[name] = when
     _take_along(nodes, due, free)
     staying = [0, *accumulate(int(place not in due) for place in range(len(nodes)))]
     moved = sum(c.place in due and staying[c.place] > staying[int(due[c.place] + 0.5)] for c in calls)
@@ -175,7 +176,7 @@ def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
     behind: set[str] = set()
     waits = []
     for place, node in enumerate(nodes):
-        waits.append(any(name in behind for name in node.reads))
+        waits.append(not behind.isdisjoint(node.reads))
         if waits[-1] or (node.domain == COMM and place not in gathers):
             behind.update(node.outputs)
     return waits

@@ -267,10 +267,7 @@ class Sharding:
 
     def covers(self, coordinates: Mapping[str, int]) -> bool:
         """Return whether a rank has some of it; ``coordinates``: the rank's index by axis."""
-        for axis, place in self.by_axis:  # asked for each node on each rank: no generator
-            if not place.covers(coordinates[axis]):
-                return False
-        return True
+        return all(place.covers(coordinates[axis]) for axis, place in self.by_axis)
 
     @property
     def flat(self) -> tuple[str, FlatShard] | None:

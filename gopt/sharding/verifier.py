@@ -81,7 +81,7 @@ class Shardings:
         graph are those of one rank."""
         found: dict[str, Sharding] = {}
         flat: dict[int, Sharding | None] = {}
-        """By the id of placements, which many values share: their sharding, None where ranks hold no part of a bucket."""
+        """By the id of placements, which many values share: their sharding, None where no part of a bucket is held."""
         for name, placements in self.known.items():
             if id(placements) not in flat:
                 cut = any(isinstance(placement, FlatShard) for placement in placements)
@@ -193,15 +193,18 @@ class Shardings:
     def _shard_of(self, node: Node, found: Sequence[Placements]) -> Placements | None:
         """Return the placements of an elementwise node that runs on the part of a bucket which its operands have.
 
-        ``found``: the placements of its operands that are not replicated. All others must have one element. None for any
-        other node: the rule of its operator decides.
+        ``found``: the placements of its operands that are not replicated. All others must have one element. None for
+        any other node: the rule of its operator decides.
         """
         by_axis = node.sharding.by_axis
         if not found or len(by_axis) != 1 or not isinstance(by_axis[0][1], FlatShard) or not node.is_in(ELEMENTWISE):
             return None
         shard = found[0]
-        if shard != self._placed(self._equal, node.sharding) or any(other is not shard for other in found):
+        if shard != self._placed(self._equal, node.sharding):
             return None
+        for other in found:
+            if other is not shard and other != shard:
+                return None
         types = self.program.graph.types
         for name in node.inputs:
             if name and name not in self.known and (name not in types or types[name].elements != 1):
@@ -359,15 +362,16 @@ class Shardings:
     def _give(self, node: Node, sharding: Placements) -> None:
         if sharding is not self._equal and sharding != self._equal:
             sharding = self._own if sharding == self._own else sharding
-            self.known.update(dict.fromkeys(node.outputs, sharding))
-            self.known.pop("", None)  # an absent result is no value
+            for name in node.outputs:
+                if name:  # an absent result is no value
+                    self.known[name] = sharding
 
     def _placed(self, placements: Placements, sharding: Sharding) -> Placements:
         """Return ``placements``, replaced along the axes for which ``sharding`` gives others."""
         if sharding is EVERYWHERE:
             return placements
         said = dict(sharding.by_axis)
-        return tuple(said.get(axis, placement) for axis, placement in zip(self.axes, placements))
+        return tuple([said.get(axis, placement) for axis, placement in zip(self.axes, placements)])
 
     def _place(self, sharding: Sharding, axis: int) -> Place:
         """Return the members that run a node along an axis."""
