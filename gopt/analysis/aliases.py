@@ -6,6 +6,7 @@ in the update disappear, so that they keep no update from being split.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases, identity, of_operator
@@ -57,21 +58,24 @@ class AliasFreeView:
 
         Forward and backward nodes read the original names, aliases included; update nodes read roots.
         """
-        order = list(Phase).index
-        due: dict[str, Phase] = {}
+        order = tuple(Phase)
+        never, update = len(order), order.index(Phase.UPDATE)
+        due: dict[str, int] = {}
+        """Value -> place of the phase in which forward or backward first read it."""
         phases: dict[int, Phase] = {}
         for place in range(len(self.source.nodes) - 1, -1, -1):
             node = self.source.nodes[place]
-            read = [due[name] for name in node.outputs if name in due]
             seen = viewed[place].phase if place in viewed else None
-            if seen is not None:
-                read.append(seen)
-            if not read:
+            at = never if seen is None else order.index(seen)
+            for name in node.outputs:
+                at = min(at, due.get(name, never))
+            if at == never:
                 continue
-            phase = phases[place] = min(read, key=order)
-            if phase is not Phase.UPDATE:
+            phases[place] = order[at]
+            if at != update:
                 for name in node.reads:
-                    due[name] = min(due.get(name, phase), phase, key=order)
+                    if due.get(name, never) > at:
+                        due[name] = at
         return phases
 
 
@@ -92,24 +96,32 @@ def without_aliases(graph: Graph) -> AliasFreeView | None:
     origin: list[int] = []
     bypassed: set[str] = set()
     for place, node in enumerate(graph.nodes):
-        made = [name for name in node.outputs if name]
+        made = () if aliases.keys().isdisjoint(node.outputs) else [name for name in node.outputs if name]
         if made and all(name in aliases for name in made):
             bypassed.update((node.inputs[0], aliases.get(node.inputs[0], "")))
             if held.isdisjoint(made):
                 continue
             node = _identity(node, aliases[made[0]]) if len(made) == 1 else node
         else:
-            node = _cast(graph, node) if node.origin is None else node
-            outside = set() if node.origin is None else outer
-            if any(each in aliases and each not in outside for each in node.inputs):
-                node = clone(node)
-                node.inputs = [each if each in outside else aliases.get(each, each) for each in node.inputs]
+            node = _cast(graph, node) if node.op_type == "CastLike" and node.origin is None else node
+            if not aliases.keys().isdisjoint(node.inputs):
+                node = _past_aliases(node, aliases, set() if node.origin is None else outer)
         nodes.append(node)
         origin.append(place)
     live = _live(nodes, held, bypassed)
     kept = [node for node, alive in zip(nodes, live) if alive]
     places = tuple(place for place, alive in zip(origin, live) if alive)
     return AliasFreeView(graph, replace(graph, nodes=kept), aliases, places)
+
+
+def _past_aliases(node: Node, aliases: Mapping[str, str], outside: Set[str]) -> Node:
+    """A node that reads roots instead of aliases, but for those in ``outside``."""
+    inputs = [each if each in outside else aliases.get(each, each) for each in node.inputs]
+    if inputs == node.inputs:
+        return node
+    node = clone(node)
+    node.inputs = inputs
+    return node
 
 
 def _cast(graph: Graph, node: Node) -> Node:

@@ -66,9 +66,9 @@ class AnalysisContext:
         A factor computed from the loss does not count next to a value of the backward: no backward of a mean reads it
         there.
         """
-        held = self.tainted.intersection(node.reads)
-        local = held - self.later
-        if len(local) == len(held):
+        held = [name for name in node.reads if name in self.tainted]
+        local = [name for name in held if name not in self.later]
+        if not local or len(local) == len(held):
             return bool(local)
         return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
 
@@ -137,12 +137,13 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
             if context.masks_locally(node):
                 break
             tainted = context.adjoints([o for o in tainted if index.graph.type_of(o).dtype != "bool"])
-        # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
-        clean = _derived(context, tainted) if single else set()
-        own = any(operand not in clean for operand in tainted)
-        factors = not single and elementwise(node)
+            # A clip coefficient looks like a gradient: it is the operand that knows other gradients.
+            clean = _derived(context, tainted)
+            tainted = [operand for operand in tainted if operand not in clean] or tainted
+        elif elementwise(node):
+            tainted = [operand for operand in tainted if operand not in index.scalars]
         for operand in tainted:
-            if operand in queued or (own and operand in clean) or (factors and index.one_element(operand)):
+            if operand in queued:
                 continue
             queued.add(operand)
             heapq.heappush(heap, (-index.defined_at(operand), operand))
@@ -174,7 +175,7 @@ class _Choice:
         self.nearest = walk.dominators[-1]
         place = self.index.position
         start = self.index.defined_at(self.nearest)
-        self.nodes = sorted((n for n in walk.nodes if place[id(n)] > start), key=lambda node: place[id(node)])
+        self.nodes = [node for node in reversed(walk.nodes) if place[id(node)] > start]
         self.linearity = propagate_linearity(self.index, self.nodes, self.nearest, context.tainted)
         self.rising = walk.dominators[::-1]
 

@@ -33,14 +33,18 @@ class GraphIndex:
         return {id(node): place for place, node in enumerate(self.graph.nodes)}
 
     @cached_property
+    def definitions(self) -> dict[str, int]:
+        """Value name -> position of the node that makes it."""
+        return {name: place for place, node in enumerate(self.graph.nodes) for name in node.outputs if name}
+
+    @cached_property
     def scalars(self) -> set[str]:
         """The values of a static shape of exactly one element."""
         return {name for name, type in self.graph.types.items() if type.elements == 1}
 
     def defined_at(self, name: str) -> int:
         """Position of the node that makes the value; -1 for an input or a constant."""
-        node = self.producers.get(name)
-        return -1 if node is None else self.position[id(node)]
+        return self.definitions.get(name, -1)
 
     def one_element(self, name: str) -> bool:
         """Return whether the value has a static shape of exactly one element."""

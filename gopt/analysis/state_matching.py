@@ -9,7 +9,7 @@ assignment with the shortest paths, which must be the only one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import permutations
 
@@ -37,7 +37,14 @@ MAX_GROUP = 6
 def reachable_states(
     index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> dict[str, int]:
-    """Candidates of the output's type that its elementwise slice reads -> length of the shortest path.
+    """Candidates of the output's type that its elementwise slice reads -> length of the shortest path."""
+    return dict(walk_to_states(index, output, candidates, moving))
+
+
+def walk_to_states(
+    index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
+) -> Iterator[tuple[str, int]]:
+    """Each candidate of the output's type that its elementwise slice reads, with the length of the shortest path.
 
     A path that enters a product beside one of ``moving``, the values that depend on the batch, counts as longer: a
     factor of the update, such as a pruning mask or a learning rate, is no old value. Longest are paths through flags.
@@ -46,8 +53,7 @@ def reachable_states(
     types = index.graph.types
     want = types.get(output)
     if want is None or want.shape is None:
-        return {}
-    found: dict[str, int] = {}
+        return
     seen: set[str] = set()
     producers, shape = index.producers, want.shape
     queues = deque([(output, 0)]), deque[tuple[str, int]](), deque[tuple[str, int]]()
@@ -59,14 +65,14 @@ def reachable_states(
             seen.add(name)
             if name in candidates:
                 if types[name] == want:
-                    found[name] = depth
+                    yield name, depth
                 continue
             node = producers.get(name)
             if node is None or not node.is_in(ELEMENTWISE):
                 continue
-            alike = [name for name in node.inputs if name in types and types[name].shape == shape]
-            for operand in alike:
-                if types[operand].dtype == "bool" != want.dtype:
+            alike = [(each, type) for each in node.inputs if (type := types.get(each)) and type.shape == shape]
+            for operand, type in alike:
+                if type.dtype == "bool" != want.dtype:
                     if want.elements > 1:
                         queues[2].append((operand, max(depth, FLAG_COST)))
                     elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
@@ -75,7 +81,6 @@ def reachable_states(
                 apart = place == 0 and node.op_type in _SCALING and _scales(node, operand, moving)
                 step = 1 + JOIN_COST * (len(alike) > 1) + FACTOR_COST * apart
                 queues[max(place, apart)].append((operand, depth + step))
-    return found
 
 
 def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:

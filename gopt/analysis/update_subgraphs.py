@@ -7,23 +7,20 @@ operands form a class: one run of it serves the neighbouring pieces of all of th
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping
 from functools import cached_property
 
 from gopt.analysis import isomorphism
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.ownership import Ownership
+from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.analysis.updates import Mode, ScalarReduction, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.graph import COMM, SPMD, Node
 
 FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 """Layout operators through which a full reduction may look."""
-SMALL = 64
-"""Bytes of constants that count by value."""
 
 
 def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bool | frozenset[str] = False) -> Updates:
@@ -41,8 +38,9 @@ def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bo
 def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool | frozenset[str]) -> Updates:
     finder = _Finder(training, whole_accumulators)
     finder.collect()
+    order = StateOrder(training.graph)
     for subgraph in finder.subgraphs.values():
-        _order_states(training.graph, subgraph)
+        order.sort(subgraph)
     finder.settle()
     for name, subgraph in finder.subgraphs.items():
         if uncut is True or (uncut and name in uncut):
@@ -51,36 +49,6 @@ def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool | froze
     updates = Updates(finder.subgraphs, *finder.scalar_reductions())
     isomorphism.assign_classes(training, updates)
     return updates
-
-
-def _order_states(graph: Graph, subgraph: UpdateSubgraph) -> None:
-    """Order the states behind the parameter by how each is updated, not as the file lists them.
-
-    Equal updates thus have their states in one order, and form one class. States whose updates look alike are ordered
-    by where the update first reads them.
-    """
-    if len(subgraph.states) < 3:
-        return
-    kinds = {state.tensor: f"{state.kind.value} {graph.types[state.tensor].dtype}" for state in subgraph.states}
-    looks: dict[str, tuple[int, int]] = {}
-    """Value -> depth of what makes it from gradient and states, and a checksum of its structure."""
-    for node in subgraph.nodes:
-        reads = [looks.get(name) or (0, _leaf(graph, name, kinds)) for name in node.reads]
-        depth = 1 + max((depth for depth, _ in reads), default=0)
-        checksum = zlib.crc32(f"{node.op_type} {[own for _, own in reads]}".encode())
-        looks.update((name, (depth, checksum + place)) for place, name in enumerate(node.outputs))
-    read = {name: place for place, node in reversed([*enumerate(subgraph.nodes)]) for name in node.reads}
-    subgraph.states[1:] = sorted(
-        subgraph.states[1:],
-        key=lambda state: (*looks.get(state.updated, (0, 0)), read.get(state.tensor, len(subgraph.nodes))),
-    )
-
-
-def _leaf(graph: Graph, name: str, kinds: Mapping[str, str]) -> int:
-    tensor = graph.initializers.get(name)
-    if name not in kinds and tensor is not None and tensor.nbytes <= SMALL and not tensor.external:
-        return zlib.crc32(tensor.numpy().tobytes())
-    return zlib.crc32(kinds.get(name, "").encode())
 
 
 class _Finder:

@@ -143,7 +143,8 @@ class _Seen:
         for name, kind in zip(node.outputs, types):
             if kind is not None:
                 self.types[name] = kind
-                self._operands.setdefault(name, id(kind))
+                if name not in self._operands:
+                    self._operands[name] = id(kind)
 
     def _key(self, node: Node) -> Hashable:
         """All that inference looks at; raises KeyError where it reads what no node made yet."""

@@ -35,12 +35,13 @@ def read_inputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]
 def read_outputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:
     """The graph's outputs by name, once all nodes are read: InputError for one that none of them makes."""
     result: dict[str, TensorType] = {}
+    decode = TypeDecoder(lambda info: _io_type(info, "output"))
     for info in body.output:
         if info.name in result:
             raise InputError(f"two graph outputs are named {show(info.name)}")
         if not info.name or info.name not in symbols.defined:
             raise InputError(f"graph output {show(info.name)} is undefined: no node makes it")
-        result[info.name] = _io_type(info, "output")
+        result[info.name] = decode(info)
     return result
 
 

@@ -29,7 +29,7 @@ def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, Tens
     """
     found = decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}"))
     types = {names.get(name, name): kind for name, kind in found}
-    types.update((info.name, read_type(info.type)) for info in body.output)
+    types.update(decoded(body.output, lambda info: read_type(info.type)))
     return types
 
 

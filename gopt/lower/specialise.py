@@ -84,7 +84,7 @@ class Specialiser:
         """Return the rank's nodes for a node that differs between ranks."""
         if isinstance(node.origin, RefoldedCall) and node.op_type == REFOLD:
             return self._refold(at, node, node.origin)
-        if not node.sharding.covers(at.coordinates):
+        if not at.runs(node.sharding):
             return ()
         if node.op_type == "Broadcast" and node.domain == COMM and not node.sharding.by_axis:
             return self._broadcast(at, node)
@@ -96,8 +96,11 @@ class Specialiser:
                 at.alias[node.outputs[0]] = lowered.alias
             nodes = self._variant((node, lowered.variant), lowered.nodes)
         else:
-            inputs = [at.alias.get(name, name) for name in node.inputs]
-            nodes = (node,) if inputs == node.inputs else self._variant((node, *inputs), lambda: [_with(node, inputs)])
+            if at.alias.keys().isdisjoint(node.inputs):
+                nodes = (node,)
+            else:
+                inputs = [at.alias.get(name, name) for name in node.inputs]
+                nodes = self._variant((node, *inputs), lambda: [_with(node, inputs)])
         at.present.update(node.outputs)
         return nodes
 
@@ -156,6 +159,15 @@ class _Rank:
     present: set[str] = field(default_factory=set)
     """Values that some ranks have, and this one has."""
     bodies: dict[Node, FunctionProto] = field(default_factory=dict)
+    _covered: dict[int, bool] = field(default_factory=dict)
+    """By the id of a sharding, which the nodes of a run share: whether the rank has some of it."""
+
+    def runs(self, sharding: Sharding) -> bool:
+        """Return whether the rank runs nodes with this sharding."""
+        found = self._covered.get(id(sharding))
+        if found is None:
+            found = self._covered[id(sharding)] = sharding.covers(self.coordinates)
+        return found
 
 
 def _items(nodes: Sequence[Node]) -> Iterator[Block | Node]:

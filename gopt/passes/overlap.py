@@ -14,6 +14,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall, find_calls, measure
+from gopt.sharding.verifier import Shardings
 
 MIB = 1 << 20
 
@@ -61,7 +62,8 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
         raise OptionError(f"prefetch cannot be {options.prefetch}", "0 gathers just before use")
     if options.limit_mb is not None and not options.limit_mb >= 0:
         raise OptionError(f"limit-mb cannot be {options.limit_mb}", "0 gathers just before use")
-    calls = find_calls(program)
+    parts = Shardings(program, strict=False).infer().parts()  # the order of nodes does not change them
+    calls = find_calls(program, parts)
     if not calls:
         return PassResult(note="the step makes no calls")
     nodes = program.graph.nodes
@@ -71,7 +73,7 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
     early, moved = _early(nodes, calls)
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
-        calls = find_calls(program)
+        calls = find_calls(program, parts)
     found = measure(calls)
     over = limit is not None and found.peak_gathered_bytes > limit
     return PassResult(
@@ -160,7 +162,8 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
             due[place] = when = max(when, stop + 0.5)
         else:
             when = place + 0.5
-        at.update(dict.fromkeys(node.outputs, when))
+        for name in node.outputs:
+            at[name] = when
     _take_along(nodes, due, free)
     staying = [0, *accumulate(int(place not in due) for place in range(len(nodes)))]
     moved = sum(c.place in due and staying[c.place] > staying[int(due[c.place] + 0.5)] for c in calls)
@@ -173,7 +176,7 @@ def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
     behind: set[str] = set()
     waits = []
     for place, node in enumerate(nodes):
-        waits.append(any(name in behind for name in node.reads))
+        waits.append(not behind.isdisjoint(node.reads))
         if waits[-1] or (node.domain == COMM and place not in gathers):
             behind.update(node.outputs)
     return waits

@@ -6,8 +6,9 @@ states and low-precision copies belong to a parameter; what an update makes of t
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, repeat
 from typing import TypeAlias
@@ -22,7 +23,8 @@ from gopt.program import BucketSlice, SpmdProgram
 from gopt.sharding.placements import FlatShard
 
 Contents: TypeAlias = tuple[BucketSlice, ...]
-"""The parameters whose elements a part of a bucket has, by offset; elements that are no parameter's are not listed."""
+"""The parameters whose elements a part of a bucket has, by offset; elements that are no parameter's are not listed, and
+none has two parameters."""
 
 
 def check_bucket_order(program: SpmdProgram, live: set[int]) -> None:
@@ -150,7 +152,7 @@ class _BucketOrder:
         if node.op_type == "LocalSlice":
             firsts = node.attributes.get("firsts", [0] * len(node.inputs))
             rows = zip(node.inputs, node.attributes["starts"], node.attributes["sizes"], firsts)
-            self._keep(node.outputs, self._named(rows))
+            self._keep(node.outputs, _in_order(node, self._named(rows)))
         elif node.op_type == "ShardSlice" and flat is not None and node.inputs[0] in self.contents:
             self._keep(node.outputs, _inside(self.contents[node.inputs[0]], flat[1]))
         elif node.op_type == "LocalConcat":
@@ -193,10 +195,11 @@ class _BucketOrder:
     def _placed(self, slices: Sequence[BucketSlice]) -> Contents:
         """Tensors of the source in a bucket, as the parameters that they belong to."""
         found = ((self._expected.get(piece.tensor), piece) for piece in slices)
-        return tuple(
+        kept = [
             BucketSlice(of, piece.offset, piece.elements, piece.start)
             for of, piece in found if of is not None and piece.elements
-        )  # fmt: skip
+        ]  # fmt: skip
+        return tuple(sorted(kept, key=_offset))
 
     def _named(self, rows: Iterable[tuple[str, int, int, int]]) -> Contents:
         """Values with their offsets and sizes in a bucket, and their first elements there, as the parameters that they
@@ -217,11 +220,15 @@ class _BucketOrder:
         first = parts[0]
         if all(part is first or part == first for part in parts):
             return first
-        every = {piece for part in parts for piece in part}
-        wrong = _conflict(every)
-        if wrong is not None:
-            raise InvariantError(f"{node.op_type} {node.label!r} reads {wrong[0]} beside {wrong[1]}")
-        return tuple(sorted(every, key=lambda piece: piece.offset))
+        return _in_order(node, {piece for part in parts for piece in part})
+
+
+def _in_order(node: Node, pieces: Collection[BucketSlice]) -> Contents:
+    """The parameters that a node reads, by offset; raises InvariantError if two have the same elements."""
+    wrong = _conflict(pieces)
+    if wrong is not None:
+        raise InvariantError(f"{node.op_type} {node.label!r} reads {wrong[0]} beside {wrong[1]}")
+    return tuple(sorted(pieces, key=_offset))
 
 
 def _conflict(pieces: Iterable[BucketSlice]) -> tuple[str, str] | None:
@@ -239,6 +246,13 @@ def _said(piece: BucketSlice) -> str:
 
 def _inside(contents: Contents, part: FlatShard) -> Contents:
     """The parameters of a part of a bucket."""
-    return tuple(
-        piece for piece in contents if piece.offset < part.stop and piece.offset + piece.elements > part.start
-    )  # fmt: skip
+    first = bisect_right(contents, part.start, key=_end)
+    return contents[first : bisect_left(contents, part.stop, lo=first, key=_offset)]
+
+
+def _offset(piece: BucketSlice) -> int:
+    return piece.offset
+
+
+def _end(piece: BucketSlice) -> int:
+    return piece.offset + piece.elements

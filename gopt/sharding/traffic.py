@@ -143,7 +143,8 @@ def ready_at(nodes: Sequence[Node]) -> list[int]:
         at = max([made.get(name, -1) for name in node.reads], default=-1)
         result.append(at)
         fixed = not node.made_by or node.domain == COMM
-        made.update(dict.fromkeys(node.outputs, place if fixed else at))
+        for name in node.outputs:
+            made[name] = place if fixed else at
     return result
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
-from gopt.analysis.operators import MAY_DRAW, draws
+from gopt.analysis.operators import ELEMENTWISE, MAY_DRAW, draws
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
@@ -79,10 +79,17 @@ class Shardings:
     def parts(self) -> dict[str, Sharding]:
         """Every value of which ranks hold parts of a bucket. Shards of a dimension are not listed: their types in the
         graph are those of one rank."""
-        return {
-            name: self.sharding(name) for name, placements in self.known.items()
-            if any(isinstance(placement, FlatShard) for placement in placements)
-        }  # fmt: skip
+        found: dict[str, Sharding] = {}
+        flat: dict[int, Sharding | None] = {}
+        """By the id of placements, which many values share: their sharding, None where no part of a bucket is held."""
+        for name, placements in self.known.items():
+            if id(placements) not in flat:
+                cut = any(isinstance(placement, FlatShard) for placement in placements)
+                flat[id(placements)] = self.sharding(name) if cut else None
+            sharding = flat[id(placements)]
+            if sharding is not None:
+                found[name] = sharding
+        return found
 
     def state(self, state: ShardedState) -> Placements:
         """Return the placements that a state must have, before the step and after it."""
@@ -154,7 +161,7 @@ class Shardings:
         """Nodes on which a result of the step depends, by id."""
         needed, live = self.program.results(), set()
         for node in reversed(self.program.graph.nodes):
-            if node.domain == COMM or any(name in needed for name in node.outputs):
+            if node.domain == COMM or not needed.isdisjoint(node.outputs):
                 live.add(id(node))
                 needed.update(node.reads)
         return live
@@ -175,10 +182,34 @@ class Shardings:
             if all(each is self._own for each in found):  # nearly all of forward and backward
                 self._give(node, self._own)
                 return
+        elif (shard := self._shard_of(node, found)) is not None:  # nearly all of an update that is cut
+            self._give(node, shard)
+            return
         operands = node.inputs[:1] if node.is_a("CastLike") else node.reads  # the other gives its type
         uses = [self._use(node, operands, axis) for axis in range(len(self.axes))]
         uses = [replace(use, standard=False) for use in uses] if drawn else uses
         self._give(node, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
+
+    def _shard_of(self, node: Node, found: Sequence[Placements]) -> Placements | None:
+        """Return the placements of an elementwise node that runs on the part of a bucket which its operands have.
+
+        ``found``: the placements of its operands that are not replicated. All others must have one element. None for
+        any other node: the rule of its operator decides.
+        """
+        by_axis = node.sharding.by_axis
+        if not found or len(by_axis) != 1 or not isinstance(by_axis[0][1], FlatShard) or not node.is_in(ELEMENTWISE):
+            return None
+        shard = found[0]
+        if shard != self._placed(self._equal, node.sharding):
+            return None
+        for other in found:
+            if other is not shard and other != shard:
+                return None
+        types = self.program.graph.types
+        for name in node.inputs:
+            if name and name not in self.known and (name not in types or types[name].elements != 1):
+                return None
+        return shard
 
     def _shape(self, node: Node) -> None:
         """The shape of a shard is each member's own, and so is one that follows data; no other is."""
@@ -331,15 +362,16 @@ class Shardings:
     def _give(self, node: Node, sharding: Placements) -> None:
         if sharding is not self._equal and sharding != self._equal:
             sharding = self._own if sharding == self._own else sharding
-            self.known.update(dict.fromkeys(node.outputs, sharding))
-            self.known.pop("", None)  # an absent result is no value
+            for name in node.outputs:
+                if name:  # an absent result is no value
+                    self.known[name] = sharding
 
     def _placed(self, placements: Placements, sharding: Sharding) -> Placements:
         """Return ``placements``, replaced along the axes for which ``sharding`` gives others."""
         if sharding is EVERYWHERE:
             return placements
         said = dict(sharding.by_axis)
-        return tuple(said.get(axis, placement) for axis, placement in zip(self.axes, placements))
+        return tuple([said.get(axis, placement) for axis, placement in zip(self.axes, placements)])
 
     def _place(self, sharding: Sharding, axis: int) -> Place:
         """Return the members that run a node along an axis."""

@@ -70,6 +70,13 @@ def test_a_run_of_a_class_beside_another():
     assert " beside elements " in refused(step)
 
 
+def test_two_tensors_in_one_place_of_a_slice():
+    step = sharded("mlp_adamw", 2)
+    node = next(each for each in step.graph.nodes if each.op_type == "LocalSlice" and len(each.inputs) > 2)
+    node.attributes["starts"] = [node.attributes["starts"][0], *node.attributes["starts"][:-1]]
+    assert refused(step).startswith(f"LocalSlice {node.label!r} reads elements ")
+
+
 def test_what_is_no_parameters_says_nothing():
     """A mask that is cut like the parameters: whose it is, is not known."""
     step = sharded("mlp_adamw", 2)

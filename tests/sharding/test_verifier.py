@@ -68,6 +68,24 @@ def test_the_refusal_says_what_was_expected():
     assert error.hints == ("it takes the value itself: Exp of terms is no term of its result",)
 
 
+def test_a_whole_tensor_beside_a_shard_is_refused():
+    step = sharded("mlp_adamw", "shard=2", 2)
+    place, node = next(
+        (place, node) for place, node in enumerate(step.graph.nodes) if node.is_a("Sub") and node.sharding.by_axis
+    )
+    whole = next(name for name, type in step.training.graph.inputs.items() if name in step.training.gradients)
+    add = Node("Add", [node.inputs[0], whole], ["planted"], made_by="plant", sharding=node.sharding)
+    assert planted(step, add, place).message.startswith(f"Add 'planted' reads {whole!r}, which is replicated")
+
+
+@pytest.mark.parametrize(("name", "mesh", "stage"), [("mlp_adamw", "shard=3", 1), ("gpt_adamw", "dp=2,shard=2", 3)])
+def test_nodes_on_one_shard_have_the_placement_that_their_rule_gives(name, mesh, stage, monkeypatch):
+    step = sharded(name, mesh, stage)
+    found = Shardings(step).infer().known
+    monkeypatch.setattr(Shardings, "_shard_of", lambda *_: None)
+    assert Shardings(step).infer().known == found
+
+
 def test_the_first_offender_is_named():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Select")

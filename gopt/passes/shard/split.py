@@ -76,6 +76,7 @@ class GroupEmitter:
         """True if only the rank's run of the master is stored, as for the other states."""
         self.where = group.sharding
         """The sharding of the group's nodes."""
+        self._types: dict[str, TensorType] = {}
         self.subgraph: UpdateSubgraph = group.subgraphs[0]
         self.local: dict[str, str] = {}
         self.unrounded = ""
@@ -92,7 +93,10 @@ class GroupEmitter:
 
     def run_type(self, dtype: str) -> TensorType:
         """The type of a value that has an element for each of the run."""
-        return emit.run(dtype, self.group.sharding)
+        type = self._types.get(dtype)
+        if type is None:
+            type = self._types[dtype] = emit.run(dtype, self.where)
+        return type
 
     def run(self, shard: ReducedValue | None, *, alone: bool) -> OwnedParameter:
         """Emit the class; returns its part of the parameters, before and after the update.

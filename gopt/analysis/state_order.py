@@ -1,0 +1,77 @@
+"""The order of an update's states: by structure, so that equal updates have their states in one order."""
+
+from __future__ import annotations
+
+import zlib
+
+from gopt.analysis.training import State
+from gopt.analysis.updates import UpdateSubgraph
+from gopt.ir.graph import Graph
+
+SMALL = 64
+"""Bytes of constants that count by value."""
+
+
+class StateOrder:
+    """Orders the states of an update behind its parameter by how each is updated, not as the file lists them.
+
+    Equal updates thus have their states in one order, and form one class. States whose updates look alike are ordered
+    by where the update first reads them. Each distinct look is computed once for all updates.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._leaves: dict[str, int] = {}
+        """Value that no update makes, and that is no state of it -> a checksum of what is stored, if that is small."""
+        self._kinds: dict[tuple[str, str], int] = {}
+        self._checksums: dict[tuple[str, tuple[int, ...]], int] = {}
+        """Operator and checksums of its operands -> checksum of its first result."""
+
+    def sort(self, subgraph: UpdateSubgraph) -> None:
+        """Bring the states of an update in order."""
+        if len(subgraph.states) < 3:
+            return
+        kinds = {state.tensor: self._kind(state) for state in subgraph.states}
+        looks: dict[str, tuple[int, int]] = {}
+        """Value -> depth of what makes it from gradient and states, and a checksum of its structure."""
+        read: dict[str, int] = {}
+        for place, node in enumerate(subgraph.nodes):
+            depth = 0
+            operands: list[int] = []
+            for name in node.reads:
+                read.setdefault(name, place)
+                look = looks.get(name)
+                if look is None:
+                    operands.append(kinds[name] if name in kinds else self._leaf(name))
+                else:
+                    operands.append(look[1])
+                    depth = max(depth, look[0])
+            checksum = self._checksum(node.op_type, operands)
+            for slot, name in enumerate(node.outputs):
+                looks[name] = depth + 1, checksum + slot
+        subgraph.states[1:] = sorted(
+            subgraph.states[1:],
+            key=lambda state: (*looks.get(state.updated, (0, 0)), read.get(state.tensor, len(subgraph.nodes))),
+        )
+
+    def _checksum(self, op_type: str, operands: list[int]) -> int:
+        key = op_type, tuple(operands)
+        found = self._checksums.get(key)
+        if found is None:
+            found = self._checksums[key] = zlib.crc32(f"{op_type} {operands}".encode())
+        return found
+
+    def _kind(self, state: State) -> int:
+        key = state.kind.value, self.graph.types[state.tensor].dtype
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = zlib.crc32(" ".join(key).encode())
+        return found
+
+    def _leaf(self, name: str) -> int:
+        found = self._leaves.get(name)
+        if found is None:
+            tensor = self.graph.initializers.get(name)
+            small = tensor is not None and tensor.nbytes <= SMALL and not tensor.external
+            found = self._leaves[name] = zlib.crc32(tensor.numpy().tobytes() if tensor is not None and small else b"")
+        return found
