@@ -25,8 +25,8 @@ def command(folder: str, output: str, force: bool, as_json: bool) -> None:
     """
     from gopt.verbs.import_step import import_step
 
-    from .render import progress
     from .render_import import render_imported
+    from .render_progress import progress
 
     with progress() as advance:
         advance("importing")
