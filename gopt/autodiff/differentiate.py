@@ -19,11 +19,13 @@ _PREFIX = "adj_"
 @dataclass(frozen=True, slots=True)
 class Differentiated:
     """A model with its backward. ``gradients``: input -> the value that is the gradient, of the input's shape;
-    ``unread``: inputs on which the scalar does not depend, or in steps alone."""
+    ``unread``: inputs on which the scalar does not depend, or in steps alone; ``seed``: the value of shape [1] with which
+    the backward begins."""
 
     model: ModelProto
     gradients: dict[str, str]
     unread: tuple[str, ...]
+    seed: str
 
 
 def differentiate(model: ModelProto, scalar: str, inputs: Sequence[str], scale: str = "") -> Differentiated:
@@ -51,7 +53,7 @@ def differentiate(model: ModelProto, scalar: str, inputs: Sequence[str], scale: 
     except ValueError as error:  # a name that it needs is taken
         raise UnsupportedError(f"onnx-ad refuses this model: {show(str(error))}", "rename that value") from None
     _remove_seed(made, f"{_PREFIX}{scalar}", scale)
-    return _with_gradients(made, inputs)
+    return _with_gradients(made, inputs, f"{_PREFIX}{scalar}")
 
 
 def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:
@@ -76,7 +78,7 @@ def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:
     graph.node.extend(nodes)
 
 
-def _with_gradients(model: ModelProto, inputs: Sequence[str]) -> Differentiated:
+def _with_gradients(model: ModelProto, inputs: Sequence[str], seed: str) -> Differentiated:
     """Derivatives without the axis of directions, as values and no longer as outputs."""
     graph = model.graph
     made = {f"{_PREFIX}{name}" for name in inputs}
@@ -93,4 +95,4 @@ def _with_gradients(model: ModelProto, inputs: Sequence[str]) -> Differentiated:
             continue
         gradients[name] = f"{name}{GRADIENT}"
         graph.node.append(helper.make_node("Squeeze", [f"{_PREFIX}{name}", last], [gradients[name]]))
-    return Differentiated(model, gradients, tuple(unread))
+    return Differentiated(model, gradients, tuple(unread), seed)

@@ -3,7 +3,7 @@ equal nodes are merged, and what nobody reads is dropped. One sweep, in the orde
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx
@@ -18,9 +18,25 @@ FOLDED = 1024
 """Largest constant, in bytes, that folding makes."""
 
 
-def simplify(graph: Graph) -> None:
-    """Simplify a graph in place. Values of the graph's inputs stay; shapes must be known for most rules to apply."""
-    _Simplifier(graph).run()
+def simplify(graph: Graph) -> dict[str, str]:
+    """Simplify a graph in place; returns the values that are no more, each with the equal one in its place.
+
+    Inputs and outputs stay. Most rules apply to values of known shapes alone.
+    """
+    simplifier = _Simplifier(graph)
+    simplifier.run()
+    return simplifier.other_name
+
+
+def rename(graph: Graph, names: Mapping[str, str]) -> None:
+    """Give results of nodes other names, where nobody has them; outputs keep theirs."""
+    taken = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.outputs)}
+    fixed = {*graph.inputs, *graph.initializers, *graph.outputs, *(each for node in graph.nodes for each in node.captures)}
+    table = {old: new for old, new in names.items() if old in taken and old not in fixed and new not in taken}
+    for node in graph.nodes:
+        node.inputs = [table.get(name, name) for name in node.inputs]
+        node.outputs = [table.get(name, name) for name in node.outputs]
+    graph.types.update((new, graph.types[old]) for old, new in table.items() if old in graph.types)
 
 
 class _Simplifier:

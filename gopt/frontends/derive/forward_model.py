@@ -35,7 +35,6 @@ class ForwardModel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     types: dict[str, TensorType]
-    notes: tuple[str, ...] = ()
 
 
 def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> ForwardModel:

@@ -38,10 +38,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     floats = [name for name, each in forward.stored.items() if each.type.dtype in FLOATS]
     asked = _matching(floats, trainable, "--trainable")
     frozen = _matching(floats, freeze, "--freeze")
-    statistics = {
-        name for node in forward.model.graph.node if node.op_type == "BatchNormalization"
-        for name in node.input[_STATISTICS:]
-    }  # fmt: skip
+    statistics = running_statistics(forward)
     wrong = sorted(asked & statistics)
     if wrong:
         raise OptionError(
@@ -71,6 +68,12 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
             "gopt inspect MODEL --text lists its constants",
         )
     return Choice(tuple(trained), frozenset(asked), tuple(notes))
+
+
+def running_statistics(forward: ForwardModel) -> set[str]:
+    """Means and variances that a BatchNormalization reads."""
+    nodes = [node for node in forward.model.graph.node if node.op_type == "BatchNormalization"]
+    return {name for node in nodes for name in node.input[_STATISTICS:]}
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str], option: str) -> set[str]:

@@ -8,13 +8,15 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from gopt.autodiff.differentiate import differentiate
-from gopt.autodiff.simplify import simplify
+from gopt.autodiff.differentiate import GRADIENT, differentiate
+from gopt.autodiff.seed_axis import remove_seed_axis
+from gopt.autodiff.simplify import rename, simplify
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, with_constants
 from gopt.frontends.derive.losses import LOSS, LOSSES
-from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
-from gopt.frontends.derive.parameters import Choice, choose
+from gopt.frontends.derive.options import DYNAMIC, DeriveOptions, Norms
+from gopt.frontends.derive.parameters import Choice, choose, running_statistics
+from gopt.frontends.derive.training_mode import add_outputs, write_out
 from gopt.frontends.derive.update import FIRST_SCALE, SCALE, Update
 from gopt.frontends.derive.writer import StepWriter, scalar
 from gopt.frontends.functional_step import add_roles, as_graph
@@ -38,23 +40,31 @@ class Step:
 def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     """The training step of a forward model. Raises OptionError, UnsupportedError."""
     choice = choose(forward, options.trainable, options.freeze)
-    model = with_constants(forward, choice.trained)
+    statistics = running_statistics(forward) if options.batchnorm is Norms.TRAIN else ()
+    model = with_constants(forward, {*choice.trained, *statistics})
+    mode = write_out(model, forward, options.batchnorm, options.dropout)
     batch, loss = _attach_loss(model, forward, options)
+    batch += mode.draws
+    add_outputs(model, mode)
     scale = _scale(model, options)
     made = differentiate(model, loss, choice.trained, scale)
-    notes = [*forward.notes, *choice.notes, *_unread(choice, made.unread)]
+    notes = [*mode.notes, *choice.notes, *_unread(choice, made.unread)]
     parameters = {name: forward.stored[name] for name in choice.trained if name in made.gradients}
     if not parameters:
         raise OptionError(f"{show(loss)} depends on no parameter", "choose another --loss, or --trainable")
     writer = StepWriter(made.model)
     if options.loss_scale == DYNAMIC:
         writer.values[SCALE] = scalar(FIRST_SCALE)
+    writer.states.update(mode.statistics)
+    writer.values.update((name, forward.stored[name]) for name in mode.statistics)
     Update(writer, options, parameters, dict(made.gradients)).write(scale)
     _order_inputs(made.model, batch, writer)
     add_roles(made.model, loss, writer.states, batch)
     graph = as_graph(made.model)
     _store(graph, forward, writer)
-    simplify(graph)
+    remove_seed_axis(graph, made.seed)
+    other_name = simplify(graph)
+    rename(graph, {other_name.get(value, value): f"{name}{GRADIENT}" for name, value in made.gradients.items()})
     return Step(graph, loss, tuple(parameters), len(writer.states), tuple(notes))
 
 
