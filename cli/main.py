@@ -20,6 +20,7 @@ from .verbosity import restored, with_verbosity
 
 COMMANDS = {
     "export": "Make a training step from a PyTorch model, checked against eager PyTorch.",
+    "derive": "Make a training step from a forward ONNX model, with checked gradients.",
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "split": "Write graphs of trainers and servers: a parameter server.",
     "verify": "Run the source and all ranks and compare every state and loss.",

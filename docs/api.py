@@ -10,9 +10,9 @@ import gopt
 
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
-    "load", "shard", "split", "verify", "run", "inspect", "explain", "diff", "plan", "merge", "reshard", "export",
+    "load", "shard", "split", "verify", "run", "inspect", "explain", "diff", "plan", "merge", "reshard", "export", "derive",
 )  # fmt: skip
-OBJECTS = ("Source", "Sharded", "Split", "SplitOptions", "Mesh", "Plan", "Run")
+OBJECTS = ("Source", "Sharded", "Split", "SplitOptions", "DeriveOptions", "Mesh", "Plan", "Run")
 ERRORS = ("GoptError", "InputError", "OptionError", "UnsupportedError", "RunError", "InvariantError", "StoppedError")
 INTRO = """\
 # Python

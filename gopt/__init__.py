@@ -15,6 +15,7 @@ of ranks, or a ``Mesh``.
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
     export    write a training step of PyTorch as ONNX
+    derive    write the training step of a forward ONNX model
 
 Errors are subclasses of ``GoptError``: ``InputError``, ``OptionError``, ``UnsupportedError``, ``RunError``.
 
@@ -33,8 +34,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gopt.api import Sharded, Source, Split, load, shard, split
     from gopt.errors import GoptError, InputError, InvariantError, OptionError, RunError, StoppedError, UnsupportedError
+    from gopt.frontends.derive.options import DeriveOptions
     from gopt.mesh import Mesh
     from gopt.parameter_server.options import SplitOptions
+    from gopt.verbs.derive import derive
     from gopt.verbs.export import export
     from gopt.verbs.folders import diff, explain, merge, reshard, verify
     from gopt.verbs.inspect import inspect
@@ -43,9 +46,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError", "Sharded", "Source",
-    "Split", "SplitOptions", "StoppedError", "UnsupportedError", "__version__", "diff", "explain", "export", "inspect",
-    "load", "merge", "plan", "reshard", "run", "shard", "split", "verify",
+    "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError",
+    "Sharded", "Source", "Split", "SplitOptions", "StoppedError", "UnsupportedError", "__version__", "derive", "diff",
+    "explain", "export", "inspect", "load", "merge", "plan", "reshard", "run", "shard", "split", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -53,8 +56,10 @@ _NAMES = {
     "gopt.errors": (
         "GoptError", "InputError", "InvariantError", "OptionError", "RunError", "StoppedError", "UnsupportedError",
     ),
+    "gopt.frontends.derive.options": ("DeriveOptions",),
     "gopt.mesh": ("Mesh",),
     "gopt.parameter_server.options": ("SplitOptions",),
+    "gopt.verbs.derive": ("derive",),
     "gopt.verbs.export": ("export",),
     "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "verify"),
     "gopt.verbs.inspect": ("inspect",),

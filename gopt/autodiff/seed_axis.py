@@ -100,7 +100,11 @@ class _Remover:
         return made
 
     def put(
-        self, node: Node, inputs: Sequence[str], axis: int, attributes: dict[str, object] | None = None,
+        self,
+        node: Node,
+        inputs: Sequence[str],
+        axis: int,
+        attributes: dict[str, object] | None = None,
         op_type: str = "",
     ) -> bool:
         """The node, or another operator in its place, without the axis, which is dimension ``axis`` of its result."""

@@ -31,7 +31,12 @@ def simplify(graph: Graph) -> dict[str, str]:
 def rename(graph: Graph, names: Mapping[str, str]) -> None:
     """Give results of nodes other names, where nobody has them; outputs keep theirs."""
     taken = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.outputs)}
-    fixed = {*graph.inputs, *graph.initializers, *graph.outputs, *(each for node in graph.nodes for each in node.captures)}
+    fixed = {
+        *graph.inputs,
+        *graph.initializers,
+        *graph.outputs,
+        *(each for node in graph.nodes for each in node.captures),
+    }
     table = {old: new for old, new in names.items() if old in taken and old not in fixed and new not in taken}
     for node in graph.nodes:
         node.inputs = [table.get(name, name) for name in node.inputs]
@@ -83,27 +88,30 @@ class _Simplifier:
         name = node.outputs[0]
         if name in self.kept:
             return False
-        value = self._constant(node)
+        value = constant_result(node, self.values)
         if value is None:
             return False
         self.other_name[name] = self.values.constant(value, name)
         return True
 
-    def _constant(self, node: Node) -> np.ndarray | None:
-        kind = self.graph.type_of(node.inputs[0]) if node.inputs and node.inputs[0] else None
-        if node.is_a("Shape", "Size") and kind is not None and kind.static:
-            dims = np.array(kind.dims, np.int64)
-            if node.is_a("Size"):
-                return np.array(kind.elements, np.int64)
-            return dims[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
-        result = self.graph.type_of(node.outputs[0])
-        if not node.is_a("Constant") and result.static and result.nbytes > FOLDED:
-            return None
-        given = {name: self.values.array(name) for name in node.inputs if name}
-        if any(each is None for each in given.values()):
-            return None
-        made = _evaluated(node, {name: each for name, each in given.items() if each is not None}, self.graph)
-        return made if made is not None and (node.is_a("Constant") or made.nbytes <= FOLDED) else None
+
+def constant_result(node: Node, values: Values) -> np.ndarray | None:
+    """The only result of a node where it is a constant of at most FOLDED bytes; else None."""
+    graph = values.graph
+    kind = graph.type_of(node.inputs[0]) if node.inputs and node.inputs[0] else None
+    if node.is_a("Size") and kind is not None and kind.static:
+        return np.array(kind.elements, np.int64)
+    if node.is_a("Shape") and kind is not None and kind.static:
+        return np.array(kind.dims, np.int64)[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
+    result = graph.type_of(node.outputs[0])
+    if not node.is_a("Constant") and result.static and result.nbytes > FOLDED:
+        return None
+    given = {name: values.array(name) for name in node.inputs if name}
+    known = {name: each for name, each in given.items() if each is not None}
+    if len(known) < len(given):
+        return None
+    made = _evaluated(node, known, graph)
+    return made if made is not None and (node.is_a("Constant") or made.nbytes <= FOLDED) else None
 
 
 def _evaluated(node: Node, given: dict[str, np.ndarray], graph: Graph) -> np.ndarray | None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from gopt.api import read_roles, with_stored_roles
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
+from gopt.api import read_roles, with_stored_roles
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import UnsupportedError
 from gopt.frontends.derive.forward_model import read_forward
 from gopt.frontends.derive.options import DeriveOptions
-from gopt.frontends.derive.step import Step, write_step
+from gopt.frontends.derive.step import write_step
 from gopt.ir.graph import Graph
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model

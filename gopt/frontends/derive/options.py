@@ -106,7 +106,12 @@ def _check_knobs(owner: str, given: Mapping[str, float], known: Mapping[str, obj
             raise OptionError(f"{owner} has no {flag(name)}", f"it has {has}")
         low = name in ("total_steps", "step_size")
         share = name in ("beta1", "beta2", "alpha", "momentum")
-        if not math.isfinite(value) or value < 0 or (low and (value < 1 or value != int(value))) or (share and value >= 1):
+        if (
+            not math.isfinite(value)
+            or value < 0
+            or (low and (value < 1 or value != int(value)))
+            or (share and value >= 1)
+        ):
             what = "a whole number from 1" if low else "a number from 0 to below 1" if share else "a number from 0"
             raise OptionError(f"{flag(name)} cannot be {value:g}", f"give {what}")
 

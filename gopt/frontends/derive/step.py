@@ -9,7 +9,9 @@ import onnx
 from onnx import ModelProto
 
 from gopt.autodiff.differentiate import GRADIENT, differentiate
+from gopt.autodiff.repairs import repair_transposed_convolutions
 from gopt.autodiff.seed_axis import remove_seed_axis
+from gopt.autodiff.shapes import settle_shapes
 from gopt.autodiff.simplify import rename, simplify
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, with_constants
@@ -62,6 +64,8 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     add_roles(made.model, loss, writer.states, batch)
     graph = as_graph(made.model)
     _store(graph, forward, writer)
+    settle_shapes(graph)
+    repair_transposed_convolutions(graph, {name for node in model.graph.node for name in node.output})
     remove_seed_axis(graph, made.seed)
     other_name = simplify(graph)
     rename(graph, {other_name.get(value, value): f"{name}{GRADIENT}" for name, value in made.gradients.items()})

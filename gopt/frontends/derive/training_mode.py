@@ -186,4 +186,3 @@ def add_outputs(model: ModelProto, mode: TrainingMode) -> None:
         info.CopyFrom(types[name])
         info.name = updated
         model.graph.output.append(info)
-

@@ -135,7 +135,9 @@ class Update:
         writer.append(onnx.helper.make_node("Add", [counter, one], [f"{counter}{UPDATED}"]))
         writer.replace(counter, TensorType("float32", ()))
         wide = [self._as(base, "float32", "float64"), self._as(counter, "float32", "float64")]
-        knobs = {name: value for name, value in {**schedule.knobs, **options.schedule_knobs}.items() if value is not None}
+        knobs = {
+            name: value for name, value in {**schedule.knobs, **options.schedule_knobs}.items() if value is not None
+        }
         writer.call(schedule.rule, wide, ["schedule.rate"], knobs)
         return self._as("schedule.rate", "float64", "float32")
 

@@ -43,7 +43,11 @@ class StepWriter:
         return name
 
     def call(
-        self, text: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, float] = {},
+        self,
+        text: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, float] = {},
         dtype: str = "float64",
     ) -> list[str]:
         """Append a function's nodes, with ``attributes`` as constants of ``dtype``; returns ``outputs``."""
