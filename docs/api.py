@@ -10,7 +10,8 @@ import gopt
 
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
-    "load", "shard", "split", "verify", "run", "inspect", "explain", "diff", "plan", "merge", "reshard", "export", "derive",
+    "load", "shard", "split", "verify", "run", "inspect", "explain", "diff", "plan", "merge", "reshard", "export",
+    "derive",
 )  # fmt: skip
 OBJECTS = ("Source", "Sharded", "Split", "SplitOptions", "DeriveOptions", "Mesh", "Plan", "Run")
 ERRORS = ("GoptError", "InputError", "OptionError", "UnsupportedError", "RunError", "InvariantError", "StoppedError")

@@ -19,8 +19,8 @@ _PREFIX = "adj_"
 @dataclass(frozen=True, slots=True)
 class Differentiated:
     """A model with its backward. ``gradients``: input -> the value that is the gradient, of the input's shape;
-    ``unread``: inputs on which the scalar does not depend, or in steps alone; ``seed``: the value of shape [1] with which
-    the backward begins."""
+    ``unread``: inputs on which the scalar does not depend, or in steps alone; ``seed``: the value of shape [1]
+    with which the backward begins."""
 
     model: ModelProto
     gradients: dict[str, str]

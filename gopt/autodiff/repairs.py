@@ -9,7 +9,7 @@ def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
     """Say where the backward of a Conv pads: by ``pads`` and ``output_padding``, and not by ``output_shape``.
 
     With ``output_shape`` the operator spreads the padding by itself, in halves. That is another place where the forward
-    pads one side alone, and nothing where its stride leaves a remainder. ``forward``: values that are not the backward's.
+    pads one side alone, and nothing where its stride leaves a remainder. ``forward``: values of the forward.
     """
     for place, node in enumerate(graph.nodes):
         if not node.is_a("ConvTranspose") or node.outputs[0] in forward or "output_shape" not in node.attributes:

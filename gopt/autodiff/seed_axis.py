@@ -1,8 +1,8 @@
 """Takes the axis of seed directions out of a backward.
 
-onnx-ad carries that axis through everything that it writes. It has one element here, so a value of shape [16, 1, 10] is one
-of shape [16, 10]. A rule for each operator says where the axis is in its result, and how the operator reads without it.
-What has no rule gets the axis back in front of it.
+onnx-ad carries that axis through everything that it writes. It has one element here, so a value of shape [16, 1, 10] is
+one of shape [16, 10]. A rule for each operator says where the axis is in its result, and how the operator reads without
+it. What has no rule gets the axis back in front of it.
 """
 
 from __future__ import annotations

@@ -32,15 +32,14 @@ def _fold(graph: Graph) -> None:
     outer = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
     for node in graph.nodes:
         value = None
-        if len(node.outputs) == 1 and node.outputs[0] not in outer:
-            if graph.type_of(node.outputs[0]).dtype in _COUNTS:
-                value = constant_result(node, values)
+        name = node.outputs[0]
+        if len(node.outputs) == 1 and name not in outer and graph.type_of(name).dtype in _COUNTS:
+            value = constant_result(node, values)
         if value is None:
             kept.append(node)
         else:
-            kind = TensorType(graph.type_of(node.outputs[0]).dtype, value.shape)
-            graph.initializers[node.outputs[0]] = Tensor(kind, array=value)
-            graph.types[node.outputs[0]] = kind
+            graph.types[name] = TensorType(graph.type_of(name).dtype, value.shape)
+            graph.initializers[name] = Tensor(graph.types[name], array=value)
     graph.nodes = kept
 
 

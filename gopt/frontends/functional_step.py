@@ -18,9 +18,13 @@ UPDATED = "_out"
 """``W_out`` replaces the state ``W``."""
 
 
-def add_roles(model: onnx.ModelProto, loss: str, states: Mapping[str, str], batch: Sequence[str]) -> None:
-    """What is the loss, a state and the batch, as metadata that ``gopt`` reads first; data flow finds the rest."""
-    record = {"loss": loss, "states": dict(states), "params": {}, "batch": list(batch)}
+def add_roles(
+    model: onnx.ModelProto, loss: str, states: Mapping[str, str], batch: Sequence[str],
+    gradients: Mapping[str, str] = {},
+) -> None:  # fmt: skip
+    """What is the loss, a state, the batch and a gradient, as metadata that ``gopt`` reads first; data flow finds the
+    rest."""
+    record = {"loss": loss, "states": dict(states), "params": dict(gradients), "batch": list(batch)}
     entry = model.metadata_props.add()
     entry.key, entry.value = ROLES, json.dumps(record, ensure_ascii=False)
 

@@ -161,7 +161,7 @@ def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
     del model.graph.value_info[:]
     for info in model.graph.output:
         kind = info.type.tensor_type
-        for axis, each in enumerate(kind.shape.dim):
+        for each in kind.shape.dim:
             if not each.HasField("dim_value") and each.dim_param in dims:
                 each.dim_value = dims[each.dim_param]
         if any(not each.HasField("dim_value") for each in kind.shape.dim):

@@ -1,8 +1,8 @@
 """The optimizers: one record each, in PyTorch's formulas and with PyTorch's defaults.
 
-An update is an ONNX function of one parameter. What depends on scalars alone, such as the corrections of Adam, is a second
-function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter and
-gradient; ``lr``: the rate; ``t``: the number of this update, from 1.
+An update is an ONNX function of one parameter. What depends on scalars alone, such as the corrections of Adam, is a
+second function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter
+and gradient; ``lr``: the rate; ``t``: the number of this update, from 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Decay(Enum):
-    """How weight decay acts: COUPLED adds it to the gradient, DECOUPLED shrinks the parameter in front of the update."""
+    """How weight decay acts: COUPLED adds it to the gradient, DECOUPLED shrinks the parameter first."""
 
     COUPLED = "coupled"
     DECOUPLED = "decoupled"

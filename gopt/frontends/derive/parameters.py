@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -16,8 +17,14 @@ from gopt.sanitize import show
 
 MASK = 1e4
 """A constant with an element of this size or above is a mask, such as -10000 in front of a softmax."""
+_FEW = 8
+"""Elements below which equal values may be chance."""
 _STATISTICS = 3
 """The operand of a BatchNormalization from which on they are running statistics."""
+_NO_WEIGHTS: Mapping[str, tuple[int, ...]] = {
+    "RNN": (5,), "GRU": (5,), "LSTM": (5, 6), "Resize": (1, 2), "Clip": (1, 2), "Pad": (2,), "Where": (0,),
+}  # fmt: skip
+"""Operands that are no weights, such as the state in which a recurrent layer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     floats = [name for name, each in forward.stored.items() if each.type.dtype in FLOATS]
     asked = _matching(floats, trainable, "--trainable")
     frozen = _matching(floats, freeze, "--freeze")
-    statistics = running_statistics(forward)
+    statistics, others = running_statistics(forward), _no_weights(forward)
     wrong = sorted(asked & statistics)
     if wrong:
         raise OptionError(
@@ -51,7 +58,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
         if name in frozen or name in statistics or (asked and name not in asked):
             continue
         tensor = forward.stored[name]
-        if name not in asked and not tensor.type.shape:
+        if name not in asked and (not tensor.type.shape or name in others):
             continue
         if name not in asked and _is_mask(tensor):
             masks.append(name)
@@ -62,6 +69,15 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     single = [name for name in trained if forward.stored[name].type.elements == 1 and name not in asked]
     if single:
         notes.append(f"of one element, and trained: {_names(single)} (--freeze what is a constant)")
+    tied = _shared(forward, trained)
+    if tied:
+        notes.append(
+            f"read by several operators, trained as one: {_names(tied)} (exporters also merge parameters of equal values)"
+        )
+    notes += [
+        f"{show(one)} and {show(two)} hold equal values: if they are tied, export so"
+        for one, two in split_ties(forward, trained)
+    ]
     if not trained:
         raise OptionError(
             "nothing is left to train: the model has no floating constants of one dimension or more that are chosen",
@@ -74,6 +90,41 @@ def running_statistics(forward: ForwardModel) -> set[str]:
     """Means and variances that a BatchNormalization reads."""
     nodes = [node for node in forward.model.graph.node if node.op_type == "BatchNormalization"]
     return {name for node in nodes for name in node.input[_STATISTICS:]}
+
+
+def _no_weights(forward: ForwardModel) -> set[str]:
+    """Constants that operators read in places where no weight is."""
+    return {
+        node.input[place]
+        for node in forward.model.graph.node
+        for place in _NO_WEIGHTS.get(node.op_type, ())
+        if place < len(node.input)
+    }
+
+
+def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
+    """Those that several operators read."""
+    counts = Counter(name for node in forward.model.graph.node for name in set(node.input))
+    return [name for name in names if counts[name] > 1]
+
+
+def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of equal values, or of one and its transpose: an exporter that folds constants splits a tied weight so."""
+    first: dict[object, str] = {}
+    found = []
+    for name in names:
+        kind = forward.stored[name].type
+        value = np.asarray(forward.stored[name].numpy())
+        low, high = value.min(initial=np.inf), value.max(initial=-np.inf)
+        if kind.elements < _FEW or low == high:
+            continue
+        key = (kind.dtype, tuple(sorted(kind.dims)), float(low), float(high))
+        other = first.setdefault(key, name)
+        if other != name:
+            known = np.asarray(forward.stored[other].numpy())
+            if np.array_equal(known, value) or (known.ndim == 2 and np.array_equal(known.T, value)):
+                found.append((other, name))
+    return found
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str], option: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,6 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     writer.values.update((name, forward.stored[name]) for name in mode.statistics)
     Update(writer, options, parameters, dict(made.gradients)).write(scale)
     _order_inputs(made.model, batch, writer)
-    add_roles(made.model, loss, writer.states, batch)
     graph = as_graph(made.model)
     _store(graph, forward, writer)
     settle_shapes(graph)
@@ -69,6 +69,7 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     remove_seed_axis(graph, made.seed)
     other_name = simplify(graph)
     rename(graph, {other_name.get(value, value): f"{name}{GRADIENT}" for name, value in made.gradients.items()})
+    _add_roles(graph, loss, writer, batch)
     return Step(graph, loss, tuple(parameters), len(writer.states), tuple(notes))
 
 
@@ -156,6 +157,14 @@ def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> No
     order = [*batch, *(name for name in inputs if name not in batch and name not in writer.states), *states]
     del model.graph.input[:]
     model.graph.input.extend(inputs[name] for name in order)
+
+
+def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str]) -> None:
+    """Roles as metadata: the gradients as well, so that the check confirms these very values."""
+    known = {name for node in graph.nodes for name in node.outputs}
+    gradients = {name: f"{name}{GRADIENT}" for name in writer.states if f"{name}{GRADIENT}" in known}
+    add_roles(graph.header, loss, writer.states, batch, gradients)
+    graph.metadata.update((entry.key, entry.value) for entry in graph.header.metadata_props)
 
 
 def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:
