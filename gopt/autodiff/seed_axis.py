@@ -7,7 +7,7 @@ it. What has no rule gets the axis back in front of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +104,7 @@ class _Remover:
         node: Node,
         inputs: Sequence[str],
         axis: int,
-        attributes: dict[str, object] | None = None,
+        attributes: Mapping[str, object] | None = None,
         op_type: str = "",
     ) -> bool:
         """The node, or another operator in its place, without the axis, which is dimension ``axis`` of its result."""
@@ -112,7 +112,7 @@ class _Remover:
         shape = self.shape(name)
         assert shape is not None and shape[axis] == 1, (node, shape, axis)
         made = self._typed(name, name, shape[:axis] + shape[axis + 1 :])
-        given = dict(node.attributes) if attributes is None else attributes
+        given = dict(node.attributes if attributes is None else attributes)
         self.add(Node(op_type or node.op_type, inputs, [made], name=node.name, attributes=given))
         self.bare[name] = Bare(made, axis)
         return True

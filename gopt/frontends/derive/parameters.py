@@ -72,7 +72,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     tied = _shared(forward, trained)
     if tied:
         notes.append(
-            f"read by several operators, trained as one: {_names(tied)} (exporters also merge parameters of equal values)"
+            f"read by several operators, trained as one: {_names(tied)} (exporters also merge equal parameters)"
         )
     notes += [
         f"{show(one)} and {show(two)} hold equal values: if they are tied, export so"

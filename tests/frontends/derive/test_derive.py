@@ -133,9 +133,24 @@ def test_wrong_gradients_are_not_written(mlp: Path, tmp_path: Path, monkeypatch:
         return step
 
     monkeypatch.setattr(front_end, "write_step", planted)
-    with pytest.raises(UnsupportedError, match="is not confirmed"):
+    with pytest.raises(UnsupportedError, match="'w1' is not confirmed"):
         derive(mlp, tmp_path / "step.onnx", DeriveOptions(loss="cross-entropy", optimizer="sgd"))
     assert not (tmp_path / "step.onnx").exists()
+
+
+def test_gradients_of_another_size_are_not_written(mlp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Twice the gradient is proportional to the loss, and wrong."""
+    true = front_end.write_step
+
+    def planted(*given: object):
+        step = true(*given)
+        tensor = next(each for name, each in step.graph.initializers.items() if name.startswith("div"))
+        tensor.array = 2 * tensor.numpy()
+        return step
+
+    monkeypatch.setattr(front_end, "write_step", planted)
+    with pytest.raises(UnsupportedError, match="is not confirmed"):
+        derive(mlp, tmp_path / "step.onnx", DeriveOptions(loss="cross-entropy", optimizer="sgd"))
 
 
 def test_parameters_are_chosen(mlp: Path, tmp_path: Path):
