@@ -22,8 +22,10 @@ from gopt.disk.files import create, digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
-from gopt.ir.external_data import load_state
+from gopt.importers.training_info import Flattened, flatten
+from gopt.ir.external_data import load_state, naming
 from gopt.ir.graph import Graph
+from gopt.ir.load import TrainingInfoError, graph_of, read_file
 from gopt.ir.load import load as load_graph
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
@@ -96,15 +98,29 @@ def load(
     data = Path(path)
     if data.is_dir():
         raise model_is_folder(data)
-    graph = expand(load_graph(data))
+    try:
+        graph, bound = expand(load_graph(data)), None
+    except TrainingInfoError:
+        bound = _flattened(data)
+        graph = expand(graph_of(bound.model, data))
+        roles = replace(roles, loss=roles.loss or bound.loss, states={**bound.states, **roles.states})
     recognise(graph, group_types or {})
     declare_axes(graph, axis_kinds(axes or {}))
     roles = with_stored_roles(graph, roles, data.name)
     training = read_roles(graph, roles)
+    training.notes += bound.notes if bound is not None else ()
     roles = with_schema_roles(graph, roles)
     if state is not None:
         _supply(training, Path(state))
     return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
+
+
+def _flattened(path: Path) -> Flattened:
+    """The step of a file with training_info; raises InputError, UnsupportedError."""
+    from gopt.autodiff.backward import expand_gradient
+
+    with naming(str(path)):
+        return flatten(read_file(str(path)).model, expand_gradient)
 
 
 def as_source(given: Source | str | os.PathLike[str]) -> Source:

@@ -9,11 +9,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
+from gopt.autodiff.backward import tidy
 from gopt.autodiff.differentiate import GRADIENT, differentiate
-from gopt.autodiff.repairs import repair_transposed_convolutions
-from gopt.autodiff.seed_axis import remove_seed_axis
-from gopt.autodiff.shapes import settle_shapes
-from gopt.autodiff.simplify import rename, simplify
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, with_constants
 from gopt.frontends.derive.losses import LOSS, LOSSES
@@ -22,8 +19,9 @@ from gopt.frontends.derive.parameters import Choice, choose, running_statistics
 from gopt.frontends.derive.training_mode import add_outputs, write_out
 from gopt.frontends.derive.update import FIRST_SCALE, SCALE, Update
 from gopt.frontends.derive.writer import StepWriter, scalar
-from gopt.frontends.functional_step import add_roles, as_graph
+from gopt.frontends.functional_step import add_roles
 from gopt.ir.graph import Graph, Tensor, value_info
+from gopt.ir.load import graph_of
 from gopt.ir.types import FLOATS, TensorType
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
@@ -62,13 +60,9 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     writer.values.update((name, forward.stored[name]) for name in mode.statistics)
     Update(writer, options, parameters, dict(made.gradients)).write(scale)
     _order_inputs(made.model, batch, writer)
-    graph = as_graph(made.model)
+    graph = graph_of(made.model)
     _store(graph, forward, writer)
-    settle_shapes(graph)
-    repair_transposed_convolutions(graph, {name for node in model.graph.node for name in node.output})
-    remove_seed_axis(graph, made.seed)
-    other_name = simplify(graph)
-    rename(graph, {other_name.get(value, value): f"{name}{GRADIENT}" for name, value in made.gradients.items()})
+    tidy(graph, made, {name for node in model.graph.node for name in node.output})
     _add_roles(graph, loss, writer, batch)
     return Step(graph, loss, tuple(parameters), len(writer.states), tuple(notes))
 

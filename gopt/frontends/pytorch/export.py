@@ -15,7 +15,7 @@ import torch
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import GoptError, UnsupportedError
-from gopt.frontends.functional_step import LOSS, UPDATED, add_roles, as_graph
+from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
 from gopt.frontends.pytorch.check import Checked, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
@@ -33,6 +33,7 @@ from gopt.frontends.pytorch.schedules import in_graph
 from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph, Tensor
+from gopt.ir.load import graph_of
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
 from gopt.sanitize import show
@@ -206,7 +207,7 @@ def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
 
 def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:
     """The model as a graph with the first values of states, and those of constants, which are no inputs any more."""
-    graph = as_graph(model)
+    graph = graph_of(model)
     for name, value in (traced.states | traced.constants).items():
         if name in graph.inputs:
             graph.initializers[name] = Tensor(graph.inputs[name], array=_array(value))
