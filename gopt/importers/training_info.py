@@ -71,7 +71,8 @@ def _only(model: ModelProto) -> TrainingInfoProto:
             f"training_info holds {count} training steps, and gopt reads one",
             "write a model for each, with its own algorithm",
         )
-    return model.training_info[0]
+    info: TrainingInfoProto = model.training_info[0]
+    return info
 
 
 def _join(graph: GraphProto, algorithm: GraphProto) -> None:

@@ -157,7 +157,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
     ),
     **_each(
-        "autodiff.differentiate autodiff.no_ops autodiff.repairs autodiff.seed_axis autodiff.shapes autodiff.values "
+        "autodiff.backward autodiff.differentiate autodiff.no_ops autodiff.repairs autodiff.seed_axis autodiff.shapes "
+        "autodiff.values "
         "frontends.derive.functions frontends.derive.forward_model frontends.derive.gradient_rules "
         "frontends.derive.losses frontends.derive.optimizers frontends.derive.options frontends.derive.parameters "
         "frontends.derive.schedules frontends.derive.step frontends.derive.training_mode frontends.derive.update "
