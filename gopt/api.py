@@ -19,13 +19,13 @@ from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report, SourceEntry
 from gopt.disk.files import create, digest_of, write_new
-from gopt.errors import InputError, OptionError
+from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
 from gopt.importers.training_info import Flattened, flatten
 from gopt.ir.external_data import load_state, naming
 from gopt.ir.graph import Graph
-from gopt.ir.load import TrainingInfoError, graph_of, read_file
+from gopt.ir.load import graph_of, read_file
 from gopt.ir.load import load as load_graph
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
@@ -100,8 +100,10 @@ def load(
         raise model_is_folder(data)
     try:
         graph, bound = expand(load_graph(data)), None
-    except TrainingInfoError:
+    except UnsupportedError:
         bound = _flattened(data)
+        if bound is None:
+            raise
         graph = expand(graph_of(bound.model, data))
         roles = replace(roles, loss=roles.loss or bound.loss, states={**bound.states, **roles.states})
     recognise(graph, group_types or {})
@@ -115,12 +117,13 @@ def load(
     return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
 
 
-def _flattened(path: Path) -> Flattened:
-    """The step of a file with training_info; raises InputError, UnsupportedError."""
+def _flattened(path: Path) -> Flattened | None:
+    """The step of a file with training_info, None for other files; raises InputError, UnsupportedError."""
     from gopt.autodiff.backward import expand_gradient
 
     with naming(str(path)):
-        return flatten(read_file(str(path)).model, expand_gradient)
+        model = read_file(str(path)).model
+        return flatten(model, expand_gradient) if model.training_info else None
 
 
 def as_source(given: Source | str | os.PathLike[str]) -> Source:

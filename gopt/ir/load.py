@@ -52,10 +52,6 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
             raise
 
 
-class TrainingInfoError(UnsupportedError):
-    """The file has ``training_info``: its step is not in the graph alone (``gopt.importers.training_info``)."""
-
-
 def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> Graph:
     """The graph of a model in memory, checked as a file is; ``path``: beside which its external data lie."""
     name = os.fsdecode(path)
@@ -143,9 +139,9 @@ def _refuse_forms(model: ModelProto) -> None:
             )
     if model.training_info:
         count = len(model.training_info)
-        raise TrainingInfoError(
-            f"training_info holds {count} training {'step' if count == 1 else 'steps'}, which gopt cannot read yet",
-            "export the step as one plain graph: forward, backward and update, new states as outputs",
+        raise UnsupportedError(
+            f"training_info holds {count} training {'step' if count == 1 else 'steps'}, and this reads plain graphs",
+            "gopt shard and gopt inspect read them",
         )
     idle = any(entry.key == "gopt.role" for entry in model.metadata_props)  # a server that owns nothing
     if not body.node and not idle:
