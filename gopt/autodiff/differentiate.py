@@ -43,6 +43,7 @@ def differentiate(model: ModelProto, scalar: str, inputs: Sequence[str], scale: 
     # onnx-ad folds a value that is stored as a constant, though it is an input too: its gradient would be zero.
     stored = {each.name for each in model.graph.initializer} & set(inputs)
     assert not stored, stored
+    _refuse_weights(model, set(inputs))
     try:
         made = onnx_ad.reverse(model, inputs=list(inputs), outputs=[scalar], prefix=_PREFIX, layout="onnx")
     except onnx_ad.UnsupportedOperator as error:
@@ -54,6 +55,21 @@ def differentiate(model: ModelProto, scalar: str, inputs: Sequence[str], scale: 
         raise UnsupportedError(f"onnx-ad refuses this model: {show(str(error))}", "rename that value") from None
     _remove_seed(made, f"{_PREFIX}{scalar}", scale)
     return _with_gradients(made, inputs, f"{_PREFIX}{scalar}")
+
+
+def _refuse_weights(model: ModelProto, inputs: set[str]) -> None:
+    """Refuse by name what onnx-ad refuses without one: weights of convolutions in groups, and of transposed ones."""
+    for node in model.graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose") or node.input[1] not in inputs:
+            continue
+        groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+        if groups > 1 or node.op_type == "ConvTranspose":
+            kind = f"Conv in {groups} groups" if node.op_type == "Conv" else "ConvTranspose"
+            raise UnsupportedError(
+                f"{show(node.input[1])} is the weight of a {kind} ({show(node.output[0])}), which onnx-ad cannot "
+                "differentiate by it",
+                f"--freeze {node.input[1]}",
+            )
 
 
 def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:

@@ -282,6 +282,16 @@ def test_what_cannot_be_derived_is_refused_by_name(tmp_path: Path, mlp: Path):
     options = DeriveOptions(loss="mse", optimizer="sgd")
     with pytest.raises(UnsupportedError, match=r"cannot differentiate this model: .*Sequence"):
         derive(tmp_path / "sequence.onnx", step, options)
+    grouped = onnx.load(RECORDED / "cnn.onnx")
+    first = next(node for node in grouped.graph.node if node.op_type == "Conv")
+    weight = next(each for each in grouped.graph.initializer if each.name == first.input[1])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[:, :1].copy(), weight.name))
+    next(each for each in first.attribute if each.name == "group").i = 2
+    onnx.save(grouped, tmp_path / "grouped.onnx")
+    with pytest.raises(UnsupportedError, match="is the weight of a Conv in 2 groups"):
+        derive(tmp_path / "grouped.onnx", step, DeriveOptions(loss="cross-entropy", optimizer="sgd"))
+    frozen = DeriveOptions(loss="cross-entropy", optimizer="sgd", freeze=(weight.name,))
+    assert derive(tmp_path / "grouped.onnx", tmp_path / "frozen.onnx", frozen).parameters == 5
     clash = forward_model()
     for node in clash.graph.node:
         node.input[:] = ["lr" if name == "h" else name for name in node.input]
