@@ -8,7 +8,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gopt.autodiff.differentiate import GRADIENT, Differentiated, differentiate
 from gopt.autodiff.repairs import repair_transposed_convolutions
-from gopt.autodiff.seed_axis import remove_seed_axis
+from gopt.autodiff.seed_rules import remove_seed_axis
 from gopt.autodiff.shapes import settle_shapes
 from gopt.autodiff.simplify import rename, simplify
 from gopt.errors import UnsupportedError

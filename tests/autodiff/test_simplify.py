@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from gopt.artifact.serialize import model_bytes
 from gopt.autodiff.repairs import repair_transposed_convolutions
-from gopt.autodiff.seed_axis import remove_seed_axis
+from gopt.autodiff.seed_rules import remove_seed_axis
 from gopt.autodiff.shapes import settle_shapes
 from gopt.autodiff.simplify import rename, simplify
 from gopt.ir.graph import Graph

@@ -158,7 +158,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each(
         "autodiff.backward autodiff.differentiate autodiff.no_ops autodiff.repairs autodiff.seed_axis autodiff.shapes "
-        "autodiff.values "
+        "autodiff.seed_rules autodiff.values "
         "frontends.derive.functions frontends.derive.forward_model frontends.derive.gradient_rules "
         "frontends.derive.losses frontends.derive.optimizers frontends.derive.options frontends.derive.parameters "
         "frontends.derive.schedules frontends.derive.step frontends.derive.training_mode frontends.derive.update "
