@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -327,3 +328,23 @@ def test_recorded_gradients_are_pytorchs(name: str):
     recorded = np.load(RECORDED / f"{name}.npz")
     for key, value in torch_gradients(name).items():
         np.testing.assert_allclose(value, recorded[key], rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def test_without_the_library_the_extra_is_named(mlp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "onnx_ad", None)
+    with pytest.raises(OptionError, match="need onnx-ad") as caught:
+        derive(mlp, tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd"))
+    assert caught.value.hints == ("pip install 'gopt[derive]'",)
+
+
+def test_a_tie_that_an_exporter_split_is_noted(tmp_path: Path):
+    model = forward_model()
+    first = numpy_helper.to_array(model.graph.initializer[0])
+    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(first.T), "folded"))
+    model.graph.node.append(helper.make_node("MatMul", ["t", "folded"], ["again"]))
+    model.graph.output.append(helper.make_tensor_value_info("again", TensorProto.FLOAT, [6, 4]))
+    onnx.save(model, tmp_path / "m.onnx")
+    options = DeriveOptions(loss="mse", optimizer="sgd", prediction="again")
+    notes = derive(tmp_path / "m.onnx", tmp_path / "s.onnx", options).notes
+    assert any("'w1' and 'folded' hold equal values" in note for note in notes)
+    assert any("the loss does not depend on them: 'w2', 'b2'" in note for note in notes)
