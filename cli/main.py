@@ -21,6 +21,7 @@ from .verbosity import restored, with_verbosity
 COMMANDS = {
     "export": "Make a training step from a PyTorch model, checked against eager PyTorch.",
     "import": "Make a training step from a folder of ONNX Runtime's training artifacts.",
+    "derive": "Make a training step from a forward ONNX model, with checked gradients.",
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "split": "Write graphs of trainers and servers: a parameter server.",
     "verify": "Run the source and all ranks and compare every state and loss.",

@@ -81,6 +81,8 @@ def _training_info(found: TrainingInfoInspection) -> None:
             _line(f"  initializes {len(step.initialized)}: {_few(step.initialized)}")
         if step.differentiates:
             _line(f"  Gradient with respect to {_few(step.differentiates)}")
+    if not found.refusal:
+        _line(f"a training step: {found.parameters} parameters, loss {found.loss}")
     _end(found.notes, found.next)
 
 

@@ -13,9 +13,9 @@ import gopt
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
     "load", "shard", "split", "verify", "run", "inspect", "explain", "report", "diff", "plan", "merge", "reshard",
-    "export", "import_step", "golden_update", "golden_check",
+    "export", "derive", "import_step", "golden_update", "golden_check",
 )  # fmt: skip
-OPTIONS = ("ShardOptions", "Auto", "SplitOptions", "VerifyOptions", "RunOptions")
+OPTIONS = ("ShardOptions", "Auto", "SplitOptions", "DeriveOptions", "VerifyOptions", "RunOptions")
 OBJECTS = ("Source", "Sharded", "Split", "Mesh", "Plan", "Run")
 ERRORS = ("GoptError", "InputError", "OptionError", "UnsupportedError", "RunError", "InvariantError", "StoppedError")
 INTRO = """\

@@ -16,12 +16,13 @@ of ranks, or a ``Mesh``.
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
     export    write a training step of PyTorch as ONNX
+    derive         write the training step of a forward ONNX model
     import_step    write ONNX Runtime's training artifacts as one step
     golden_update  write what gopt makes of models as short texts
     golden_check   compare those texts with what gopt makes now
 
 ``shard``, ``verify`` and ``run`` take their options as a record (``ShardOptions``, ``VerifyOptions``, ``RunOptions``)
-or as keywords of its fields, ``split`` as a record (``SplitOptions``).
+or as keywords of its fields, ``split`` and ``derive`` as a record (``SplitOptions``, ``DeriveOptions``).
 
 Errors are subclasses of ``GoptError``: ``InputError``, ``OptionError``, ``UnsupportedError``, ``RunError``.
 
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from gopt.api import Sharded, ShardOptions, Source, Split, load, split
     from gopt.cli.golden_texts import golden_check, golden_update
     from gopt.errors import GoptError, InputError, InvariantError, OptionError, RunError, StoppedError, UnsupportedError
+    from gopt.frontends.derive.options import DeriveOptions
     from gopt.mesh import Mesh
     from gopt.parameter_server.options import SplitOptions
+    from gopt.verbs.derive import derive
     from gopt.verbs.export import export
     from gopt.verbs.folders import diff, explain, merge, reshard
     from gopt.verbs.import_step import import_step
@@ -57,10 +60,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Auto", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError", "RunOptions",
-    "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError", "UnsupportedError", "VerifyOptions",
-    "__version__", "diff", "explain", "export", "golden_check", "golden_update", "import_step", "inspect", "load",
-    "merge", "plan", "report", "reshard", "run", "shard", "split", "verify",
+    "Auto", "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run",
+    "RunError", "RunOptions", "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError",
+    "UnsupportedError", "VerifyOptions", "__version__", "derive", "diff", "explain", "export", "golden_check",
+    "golden_update", "import_step", "inspect", "load", "merge", "plan", "report", "reshard", "run", "shard", "split",
+    "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -69,8 +73,10 @@ _NAMES = {
     "gopt.errors": (
         "GoptError", "InputError", "InvariantError", "OptionError", "RunError", "StoppedError", "UnsupportedError",
     ),
+    "gopt.frontends.derive.options": ("DeriveOptions",),
     "gopt.mesh": ("Mesh",),
     "gopt.parameter_server.options": ("SplitOptions",),
+    "gopt.verbs.derive": ("derive",),
     "gopt.verbs.export": ("export",),
     "gopt.verbs.folders": ("diff", "explain", "merge", "reshard"),
     "gopt.verbs.import_step": ("import_step",),

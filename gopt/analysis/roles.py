@@ -80,6 +80,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
             raise InputError(
                 "this is no training step: no output replaces an input, and no output is a loss",
                 "gopt reads one step as a graph: forward, backward and update with states as inputs and outputs",
+                "gopt derive makes one from a forward model, gopt export from PyTorch",
             )
         raise InputError(
             "no loss found: no output of one floating element depends on the batch and the parameters",

@@ -59,6 +59,15 @@ def graph_of(file: ModelFile, path: str, *, own: bool = False) -> Graph:
         raise
 
 
+def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> Graph:
+    """The graph of a model in memory, checked as a file is; ``path``: beside which its external data lie."""
+    name = os.fsdecode(path)
+    with naming(name), gc_paused():
+        file = ModelFile(model.SerializeToString(deterministic=True))
+        check_functions(file.model)
+        return _graph(file, DataFolder(name), False)
+
+
 def read_file(path: str) -> ModelFile:
     """The file as a model that has at least a version, an operator set and a graph."""
     size = regular_size(path)
@@ -138,8 +147,8 @@ def _refuse_forms(model: ModelProto) -> None:
     if model.training_info:
         count = len(model.training_info)
         raise UnsupportedError(
-            f"training_info holds {count} training {'step' if count == 1 else 'steps'}, which gopt cannot read yet",
-            "export the step as one plain graph: forward, backward and update, new states as outputs",
+            f"training_info holds {count} training {'step' if count == 1 else 'steps'}, and this reads plain graphs",
+            "gopt shard and gopt inspect read them",
         )
     idle = any(entry.key == "gopt.role" for entry in model.metadata_props)  # a server that owns nothing
     if not body.node and not idle:

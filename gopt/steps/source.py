@@ -14,12 +14,15 @@ from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report_record import SourceEntry
-from gopt.errors import InputError
+from gopt.disk.files import digest_of
+from gopt.errors import InputError, UnsupportedError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
-from gopt.importers.load import read_step
-from gopt.ir.external_data import load_state
+from gopt.importers.load import StepFile, read_step
+from gopt.importers.training_info import Flattened, flatten
+from gopt.ir.external_data import load_state, naming
 from gopt.ir.graph import Graph
+from gopt.ir.load import graph_of, read_file
 from gopt.mesh import Mesh, axis_kinds
 from gopt.notebook import HtmlTable
 from gopt.opaque import schema_roles
@@ -83,14 +86,32 @@ def load(
     """
     data = Path(path)
     advance("reading the model")
-    file = read_step(data)
+    bound = None
+    try:
+        file = read_step(data)
+    except UnsupportedError:
+        bound = None if data.is_dir() else _flattened(data)
+        if bound is None:
+            raise
+        file = StepFile(graph_of(bound.model, data), digest_of(data), data.stat().st_size)
+        roles = replace(roles, loss=roles.loss or bound.loss, states={**bound.states, **roles.states})
     if file is None:
         raise model_is_folder(data)
     advance("finding roles")
     training, roles = find_roles(file.graph, data.name, roles, group_types, axes)
+    training.notes += bound.notes if bound is not None else ()
     if state is not None:
         _supply(training, Path(state))
     return Source(training, data.name, file.digest.hex(), file.nbytes, roles)
+
+
+def _flattened(path: Path) -> Flattened | None:
+    """Return the step of a file with training_info, None for other files; raises InputError, UnsupportedError."""
+    from gopt.autodiff.backward import expand_gradient
+
+    with naming(str(path)):
+        model = read_file(str(path)).model
+        return flatten(model, expand_gradient) if model.training_info else None
 
 
 def as_source(given: Source | str | os.PathLike[str]) -> Source:

@@ -76,10 +76,11 @@ def test_every_command_with_json_is_among_the_cases():
         if any("--json" in param.opts for param in command.params):
             with_json.add(name)
     elsewhere = {
+        "derive",
         "export",
         "reproduce",
         "reduce",
-    }  # test_pytorch_export.py, test_reproduce.py: they need torch, or a failure
+    }  # test_derive.py, test_pytorch_export.py, test_reproduce.py: they need a model, torch, or a failure
     assert with_json - elsewhere <= {name.split()[0] for name in CASES}
 
 

@@ -175,6 +175,16 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends.pytorch.states frontends.pytorch.tracing cli.export cli.render_export",
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
     ),
+    **_each(
+        "autodiff.backward autodiff.differentiate autodiff.no_ops autodiff.repairs autodiff.seed_axis autodiff.shapes "
+        "autodiff.seed_rules autodiff.values "
+        "frontends.derive.functions frontends.derive.forward_model frontends.derive.gradient_rules "
+        "frontends.derive.losses frontends.derive.optimizers frontends.derive.options frontends.derive.parameters "
+        "frontends.derive.schedules frontends.derive.step frontends.derive.training_mode frontends.derive.update "
+        "frontends.derive.writer frontends.functional_step verbs.derive cli.derive cli.render_derive",
+        "whole derivations against PyTorch's numbers; rewrites of graphs, run before and after",
+        "frontends/derive/test_derive.py", "autodiff/test_simplify.py",
+    ),
     **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),
     **_each("cli.load_state", "one command over offline.state_values", "offline/test_state_values.py"),
     **_each("artifact.safetensors_file", _WRITTEN, "offline/test_state_values.py", "runtime/training"),

@@ -16,12 +16,11 @@ import onnx_ir.passes.common as common
 import onnxscript.optimizer
 import torch
 
+from gopt.frontends.functional_step import LOSS, UPDATED
 from gopt.frontends.pytorch.randomness import Distribution, Draw, draw_names
 from gopt.frontends.pytorch.tracing import TracedStep
 
 OPSET = 20
-LOSS = "loss"
-UPDATED = "_out"
 _FOLDED = 1024
 """Largest constant, in bytes, that folding makes."""
 

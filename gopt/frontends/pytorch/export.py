@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +12,12 @@ import numpy as np
 import onnx
 import torch
 
-from gopt.api import ROLES
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import GoptError, UnsupportedError
+from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
 from gopt.frontends.pytorch.check import Checked, compare
 from gopt.frontends.pytorch.convert import (
-    LOSS,
-    UPDATED,
     quiet,
     to_onnx,
     unread_inputs,
@@ -37,7 +33,7 @@ from gopt.frontends.pytorch.schedules import in_graph
 from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph, Tensor
-from gopt.ir.load import load
+from gopt.ir.load import graph_of
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
 from gopt.sanitize import show
@@ -203,24 +199,15 @@ def _line(error: BaseException) -> str:
 
 
 def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
-    """What is a state, a parameter and the batch, as metadata that ``gopt`` reads first."""
+    """What is a state and the batch, as metadata that ``gopt`` reads first."""
     inputs = {each.name for each in model.graph.input}
-    record = {
-        "loss": LOSS,
-        "states": {name: f"{name}{UPDATED}" for name in traced.states},
-        "params": {},
-        "batch": [name for name in (*traced.batch, *traced.draws) if name in inputs],
-    }
-    entry = model.metadata_props.add()
-    entry.key, entry.value = ROLES, json.dumps(record, ensure_ascii=False)
+    states = {name: f"{name}{UPDATED}" for name in traced.states}
+    add_roles(model, LOSS, states, [name for name in (*traced.batch, *traced.draws) if name in inputs])
 
 
 def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:
     """The model as a graph with the first values of states, and those of constants, which are no inputs any more."""
-    with tempfile.TemporaryDirectory(prefix="gopt-export-") as folder:
-        file = Path(folder) / "step.onnx"
-        file.write_bytes(model.SerializeToString(deterministic=True))
-        graph = load(file)
+    graph = graph_of(model)
     for name, value in (traced.states | traced.constants).items():
         if name in graph.inputs:
             graph.initializers[name] = Tensor(graph.inputs[name], array=_array(value))

@@ -20,7 +20,8 @@ from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 
 HOW_TO_TRAIN = (
-    "to train it, export forward, loss, backward and update as one graph (docs/inspect.md shows how); then gopt shard"
+    "to train it: gopt derive MODEL --loss cross-entropy --optimizer adamw -o step.onnx (docs/derive.md); "
+    "then gopt shard"
 )
 """How to turn a model without a training step into one."""
 

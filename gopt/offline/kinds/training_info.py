@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gopt import api
 from gopt.documents.records import to_document
+from gopt.errors import GoptError
 from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import Candidate
 
-NEXT = "export the step as one plain graph: forward, backward and update, new states as outputs (docs/inspect.md)"
+NEXT = "gopt shard MODEL --ranks N shards it: algorithm and update_binding are read as one step"
+REFUSED = "mend what is refused, or write the step as one plain graph: new states as outputs (docs/inspect.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,17 @@ class TrainingStepEntry:
 
 @dataclass(frozen=True, slots=True)
 class TrainingInfoInspection(HtmlTable):
-    """An inference graph of ``nodes`` nodes with training steps beside it."""
+    """An inference graph of ``nodes`` nodes with training steps beside it. ``refusal``: why gopt does not shard it, or
+    ''; ``parameters``, ``loss``: what the step trains, where it does."""
 
     file: str
     file_bytes: int
     nodes: int
     initializers: int
     steps: tuple[TrainingStepEntry, ...]
+    parameters: int
+    loss: str
+    refusal: str
     notes: tuple[str, ...]
     next: str = NEXT
 
@@ -66,10 +73,18 @@ def inspect_training_info(candidate: Candidate) -> TrainingInfoInspection:
                 ),
             )
         )  # fmt: skip
-    notes = ["gopt does not shard this form: it reads a step as one graph"]
+    notes = []
     if any(step.differentiates for step in steps):
-        notes.append("the Gradient operator asks a runtime to differentiate: no backward is in the file")
+        notes.append("the Gradient operator says what to differentiate: gopt writes that backward (gopt[derive])")
+    parameters, loss, refusal = 0, "", ""
+    try:
+        training = api.load(candidate.path).training
+        parameters, loss = len(training.gradients), training.loss
+        notes += training.notes
+    except GoptError as error:
+        refusal = error.message
+        notes.append(f"gopt does not shard it: {refusal}")
     return TrainingInfoInspection(
         candidate.path.name, candidate.size, len(model.graph.node), len(model.graph.initializer), tuple(steps),
-        tuple(notes),
+        parameters, loss, refusal, tuple(notes), REFUSED if refusal else NEXT,
     )  # fmt: skip

@@ -1,0 +1,28 @@
+"""What ``gopt derive`` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gopt.artifact.report import format_bytes
+
+from .render import console
+
+if TYPE_CHECKING:
+    from gopt.frontends.derive.derive import Derived
+
+
+def render_derived(derived: Derived) -> None:
+    """The file, what a run feeds, and which gradients are confirmed."""
+    out = console()
+    beside = f", values in {derived.data}" if derived.data else ""
+    out.print(
+        f"{derived.forward_nodes} forward nodes -> {derived.nodes} nodes, {derived.parameters} parameters, "
+        f"{derived.states} states, {format_bytes(derived.nbytes)}"
+    )
+    rate = "" if derived.lr is None else f" (lr: {derived.lr:g} is usual)"
+    out.print(f"inputs: {', '.join(derived.inputs)}{rate}", soft_wrap=True)
+    out.print(f"gradients confirmed by finite differences: {derived.confirmed} of {derived.parameters}")
+    for note in derived.notes:
+        out.print(f"note: {note}", soft_wrap=True)
+    out.print(f"written to {derived.model}{beside}; gopt shard {derived.model} --ranks 2 shards it", soft_wrap=True)

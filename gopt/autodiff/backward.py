@@ -1,0 +1,102 @@
+"""A model with the derivatives of a scalar, as a graph of the form that frameworks write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from gopt.autodiff.differentiate import GRADIENT, Differentiated, differentiate
+from gopt.autodiff.repairs import repair_transposed_convolutions
+from gopt.autodiff.seed_rules import remove_seed_axis
+from gopt.autodiff.shapes import settle_shapes
+from gopt.autodiff.simplify import rename, simplify
+from gopt.errors import UnsupportedError
+from gopt.importers.training_info import GradientCall
+from gopt.ir.graph import Graph
+from gopt.ir.load import graph_of
+from gopt.sanitize import show
+
+_INSIDE = 4096
+"""Bytes up to which a constant is shown to onnx-ad."""
+
+
+def tidy(graph: Graph, made: Differentiated, forward: Collection[str]) -> None:
+    """Bring a graph with a backward of onnx-ad into shape, in place. ``forward``: the values of the forward."""
+    settle_shapes(graph)
+    repair_transposed_convolutions(graph, set(forward))
+    remove_seed_axis(graph, made.seed)
+    other_name = simplify(graph)
+    rename(graph, {other_name.get(value, value): f"{name}{GRADIENT}" for name, value in made.gradients.items()})
+
+
+def expand_gradient(part: ModelProto, call: GradientCall) -> list[NodeProto]:
+    """The nodes of ``part``, and those of the derivatives that a Gradient operator asks for, simplified.
+
+    Outputs of ``part`` keep their names; new values are named after the first derivative. Raises UnsupportedError for
+    an operator without a derivative, and for a value that ``call.scalar`` does not depend on.
+    """
+    known = {each.name for each in (*part.graph.input, *part.graph.initializer)}
+    _refuse_unread(call, [name for name in call.results if name not in known])
+    model = ModelProto()
+    model.CopyFrom(part)
+    _uncover(model, call)
+    made = differentiate(model, call.scalar, list(call.results))
+    _refuse_unread(call, made.unread)
+    types = {each.name: each.type for each in made.model.graph.input}
+    for name, result in call.results.items():
+        made.model.graph.node.append(helper.make_node("Identity", [made.gradients[name]], [result]))
+        output = made.model.graph.output.add()
+        output.name = result
+        output.type.CopyFrom(types[name])
+    graph = graph_of(made.model)
+    tidy(graph, made, {name for node in part.graph.node for name in node.output})
+    return _named_apart(graph, part, call)
+
+
+def _refuse_unread(call: GradientCall, names: Sequence[str]) -> None:
+    if names:
+        raise UnsupportedError(
+            f"Gradient differentiates {show(call.scalar)} by {show(names[0])}, on which it does not depend",
+            "leave it out of xs",
+        )
+
+
+def _uncover(model: ModelProto, call: GradientCall) -> None:
+    """Make stored values inputs that are differentiated by, or are large."""
+    graph, fed = model.graph, {each.name for each in model.graph.input}
+    kept = []
+    for each in graph.initializer:
+        large = each.data_location == TensorProto.EXTERNAL or each.ByteSize() > _INSIDE
+        if each.name not in call.results and not large:
+            kept.append(each)
+        elif each.name not in fed:
+            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
+    fed_and_kept = {each.name for each in kept}
+    inputs = [each for each in graph.input if each.name not in fed_and_kept]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _named_apart(graph: Graph, part: ModelProto, call: GradientCall) -> list[NodeProto]:
+    """The nodes with their constants, new values under names that the rest of the model has not."""
+    own = {each.name for each in (*part.graph.input, *part.graph.initializer, *part.graph.output)}
+    own |= {name for node in part.graph.node for name in node.output} | set(call.results.values()) | {""}
+    prefix = next(iter(call.results.values()))
+
+    def named(name: str) -> str:
+        return name if name in own else f"{prefix}.{name}"
+
+    nodes = [
+        helper.make_node("Constant", [], [named(name)], value=numpy_helper.from_array(tensor.numpy()))
+        for name, tensor in graph.initializers.items()
+        if name not in own
+    ]
+    for node in graph.nodes:
+        proto = node.to_proto()
+        proto.input[:] = map(named, node.inputs)
+        proto.output[:] = map(named, node.outputs)
+        nodes.append(proto)
+    return nodes

@@ -1,0 +1,153 @@
+"""Operators that change nothing, or move nothing: rules for single nodes whose operands have known shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gopt.autodiff.values import Values
+from gopt.ir.graph import Node
+
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+
+
+def aliased(node: Node, values: Values) -> str | None:
+    """The value that a node of one result only repeats, element for element; None where it does more."""
+    rule = _ALIASES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    return rule(node, values) if rule is not None and node.inputs and node.inputs[0] else None
+
+
+def as_reshape(node: Node, values: Values) -> Node:
+    """A node that only regroups elements as one Reshape of the value behind such nodes; others as they are."""
+    if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1 or not node.inputs:
+        return node
+    after, before = values.shape(node.outputs[0]), values.shape(node.inputs[0])
+    if after is None or before is None or 0 in after:
+        return node
+    source = node.inputs[0]
+    if node.is_a(*_RESHAPES) or _moves_ones(node, before):
+        while (maker := values.producers.get(source)) is not None and maker.is_a(*_RESHAPES):
+            source = maker.inputs[0]
+        target = values.constant(np.array(after, np.int64))
+        return Node("Reshape", [source, target], node.outputs, name=node.name)
+    maker = values.producers.get(source)
+    if node.is_a("Transpose") and maker is not None and maker.is_a("Transpose"):
+        inner, outer = _permutation(maker, len(before)), _permutation(node, len(before))
+        return Node(
+            "Transpose", [maker.inputs[0]], node.outputs, name=node.name,
+            attributes={"perm": [inner[each] for each in outer]},
+        )  # fmt: skip
+    return node
+
+
+def _permutation(node: Node, rank: int) -> list[int]:
+    return list(node.attributes.get("perm") or range(rank)[::-1])
+
+
+def _moves_ones(node: Node, shape: tuple[int, ...]) -> bool:
+    """Whether a Transpose, a reduction or a Slice moves dimensions of one element alone."""
+    if node.is_a("Transpose"):
+        real = [each for each in _permutation(node, len(shape)) if shape[each] != 1]
+        return real == sorted(real)
+    return False
+
+
+def _same_type(node: Node, values: Values) -> str | None:
+    types = values.graph.types
+    before, after = types.get(node.inputs[0]), types.get(node.outputs[0])
+    return node.inputs[0] if before is not None and before.static and before == after else None
+
+
+def _reshape(node: Node, values: Values) -> str | None:
+    """Back in the shape of a value that was only regrouped since."""
+    after, source = values.shape(node.outputs[0]), node.inputs[0]
+    while after is not None:
+        if values.shape(source) == after:
+            return source
+        maker = values.producers.get(source)
+        if maker is None or not maker.is_a(*_RESHAPES):
+            break
+        source = maker.inputs[0]
+    return None
+
+
+def _transpose(node: Node, values: Values) -> str | None:
+    shape = values.shape(node.inputs[0])
+    if shape is None:
+        return None
+    permutation = _permutation(node, len(shape))
+    if permutation == sorted(permutation):
+        return node.inputs[0]
+    maker = values.producers.get(node.inputs[0])
+    if maker is not None and maker.is_a("Transpose"):
+        inner = _permutation(maker, len(shape))
+        if [inner[each] for each in permutation] == sorted(permutation):
+            return maker.inputs[0]
+    return None
+
+
+def _cast(node: Node, values: Values) -> str | None:
+    types = values.graph.types
+    before, after = types.get(node.inputs[0]), types.get(node.outputs[0])
+    return node.inputs[0] if before is not None and after is not None and before.dtype == after.dtype else None
+
+
+def _pad(node: Node, values: Values) -> str | None:
+    pads = values.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    return node.inputs[0] if pads is not None and not any(pads) else None
+
+
+def _slice(node: Node, values: Values) -> str | None:
+    steps = values.integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else []
+    return None if steps is None or any(step < 0 for step in steps) else _same_type(node, values)
+
+
+def _only_one(node: Node, values: Values) -> str | None:
+    return node.inputs[0] if len(node.inputs) == 1 else None
+
+
+def _neutral(node: Node, values: Values) -> str | None:
+    """A product with ones, a quotient by ones: of constants alone, and of the same shape."""
+    types, after = values.graph.types, values.graph.types.get(node.outputs[0])
+    sides = ((0, 1), (1, 0)) if node.is_a("Mul") else ((0, 1),)
+    for kept, other in sides:
+        value = values.array(node.inputs[other])
+        if value is not None and value.size <= 1024 and types.get(node.inputs[kept]) == after and (value == 1).all():
+            return node.inputs[kept]
+    return None
+
+
+def _reduction(node: Node, values: Values) -> str | None:
+    """A sum, mean or extremum along dimensions of one element, which stay."""
+    shape = values.shape(node.inputs[0])
+    if shape is None or values.shape(node.outputs[0]) != shape:
+        return None
+    axes = values.integers(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else []
+    if axes is None:
+        return None
+    if not axes:
+        return node.inputs[0] if node.attributes.get("noop_with_empty_axes") or set(shape) <= {1} else None
+    return node.inputs[0] if all(shape[axis] == 1 for axis in axes) else None
+
+
+_ALIASES: dict[str, Callable[[Node, Values], str | None]] = {
+    "Identity": lambda node, values: node.inputs[0],
+    "Expand": _same_type,
+    "Reshape": _reshape,
+    "Squeeze": _reshape,
+    "Unsqueeze": _reshape,
+    "Flatten": _reshape,
+    "Transpose": _transpose,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Pad": _pad,
+    "Slice": _slice,
+    "Sum": _only_one,
+    "Concat": _only_one,
+    "Mul": _neutral,
+    "Div": _neutral,
+    "ReduceSum": _reduction,
+    "ReduceMean": _reduction,
+    "ReduceMax": _reduction,
+}

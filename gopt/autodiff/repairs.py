@@ -1,0 +1,29 @@
+"""What onnx-ad writes and runtimes read otherwise, put right by its own shapes."""
+
+from __future__ import annotations
+
+from gopt.ir.graph import Graph, Node
+
+
+def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
+    """Say where the backward of a Conv pads: by ``pads`` and ``output_padding``, and not by ``output_shape``.
+
+    With ``output_shape`` the operator spreads the padding by itself, in halves. That is another place where the forward
+    pads one side alone, and nothing where its stride leaves a remainder. ``forward``: values of the forward.
+    """
+    for place, node in enumerate(graph.nodes):
+        if not node.is_a("ConvTranspose") or node.outputs[0] in forward or "output_shape" not in node.attributes:
+            continue
+        attributes = dict(node.attributes)
+        wanted = attributes.pop("output_shape")
+        sizes, kernel = (graph.type_of(name).dims[2:] for name in node.inputs[:2])
+        count = len(sizes)
+        strides, dilations = (attributes.get(name, [1] * count) for name in ("strides", "dilations"))
+        pads = attributes.get("pads", [0] * (2 * count))
+        attributes["output_padding"] = [
+            wanted[axis]
+            - (strides[axis] * (sizes[axis] - 1) + dilations[axis] * (kernel[axis] - 1) + 1)
+            + pads[axis] + pads[count + axis]
+            for axis in range(count)
+        ]  # fmt: skip
+        graph.nodes[place] = Node(node.op_type, node.inputs, node.outputs, name=node.name, attributes=attributes)

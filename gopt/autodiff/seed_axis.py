@@ -1,0 +1,138 @@
+"""Takes the axis of seed directions out of a backward.
+
+onnx-ad carries that axis through everything that it writes. It has one element here, so a value of shape [16, 1, 10] is
+one of shape [16, 10]. A rule for each operator says where the axis is in its result, and how the operator reads without
+it. What has no rule gets the axis back in front of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.autodiff.values import Values
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
+
+Rules = Mapping[str, Callable[["Remover", Node], bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """A value without the axis: its name, and where the axis was."""
+
+    name: str
+    axis: int
+
+
+class Remover:
+    """Rewrites a graph in place. ``seed``: the value of shape [1] from which the axis comes.
+
+    ``rules``: by operator; a rule adds what takes a node's place, or returns False.
+    """
+
+    def __init__(self, graph: Graph, seed: str, rules: Rules) -> None:
+        self.graph, self.values, self.rules = graph, Values(graph), rules
+        self.nodes: list[Node] = []
+        self.bare: dict[str, Bare] = {}
+        """Values that have the axis -> the same without it."""
+        self.whole: set[str] = set(graph.inputs) | set(graph.initializers)
+        """Values with the axis that stand in the graph again."""
+        self.seed = seed
+
+    def run(self) -> None:
+        array = self.values.array(self.seed)
+        if array is not None:
+            self.bare[self.seed] = Bare(self.values.constant(array.reshape(())), 0)
+        for node in self.graph.nodes:
+            if node.outputs[0] == self.seed:  # a Reshape of a scalar
+                self.bare[self.seed] = Bare(node.inputs[0], 0)
+            elif self._rewritten(node):
+                continue
+            for name in node.reads:
+                self.restore(name)
+            self.add(node)
+        for name in self.graph.outputs:
+            self.restore(name)
+        self.graph.nodes = self.nodes
+
+    def _rewritten(self, node: Node) -> bool:
+        if node.captures or len(node.outputs) != 1 or not any(name in self.bare for name in node.inputs):
+            return False
+        rule = self.rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        return rule is not None and self.shape(node.outputs[0]) is not None and rule(self, node)
+
+    # --- what rules use ---------------------------------------------------------------------------------------------
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self.values.shape(name)
+
+    def add(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.whole.update(node.outputs)
+        self.values.produce(node)
+
+    def restore(self, name: str) -> None:
+        """Give a value its axis back."""
+        bare = self.bare.get(name)
+        if bare is not None and name not in self.whole:
+            self.add(Node("Reshape", [bare.name, self.ints(self.shape(name) or ())], [name]))
+
+    def without(self, name: str, axis: int) -> str | None:
+        """A value without a dimension of one element, counted from the left; None where it has more."""
+        shape = self.shape(name)
+        if shape is None or not 0 <= axis < len(shape) or shape[axis] != 1:
+            return None
+        bare = self.bare.get(name)
+        if bare is not None and bare.axis == axis:
+            return bare.name
+        self.restore(name)
+        left = shape[:axis] + shape[axis + 1 :]
+        array = self.values.array(name)
+        if array is not None and array.size <= 1024:
+            return self.values.constant(array.reshape(left))
+        made, target = self._typed(f"{name}.bare", name, left), self.ints(left)
+        maker = self.values.producers.get(name)
+        if maker is not None and maker.is_a("ConstantOfShape"):
+            self.add(Node("ConstantOfShape", [target], [made], attributes=maker.attributes))
+        else:
+            self.add(Node("Reshape", [name, target], [made]))
+        return made
+
+    def put(
+        self,
+        node: Node,
+        inputs: Sequence[str],
+        axis: int,
+        attributes: Mapping[str, object] | None = None,
+        op_type: str = "",
+    ) -> bool:
+        """The node, or another operator in its place, without the axis, which is dimension ``axis`` of its result."""
+        name = node.outputs[0]
+        shape = self.shape(name)
+        assert shape is not None and shape[axis] == 1, (node, shape, axis)
+        made = self._typed(name, name, shape[:axis] + shape[axis + 1 :])
+        given = dict(node.attributes if attributes is None else attributes)
+        self.add(Node(op_type or node.op_type, inputs, [made], name=node.name, attributes=given))
+        self.bare[name] = Bare(made, axis)
+        return True
+
+    def same(self, node: Node, bare: str, axis: int) -> bool:
+        """The node does nothing but to move the axis."""
+        self.bare[node.outputs[0]] = Bare(bare, axis)
+        return True
+
+    def plain(self, node: Node, bare: str, target: Sequence[int]) -> bool:
+        """The node's result has no such axis any more: a Reshape of the value without it."""
+        self.add(Node("Reshape", [bare, self.ints(target)], node.outputs, name=node.name))
+        return True
+
+    def ints(self, values: Sequence[int]) -> str:
+        return self.values.constant(np.array(list(values), np.int64))
+
+    def _typed(self, stem: str, like: str, shape: tuple[int, ...]) -> str:
+        name = self.values.fresh(stem)
+        self.graph.types[name] = TensorType(self.graph.types[like].dtype, shape)
+        return name

@@ -1,0 +1,154 @@
+"""Makes a graph smaller and changes no arithmetic: constants are folded, copies, layout moves that change nothing and
+equal nodes are merged, and what nobody reads is dropped. One sweep, in the order of the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from gopt.analysis.operators import RANDOM
+from gopt.autodiff.no_ops import aliased, as_reshape
+from gopt.autodiff.values import Values
+from gopt.ir.graph import Graph, Node
+
+FOLDED = 1024
+"""Largest constant, in bytes, that folding makes."""
+
+
+def simplify(graph: Graph) -> dict[str, str]:
+    """Simplify a graph in place; returns the values that are no more, each with the equal one in its place.
+
+    Inputs and outputs stay. Most rules apply to values of known shapes alone.
+    """
+    simplifier = _Simplifier(graph)
+    simplifier.run()
+    return simplifier.other_name
+
+
+def rename(graph: Graph, names: Mapping[str, str]) -> None:
+    """Give results of nodes other names, where nobody has them; outputs keep theirs."""
+    taken = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.outputs)}
+    fixed = {
+        *graph.inputs,
+        *graph.initializers,
+        *graph.outputs,
+        *(each for node in graph.nodes for each in node.captures),
+    }
+    table = {old: new for old, new in names.items() if old in taken and old not in fixed and new not in taken}
+    for node in graph.nodes:
+        node.inputs = [table.get(name, name) for name in node.inputs]
+        node.outputs = [table.get(name, name) for name in node.outputs]
+    graph.types.update((new, graph.types[old]) for old, new in table.items() if old in graph.types)
+
+
+class _Simplifier:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.values = Values(graph)
+        self.kept = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
+        """Names that stay: outputs, and what bodies of control flow read."""
+        self.other_name: dict[str, str] = {}
+        self.known: dict[object, Node] = {}
+
+    def run(self) -> None:
+        nodes = []
+        for node in self.graph.nodes:
+            node.inputs = [self.other_name.get(name, name) for name in node.inputs]
+            if self._folded(node) or self._merged(node):
+                continue
+            node = as_reshape(node, self.values)
+            self.values.produce(node)
+            nodes.append(node)
+        self.graph.nodes = nodes
+        drop_unread(self.graph)
+
+    def _merged(self, node: Node) -> bool:
+        """Whether a node is a copy of a value, or of another node."""
+        if len(node.outputs) == 1 and node.outputs[0] not in self.kept:
+            same = aliased(node, self.values)
+            if same is not None:
+                self.other_name[node.outputs[0]] = same
+                return True
+        if node.captures or node.is_in(RANDOM) or self.kept & set(node.outputs):
+            return False
+        key = (node.op_type, node.domain, tuple(node.inputs), len(node.outputs), _attributes(node))
+        first = self.known.setdefault(key, node)
+        if first is node:
+            return False
+        self.other_name.update(zip(node.outputs, first.outputs))
+        return True
+
+    def _folded(self, node: Node) -> bool:
+        """Whether a node's only result is a constant from now on."""
+        if len(node.outputs) != 1 or node.captures or node.is_in(RANDOM) or node.domain not in ("", "ai.onnx"):
+            return False
+        name = node.outputs[0]
+        if name in self.kept:
+            return False
+        value = constant_result(node, self.values)
+        if value is None:
+            return False
+        self.other_name[name] = self.values.constant(value, name)
+        return True
+
+
+def constant_result(node: Node, values: Values) -> np.ndarray | None:
+    """The only result of a node where it is a constant of at most FOLDED bytes; else None."""
+    graph = values.graph
+    kind = graph.type_of(node.inputs[0]) if node.inputs and node.inputs[0] else None
+    if node.is_a("Size") and kind is not None and kind.static:
+        return np.array(kind.elements, np.int64)
+    if node.is_a("Shape") and kind is not None and kind.static:
+        return np.array(kind.dims, np.int64)[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
+    result = graph.type_of(node.outputs[0])
+    if not node.is_a("Constant") and result.static and result.nbytes > FOLDED:
+        return None
+    given = {name: values.array(name) for name in node.inputs if name}
+    known = {name: each for name, each in given.items() if each is not None}
+    if len(known) < len(given):
+        return None
+    made = _evaluated(node, known, graph)
+    return made if made is not None and (node.is_a("Constant") or made.nbytes <= FOLDED) else None
+
+
+def _evaluated(node: Node, given: dict[str, np.ndarray], graph: Graph) -> np.ndarray | None:
+    """The result of one operator on constants; None where onnx's evaluator cannot tell."""
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+        for name, each in given.items()
+    ]
+    body = onnx.helper.make_graph(
+        [node.to_proto()], "folded", inputs, [onnx.helper.make_empty_tensor_value_info(node.outputs[0])]
+    )
+    try:
+        model = onnx.helper.make_model(body, opset_imports=graph.header.opset_import)
+        with np.errstate(all="ignore"):
+            (made,) = ReferenceEvaluator(model).run(None, given)
+        return np.asarray(made)
+    except Exception:  # it raises whatever NumPy does
+        return None
+
+
+def _attributes(node: Node) -> tuple[bytes, ...]:
+    return tuple(sorted(each.SerializeToString(deterministic=True) for each in node.to_proto().attribute))
+
+
+def drop_unread(graph: Graph) -> None:
+    """Drop nodes and constants that nothing reads; inputs stay."""
+    read = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if not read.isdisjoint(node.outputs):
+            kept.append(node)
+            read.update(node.reads)
+    graph.nodes = kept[::-1]
+    _keep_only(graph, read)
+
+
+def _keep_only(graph: Graph, read: Iterable[str]) -> None:
+    wanted = {*read, *graph.inputs}
+    for name in [name for name in graph.initializers if name not in wanted]:
+        del graph.initializers[name]

@@ -1,0 +1,1 @@
+"""``gopt derive``: a training step from a forward ONNX model, without a framework."""

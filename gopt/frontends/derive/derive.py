@@ -1,0 +1,129 @@
+"""From a forward ONNX model to a training step on disk, with gradients that finite differences confirm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.role_map import RoleMap
+from gopt.analysis.training import TrainingGraph
+from gopt.api import read_roles, with_stored_roles
+from gopt.artifact.model_file import check_model
+from gopt.artifact.output_paths import resolve_output
+from gopt.errors import UnsupportedError
+from gopt.frontends.derive.forward_model import read_forward
+from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
+from gopt.frontends.derive.step import write_step
+from gopt.frontends.derive.update import FIRST_SCALE
+from gopt.ir.graph import Graph
+from gopt.notebook import HtmlTable
+from gopt.offline.merge import save_model
+from gopt.sanitize import show
+from gopt.verification import sampling
+from gopt.verification.gradient_check import GradientCheck, check_gradients
+from gopt.verification.gradient_check.verdict import PROPORTIONAL, ZERO
+from gopt.verification.gradient_sample import sample_gradients
+
+NEAR = 0.05
+"""How far a ratio of a gradient and its finite difference may be from one: in half precision it is."""
+BATCHES = 3
+"""Batches that are drawn for the check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived(HtmlTable):
+    """What ``derive`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
+    ``lr``: the optimizer's usual rate, None where the rate is in the graph; ``confirmed``: gradients that were."""
+
+    model: str
+    data: str
+    forward_nodes: int
+    nodes: int
+    parameters: int
+    states: int
+    nbytes: int
+    inputs: tuple[str, ...]
+    lr: float | None
+    confirmed: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The record that ``gopt derive --json`` prints."""
+        return {
+            "format": "gopt-derived/1", "model": self.model, "data": self.data, "forward_nodes": self.forward_nodes,
+            "nodes": self.nodes, "parameters": self.parameters, "states": self.states, "bytes": self.nbytes,
+            "inputs": list(self.inputs), "lr": self.lr, "confirmed": self.confirmed, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def derive(
+    forward: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: DeriveOptions,
+    *,
+    force: bool = False,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Derived:
+    """Write the training step of a forward model.
+
+    Raises InputError for a damaged model, OptionError for a request that makes no step, UnsupportedError for an
+    operator without a derivative or a gradient that finite differences do not confirm, RunError when the file cannot be
+    written.
+    """
+    target = resolve_output(output)
+    check_model(target, shown=Path(output), force=force)
+    advance("reading the model")
+    model = read_forward(forward, options.dims)
+    advance("differentiating")
+    step = write_step(model, options)
+    advance("confirming gradients by finite differences")
+    checks = _confirm(step.graph, options)
+    data = save_model(target, step.graph, Path(output), force=force)
+    graph = step.graph
+    fed = tuple(name for name in graph.inputs if name not in graph.initializers)
+    return Derived(
+        str(Path(output)), data, len(model.model.graph.node), len(graph.nodes), len(step.parameters), step.states,
+        sum(each.nbytes for each in graph.initializers.values()), fed,
+        options.rule.lr if options.lr is None else None, len(checks), step.notes,
+    )  # fmt: skip
+
+
+def _confirm(graph: Graph, options: DeriveOptions) -> list[GradientCheck]:
+    """The gradients that were looked at; raises UnsupportedError where one of them is not confirmed."""
+    copy, seed = graph.twin(), options.seed
+    training = read_roles(copy, with_stored_roles(copy, RoleMap(), "the step"))
+    sample = sample_gradients(training, seed)
+    checks = check_gradients(training, _points(training, seed), seed, names=sample.parameters if sample else None)
+    scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
+    wrong = [each for each in checks if not _is_gradient(each, scale)]
+    if wrong:
+        names = ", ".join(show(each.parameter) for each in wrong[:4])
+        raise UnsupportedError(
+            f"the gradient of {names} is not confirmed: {wrong[0].why}",
+            "--freeze what is no parameter, or derive from a model whose inputs have the sizes of real data",
+        )
+    return checks
+
+
+def _is_gradient(check: GradientCheck, scale: float) -> bool:
+    """Whether a value is ``scale`` times the gradient. ``gopt verify`` asks less: it may be averaged over ranks."""
+    right = all(abs(ratio / scale - 1) < NEAR for ratio in check.ratios)
+    return check.holds and (check.why == ZERO or (check.why == PROPORTIONAL and right))
+
+
+def _points(training: TrainingGraph, seed: int) -> list[dict[str, np.ndarray]]:
+    """The stored states with batches that are drawn."""
+    graph, ranges = training.graph, sampling.without_ignored(sampling.integer_ranges(training))
+    states = {name: np.array(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
+    hyper = {name: sampling.hyper(graph.types[name]) for name in training.hyper}
+    made = []
+    for number in range(BATCHES):
+        generator = np.random.default_rng([seed, number])
+        batch = {name: sampling.draw(graph.types[name], generator, ranges.get(name)) for name in training.batch}
+        made.append({**states, **hyper, **batch})
+    return made

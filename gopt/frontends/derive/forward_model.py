@@ -1,0 +1,168 @@
+"""Reads a forward model into the form that derivatives need: inlined, of one operator set, with static shapes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import ModelProto, numpy_helper
+
+from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.frontends.derive.functions import OPSET
+from gopt.ir.graph import Graph, Tensor, read_type, value_info
+from gopt.ir.load import load
+from gopt.ir.types import FLOATS, TensorType, dtype_name
+from gopt.sanitize import show
+
+_INSIDE = 1 << 12
+"""Bytes up to which a constant stands in the model that is differentiated: axes, shapes, scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardModel:
+    """A forward model. ``model`` has every stored value as an input, so that it is small.
+
+    ``stored``: constants by name. ``literals``: those that were Constant nodes. ``inputs``: what is fed. ``types``: of
+    inputs and outputs.
+    """
+
+    model: ModelProto
+    stored: dict[str, Tensor]
+    literals: frozenset[str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: dict[str, TensorType]
+
+
+def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> ForwardModel:
+    """Read a model and give its symbolic dimensions sizes.
+
+    Raises InputError for a damaged file, OptionError where a dimension is open or unknown, UnsupportedError for a
+    model that cannot be converted to operator set 20.
+    """
+    graph = load(path)
+    for name in graph.initializers:
+        graph.inputs.pop(name, None)  # values that may be fed: here they are constants
+    model = _converted(_inlined(_bare(graph)))
+    stored = dict(graph.initializers)
+    for each in model.graph.initializer:  # the converter's
+        stored[each.name] = Tensor(TensorType(dtype_name(each.data_type), tuple(each.dims)), proto=each)
+        model.graph.input.append(value_info(each.name, stored[each.name].type))
+    del model.graph.initializer[:]
+    literals = _lift_constants(model, stored)
+    _bind(model, dims)
+    inputs = tuple(each.name for each in model.graph.input if each.name not in stored)
+    outputs = tuple(each.name for each in model.graph.output)
+    forward = ForwardModel(model, stored, literals, inputs, outputs, {})
+    inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True)
+    types = {each.name: read_type(each.type) for each in (*inferred.graph.input, *inferred.graph.output)}
+    return replace(forward, types=types)
+
+
+def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProto:
+    """The model with constants of up to 4 KiB inside, but those that are ``trained``, for derivatives of a Slice or a
+    Pad must see their axes. Larger ones are inputs."""
+    model = ModelProto()
+    model.CopyFrom(forward.model)
+    inside = {name for name, each in forward.stored.items() if each.nbytes <= _INSIDE and name not in trained}
+    kept = [each for each in model.graph.input if each.name not in inside]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for name in forward.stored:
+        if name in inside:
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(forward.stored[name].numpy()), name))
+    return model
+
+
+def _bare(graph: Graph) -> ModelProto:
+    """The model with every stored value as an input: it is small, however large the values are."""
+    model = ModelProto()
+    model.CopyFrom(graph.header)
+    del model.metadata_props[:]
+    body = model.graph
+    body.name = graph.name or "forward"
+    body.node.extend(node.to_proto() for node in graph.nodes)
+    body.input.extend(value_info(name, kind) for name, kind in graph.inputs.items())
+    body.input.extend(value_info(name, each.type) for name, each in graph.initializers.items())
+    body.output.extend(value_info(name, kind) for name, kind in graph.outputs.items())
+    return model
+
+
+def _inlined(model: ModelProto) -> ModelProto:
+    """The model without functions of its own."""
+    if not model.functions:
+        return model
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _converted(model: ModelProto) -> ModelProto:
+    """In operator set 20 or later."""
+    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), OPSET)
+    if version >= OPSET:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, OPSET)
+    except Exception as error:  # the converter's own have no common base
+        line = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise UnsupportedError(
+            f"the model is of operator set {version}, and onnx cannot convert it to {OPSET}: {show(line[:200])}",
+            f"export it for operator set {OPSET}",
+        ) from None
+
+
+def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[str]:
+    """Floating tensors of more than one element that are written as Constant nodes become stored values; which."""
+    kept, lifted = [], set()
+    for node in model.graph.node:
+        value = next((each.t for each in node.attribute if each.name == "value"), None)
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and value is not None:
+            array = numpy_helper.to_array(value)
+            kind = TensorType(dtype_name(value.data_type), tuple(array.shape))
+            if kind.dtype in FLOATS and kind.elements > 1:
+                name = node.output[0]
+                stored[name] = Tensor(kind, array=array)
+                lifted.add(name)
+                model.graph.input.append(value_info(name, kind))
+                continue
+        kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return frozenset(lifted)
+
+
+def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
+    """Give symbolic dimensions their sizes; ``NAME.AXIS`` names one without a symbol."""
+    unused, open_ = set(dims), {}
+    for info in model.graph.input:
+        for axis, each in enumerate(info.type.tensor_type.shape.dim):
+            if each.HasField("dim_value"):
+                continue
+            name = each.dim_param or f"{info.name}.{axis}"
+            if name in dims:
+                each.dim_value = dims[name]
+                unused.discard(name)
+            else:
+                open_[name] = info.name
+        if not info.type.tensor_type.HasField("shape"):
+            raise InputError(f"input {show(info.name)} has no shape", "export the model with the shape of its inputs")
+    if open_:
+        example = " ".join(f"--dim {name}=16" for name in open_)
+        raise OptionError(
+            f"dimension {show(next(iter(open_)))} of input {show(next(iter(open_.values())))} is open: a step has "
+            "fixed shapes",
+            f"give sizes, such as {example}",
+        )
+    if unused:
+        known = sorted(open_) or ["none"]
+        raise OptionError(f"--dim {show(min(unused))}: no input has this open dimension", f"open are: {known[0]}")
+    del model.graph.value_info[:]
+    for info in model.graph.output:
+        kind = info.type.tensor_type
+        for each in kind.shape.dim:
+            if not each.HasField("dim_value") and each.dim_param in dims:
+                each.dim_value = dims[each.dim_param]
+        if any(not each.HasField("dim_value") for each in kind.shape.dim):
+            kind.ClearField("shape")

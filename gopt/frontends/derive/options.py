@@ -1,0 +1,120 @@
+"""What ``gopt derive`` is asked for, beside the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gopt.errors import OptionError
+from gopt.frontends.derive.optimizers import OPTIMIZERS, Optimizer
+from gopt.frontends.derive.schedules import SCHEDULES, Schedule
+from gopt.suggestions import did_you_mean
+
+DYNAMIC = "dynamic"
+"""A loss scale that follows the overflows, as torch's GradScaler does."""
+
+
+class Norms(Enum):
+    """What BatchNormalization and Dropout of the forward do: stay in inference form, or train."""
+
+    KEEP = "keep"
+    TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeriveOptions:
+    """Options of a derivation; raises OptionError for values that make no step.
+
+    ``loss``: a name in LOSSES, or a scalar output of the model. ``knobs``: of the optimizer, ``schedule_knobs``: of the
+    schedule; what is missing has its default. ``dims``: sizes of symbolic dimensions. ``trainable``, ``freeze``:
+    patterns of names. ``seed``: of the check's batches.
+    """
+
+    loss: str
+    optimizer: str
+    lr: float | None = None
+    knobs: Mapping[str, float] = field(default_factory=dict)
+    weight_decay: float | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    loss_scale: float | str | None = None
+    schedule: str | None = None
+    schedule_knobs: Mapping[str, float] = field(default_factory=dict)
+    prediction: str = ""
+    class_axis: int | None = None
+    batchnorm: Norms = Norms.KEEP
+    dropout: Norms = Norms.KEEP
+    trainable: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            hint = did_you_mean(self.optimizer, OPTIMIZERS) or f"there are {', '.join(OPTIMIZERS)}"
+            raise OptionError(f"--optimizer {self.optimizer!r} is unknown", hint)
+        _check_knobs(f"--optimizer {self.optimizer}", self.knobs, self.rule.knobs)
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            hint = did_you_mean(self.schedule, SCHEDULES) or f"there are {', '.join(SCHEDULES)}"
+            raise OptionError(f"--schedule {self.schedule!r} is unknown", hint)
+        scheduled = self.scheduled
+        _check_knobs(
+            f"--schedule {self.schedule}" if scheduled else "a step without --schedule", self.schedule_knobs,
+            scheduled.knobs if scheduled else {},
+        )  # fmt: skip
+        if scheduled:
+            for name, value in scheduled.knobs.items():
+                if value is None and name not in self.schedule_knobs:
+                    raise OptionError(f"--schedule {self.schedule} needs {flag(name)}", f"give {flag(name)} 1000")
+        for name in ("clip_norm", "clip_value", "lr"):
+            bound = getattr(self, name)
+            if bound is not None and not (math.isfinite(bound) and bound > 0):
+                raise OptionError(f"{flag(name)} cannot be {bound}", "give a number above 0")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise OptionError("--clip-norm and --clip-value do not go together", "take one of them")
+        if self.weight_decay is not None and not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise OptionError(f"--weight-decay cannot be {self.weight_decay}", "give 0 or a number above")
+        scale = self.loss_scale
+        if scale is not None and scale != DYNAMIC and not (_is_number(scale) and float(scale) > 0):
+            raise OptionError(f"--loss-scale cannot be {scale!r}", "give dynamic, or a number above 0")
+
+    @property
+    def rule(self) -> Optimizer:
+        return OPTIMIZERS[self.optimizer]
+
+    @property
+    def scheduled(self) -> Schedule | None:
+        return None if self.schedule is None else SCHEDULES[self.schedule]
+
+    @property
+    def decay(self) -> float:
+        return self.rule.weight_decay if self.weight_decay is None else self.weight_decay
+
+
+def flag(name: str) -> str:
+    """``clip_norm`` -> ``--clip-norm``; the two betas are one option."""
+    return "--betas" if name in ("beta1", "beta2") else f"--{name.replace('_', '-')}"
+
+
+def _check_knobs(owner: str, given: Mapping[str, float], known: Mapping[str, object]) -> None:
+    """Raise OptionError for a knob that ``owner`` lacks, or that is out of range."""
+    for name, value in given.items():
+        if name not in known:
+            has = ", ".join(dict.fromkeys(map(flag, known))) or "none"
+            raise OptionError(f"{owner} has no {flag(name)}", f"it has {has}")
+        low = name in ("total_steps", "step_size")
+        share = name in ("beta1", "beta2", "alpha", "momentum")
+        if (
+            not math.isfinite(value)
+            or value < 0
+            or (low and (value < 1 or value != int(value)))
+            or (share and value >= 1)
+        ):
+            what = "a whole number from 1" if low else "a number from 0 to below 1" if share else "a number from 0"
+            raise OptionError(f"{flag(name)} cannot be {value:g}", f"give {what}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

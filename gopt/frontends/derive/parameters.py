@@ -1,0 +1,147 @@
+"""Which constants of a forward model are trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from gopt.errors import OptionError
+from gopt.frontends.derive.forward_model import ForwardModel
+from gopt.ir.graph import Tensor
+from gopt.ir.types import FLOATS
+from gopt.sanitize import show
+
+MASK = 1e4
+"""A constant with an element of this size or above is a mask, such as -10000 in front of a softmax."""
+_FEW = 8
+"""Elements below which equal values may be chance."""
+_STATISTICS = 3
+"""The operand of a BatchNormalization from which on they are running statistics."""
+_NO_WEIGHTS: Mapping[str, tuple[int, ...]] = {
+    "RNN": (5,), "GRU": (5,), "LSTM": (5, 6), "Resize": (1, 2), "Clip": (1, 2), "Pad": (2,), "Where": (0,),
+}  # fmt: skip
+"""Operands that are no weights, such as the state in which a recurrent layer begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``trained``: names in the order of the file; ``asked``: those that ``--trainable`` names; ``notes``: remarks."""
+
+    trained: tuple[str, ...]
+    asked: frozenset[str]
+    notes: tuple[str, ...]
+
+
+def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str]) -> Choice:
+    """Choose parameters: floating constants, without running statistics, scalars and masks, or what patterns name.
+
+    ``trainable``: only what matches is trained; ``freeze``: what matches is not. Raises OptionError for a pattern that
+    matches nothing, and where nothing is left.
+    """
+    floats = [name for name, each in forward.stored.items() if each.type.dtype in FLOATS]
+    asked = _matching(floats, trainable, "--trainable")
+    frozen = _matching(floats, freeze, "--freeze")
+    statistics, others = running_statistics(forward), _no_weights(forward)
+    wrong = sorted(asked & statistics)
+    if wrong:
+        raise OptionError(
+            f"--trainable: {show(wrong[0])} is a running statistic of a BatchNormalization, which is not trained",
+            "--batchnorm train updates it as PyTorch does",
+        )
+    notes, trained = [], []
+    masks = []
+    for name in floats:
+        if name in frozen or name in statistics or (asked and name not in asked):
+            continue
+        tensor = forward.stored[name]
+        if name not in asked and (not tensor.type.shape or name in others):
+            continue
+        if name not in asked and _is_mask(tensor):
+            masks.append(name)
+            continue
+        trained.append(name)
+    if masks:
+        notes.append(f"not trained, for they look like masks: {_names(masks)} (--trainable NAME trains one)")
+    single = [name for name in trained if forward.stored[name].type.elements == 1 and name not in asked]
+    if single:
+        notes.append(f"of one element, and trained: {_names(single)} (--freeze what is a constant)")
+    tied = _shared(forward, trained)
+    if tied:
+        notes.append(
+            f"read by several operators, trained as one: {_names(tied)} (exporters also merge equal parameters)"
+        )
+    notes += [
+        f"{show(one)} and {show(two)} hold equal values: if they are tied, export so"
+        for one, two in split_ties(forward, trained)
+    ]
+    if not trained:
+        raise OptionError(
+            "nothing is left to train: the model has no floating constants of one dimension or more that are chosen",
+            "gopt inspect MODEL --text lists its constants",
+        )
+    return Choice(tuple(trained), frozenset(asked), tuple(notes))
+
+
+def running_statistics(forward: ForwardModel) -> set[str]:
+    """Means and variances that a BatchNormalization reads."""
+    nodes = [node for node in forward.model.graph.node if node.op_type == "BatchNormalization"]
+    return {name for node in nodes for name in node.input[_STATISTICS:]}
+
+
+def _no_weights(forward: ForwardModel) -> set[str]:
+    """Constants that operators read in places where no weight is."""
+    return {
+        node.input[place]
+        for node in forward.model.graph.node
+        for place in _NO_WEIGHTS.get(node.op_type, ())
+        if place < len(node.input)
+    }
+
+
+def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
+    """Those that several operators read."""
+    counts = Counter(name for node in forward.model.graph.node for name in set(node.input))
+    return [name for name in names if counts[name] > 1]
+
+
+def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of equal values, or of one and its transpose: an exporter that folds constants splits a tied weight so."""
+    first: dict[object, str] = {}
+    found = []
+    for name in names:
+        kind = forward.stored[name].type
+        value = np.asarray(forward.stored[name].numpy())
+        low, high = value.min(initial=np.inf), value.max(initial=-np.inf)
+        if kind.elements < _FEW or low == high:
+            continue
+        key = (kind.dtype, tuple(sorted(kind.dims)), float(low), float(high))
+        other = first.setdefault(key, name)
+        if other != name:
+            known = np.asarray(forward.stored[other].numpy())
+            if np.array_equal(known, value) or (known.ndim == 2 and np.array_equal(known.T, value)):
+                found.append((other, name))
+    return found
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str], option: str) -> set[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        match = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
+        if not match:
+            some = ", ".join(map(show, names[:4]))
+            raise OptionError(f"{option} {show(pattern)} matches no floating constant", f"there are {some or 'none'}")
+        found |= match
+    return found
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    value = np.asarray(tensor.numpy()).astype(np.float32, copy=False)
+    return bool(value.size) and not bool(np.abs(value).max() < MASK)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(show, names[:4])) + (f", and {len(names) - 4} more" if len(names) > 4 else "")

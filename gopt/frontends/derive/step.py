@@ -1,0 +1,170 @@
+"""Puts a step together: forward, loss, backward, update, simplified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from gopt.autodiff.backward import tidy
+from gopt.autodiff.differentiate import GRADIENT, differentiate
+from gopt.errors import OptionError
+from gopt.frontends.derive.forward_model import ForwardModel, with_constants
+from gopt.frontends.derive.losses import LOSS, LOSSES
+from gopt.frontends.derive.options import DYNAMIC, DeriveOptions, Norms
+from gopt.frontends.derive.parameters import Choice, choose, running_statistics
+from gopt.frontends.derive.training_mode import add_outputs, write_out
+from gopt.frontends.derive.update import FIRST_SCALE, SCALE, Update
+from gopt.frontends.derive.writer import StepWriter, scalar
+from gopt.frontends.functional_step import add_roles
+from gopt.ir.graph import Graph, Tensor, value_info
+from gopt.ir.load import graph_of
+from gopt.ir.types import FLOATS, TensorType
+from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A derived step. ``parameters``: what is trained; ``states``: how many values a step replaces."""
+
+    graph: Graph
+    loss: str
+    parameters: tuple[str, ...]
+    states: int
+    notes: tuple[str, ...]
+
+
+def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
+    """The training step of a forward model. Raises OptionError, UnsupportedError."""
+    choice = choose(forward, options.trainable, options.freeze)
+    statistics = running_statistics(forward) if options.batchnorm is Norms.TRAIN else ()
+    model = with_constants(forward, {*choice.trained, *statistics})
+    mode = write_out(model, forward, options.batchnorm, options.dropout)
+    batch, loss = _attach_loss(model, forward, options)
+    batch += mode.draws
+    add_outputs(model, mode)
+    scale = _scale(model, options)
+    made = differentiate(model, loss, choice.trained, scale)
+    notes = [*mode.notes, *choice.notes, *_unread(choice, made.unread)]
+    parameters = {name: forward.stored[name] for name in choice.trained if name in made.gradients}
+    if not parameters:
+        raise OptionError(f"{show(loss)} depends on no parameter", "choose another --loss, or --trainable")
+    writer = StepWriter(made.model)
+    if options.loss_scale == DYNAMIC:
+        writer.values[SCALE] = scalar(FIRST_SCALE)
+    writer.states.update(mode.statistics)
+    writer.values.update((name, forward.stored[name]) for name in mode.statistics)
+    Update(writer, options, parameters, dict(made.gradients)).write(scale)
+    _order_inputs(made.model, batch, writer)
+    graph = graph_of(made.model)
+    _store(graph, forward, writer)
+    tidy(graph, made, {name for node in model.graph.node for name in node.output})
+    _add_roles(graph, loss, writer, batch)
+    return Step(graph, loss, tuple(parameters), len(writer.states), tuple(notes))
+
+
+def _attach_loss(model: ModelProto, forward: ForwardModel, options: DeriveOptions) -> tuple[list[str], str]:
+    """Append the loss; returns the names of the batch's inputs, and the loss's."""
+    batch = list(forward.inputs)
+    if options.loss not in LOSSES:
+        return batch, _own_loss(forward, options)
+    rule, prediction = LOSSES[options.loss], _prediction(forward, options.prediction)
+    taken = {each.name for each in model.graph.input} | {name for node in model.graph.node for name in node.output}
+    clash = sorted({rule.target, LOSS} & taken)
+    if clash:
+        raise OptionError(
+            f"the model has a value {show(clash[0])}, which --loss {options.loss} adds", "rename it in the model"
+        )
+    kind = forward.types[prediction]
+    if not kind.static:
+        raise OptionError(f"the shape of {show(prediction)} is unknown", "export the model with fixed shapes")
+    attachment = rule.attach(prediction, kind, rule.target, options.class_axis)
+    model.graph.node.extend(attachment.nodes)
+    model.graph.input.append(value_info(rule.target, attachment.target))
+    model.graph.output.append(value_info(LOSS, TensorType(kind.dtype, ())))
+    return [*batch, rule.target], LOSS
+
+
+def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
+    """An output of the model that is a loss already."""
+    name = options.loss
+    if name not in forward.outputs:
+        known = [*LOSSES, *forward.outputs]
+        raise OptionError(
+            f"--loss {show(name)} is neither a loss nor an output of the model",
+            did_you_mean(name, known) or f"there are {', '.join(map(show, known))}",
+        )
+    if options.prediction or options.class_axis is not None:
+        raise OptionError(f"--loss {show(name)} is an output: nothing is attached", "leave out --prediction")
+    kind = forward.types[name]
+    if kind.dtype not in FLOATS or not kind.static or kind.elements != 1:
+        raise OptionError(f"--loss {show(name)} is {kind}, no floating scalar", "name a scalar, or take --loss mse")
+    return name
+
+
+def _prediction(forward: ForwardModel, wanted: str) -> str:
+    floats = [name for name in forward.outputs if forward.types[name].dtype in FLOATS]
+    if wanted:
+        if wanted not in floats:
+            hint = did_you_mean(wanted, floats) or f"there are {', '.join(map(show, floats))}"
+            raise OptionError(f"--prediction {show(wanted)} is no floating output of the model", hint)
+        return wanted
+    if len(floats) != 1:
+        raise OptionError(
+            f"the model has {len(floats)} floating outputs: which one the loss reads is open",
+            f"--prediction {show(floats[0])}" if floats else "name a scalar output with --loss",
+        )
+    return floats[0]
+
+
+def _scale(model: ModelProto, options: DeriveOptions) -> str:
+    """The value by which the gradients are multiplied, or ''."""
+    if options.loss_scale is None:
+        return ""
+    if options.loss_scale == DYNAMIC:
+        model.graph.input.append(value_info(SCALE, TensorType("float32", ())))
+    else:
+        value = np.array(float(options.loss_scale), np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, SCALE))
+    return SCALE
+
+
+def _unread(choice: Choice, unread: tuple[str, ...]) -> list[str]:
+    """Remarks on parameters without a gradient; raises OptionError for one that was asked for."""
+    asked = [name for name in unread if name in choice.asked]
+    if asked:
+        raise OptionError(f"--trainable: the loss does not depend on {show(asked[0])}", "leave it out")
+    if not unread:
+        return []
+    more = f", and {len(unread) - 4} more" if len(unread) > 4 else ""
+    return [f"not trained, for the loss does not depend on them: {', '.join(map(show, unread[:4]))}{more}"]
+
+
+def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> None:
+    """Batch, hyper-parameters, states: parameters first, their states behind them."""
+    inputs = {each.name: each for each in model.graph.input}
+    states = list(writer.states)
+    order = [*batch, *(name for name in inputs if name not in batch and name not in writer.states), *states]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs[name] for name in order)
+
+
+def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str]) -> None:
+    """Roles as metadata: the gradients as well, so that the check confirms these very values."""
+    known = {name for node in graph.nodes for name in node.outputs}
+    gradients = {name: f"{name}{GRADIENT}" for name in writer.states if f"{name}{GRADIENT}" in known}
+    add_roles(graph.header, loss, writer.states, batch, gradients)
+    graph.metadata.update((entry.key, entry.value) for entry in graph.header.metadata_props)
+
+
+def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:
+    """Give states their first values; what is stored and no state becomes a constant again."""
+    for name, value in {**forward.stored, **writer.values}.items():
+        if name in graph.inputs:
+            graph.initializers[name] = Tensor(graph.inputs[name], value.proto, value.array, value.path, value.offset)
+            if name not in writer.states:
+                del graph.inputs[name]

@@ -1,0 +1,188 @@
+"""BatchNormalization and Dropout of a forward model: left in inference form, with a note, or written out for training.
+
+onnx-ad differentiates neither in training mode. Written out in elementary operators they need no rule of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper
+
+from gopt.errors import UnsupportedError
+from gopt.frontends.derive.forward_model import ForwardModel
+from gopt.frontends.derive.functions import call
+from gopt.frontends.derive.options import Norms
+from gopt.ir.graph import read_type, value_info
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.sanitize import show
+
+DRAW = "draw_"
+"""Inputs of uniform random numbers in [0, 1), as ``gopt export`` names them."""
+
+_NORMALIZE = """batch_norm <axes, channel, eps, one, momentum, unbiased>
+(x, scale, bias, mean, var) => (y, new_mean, new_var)
+{
+  a = Constant <value: tensor = @axes> ()
+  shape = Constant <value: tensor = @channel> ()
+  e = Constant <value: tensor = @eps> ()
+  kept = Constant <value: tensor = @momentum> ()
+  whole = Constant <value: tensor = @one> ()
+  rest = Sub (whole, kept)
+  n = Constant <value: tensor = @unbiased> ()
+  m = ReduceMean <keepdims: int = 1> (x, a)
+  centred = Sub (x, m)
+  square = Mul (centred, centred)
+  v = ReduceMean <keepdims: int = 1> (square, a)
+  below = Add (v, e)
+  root = Sqrt (below)
+  normal = Div (centred, root)
+  s = Reshape (scale, shape)
+  b = Reshape (bias, shape)
+  scaled = Mul (normal, s)
+  y = Add (scaled, b)
+  flat = Constant <value_ints: ints = [-1]> ()
+  batch_mean = Reshape (m, flat)
+  biased = Reshape (v, flat)
+  batch_var = Mul (biased, n)
+  old_mean = Mul (kept, mean)
+  add_mean = Mul (rest, batch_mean)
+  new_mean = Add (old_mean, add_mean)
+  old_var = Mul (kept, var)
+  add_var = Mul (rest, batch_var)
+  new_var = Add (old_var, add_var)
+}"""
+"""Over batch and space, with the biased variance; running statistics take the unbiased one, as PyTorch's do."""
+
+_DROP = """dropout <ratio, factor> (x, draw) => (y)
+{
+  r = Constant <value: tensor = @ratio> ()
+  f = Constant <value: tensor = @factor> ()
+  keep = GreaterOrEqual (draw, r)
+  as_float = CastLike (keep, x)
+  mask = Mul (as_float, f)
+  y = Mul (x, mask)
+}"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMode:
+    """What was written out. ``statistics``: running statistic -> its new value; ``draws``: inputs of random numbers;
+    ``notes``: what was left."""
+
+    statistics: dict[str, str]
+    draws: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def write_out(model: ModelProto, forward: ForwardModel, batchnorm: Norms, dropout: Norms) -> TrainingMode:
+    """Rewrite the model in place. Raises UnsupportedError for a Dropout of an unknown ratio."""
+    types = _types(model)
+    statistics: dict[str, str] = {}
+    draws: list[str] = []
+    left = {"BatchNormalization": 0, "Dropout": 0}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        if node.domain in ("", "ai.onnx") and node.op_type in left:
+            kind = types.get(node.input[0], TensorType("undefined", None))
+            if node.op_type == "BatchNormalization":
+                wanted = batchnorm is Norms.TRAIN or _number(node, "training_mode", 0)
+                made = _normalized(node, kind, statistics) if wanted else [node]
+            else:
+                ratio, active = _dropout(node, forward)
+                wanted = dropout is Norms.TRAIN or active
+                made = list(_dropped(model, node, kind, ratio, draws)) if wanted and ratio else [_same(node)]
+            left[node.op_type] += not wanted
+            nodes += made
+        else:
+            nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    notes = []
+    if left["BatchNormalization"]:
+        notes.append(
+            f"{left['BatchNormalization']} BatchNormalization in inference form: running statistics are constants "
+            "(--batchnorm train normalizes by the batch and updates them)"
+        )
+    if left["Dropout"]:
+        notes.append(f"{left['Dropout']} Dropout in inference form: nothing is dropped (--dropout train drops)")
+    return TrainingMode(statistics, tuple(draws), tuple(notes))
+
+
+def _types(model: ModelProto) -> dict[str, TensorType]:
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    return {each.name: read_type(each.type) for each in (*inferred.input, *inferred.value_info, *inferred.output)}
+
+
+def _number(node: NodeProto, name: str, default: float) -> float:
+    return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+
+
+def _normalized(node: NodeProto, kind: TensorType, statistics: dict[str, str]) -> list[NodeProto]:
+    if not kind.static or len(kind.dims) < 2:
+        raise UnsupportedError(
+            f"BatchNormalization {show(node.output[0])} reads a value of unknown shape", "export with fixed shapes"
+        )
+    dims, (mean, var) = kind.dims, node.input[3:5]
+    count = kind.elements // dims[1]
+    if mean in statistics or count < 2:
+        why = "two operators share it" if mean in statistics else "each channel has one element in a batch"
+        raise UnsupportedError(f"running statistic {show(mean)} cannot be updated: {why}", "--batchnorm keep")
+    dtype = numpy_dtype(kind.dtype)
+    numbers = {
+        "axes": np.array([axis for axis in range(len(dims)) if axis != 1], np.int64),
+        "channel": np.array([1, dims[1], *[1] * (len(dims) - 2)], np.int64),
+        "eps": np.array(_number(node, "epsilon", 1e-5), dtype),
+        "one": np.array(1, dtype),
+        "momentum": np.array(_number(node, "momentum", 0.9), dtype),
+        "unbiased": np.array(count / (count - 1), dtype),
+    }
+    statistics[mean], statistics[var] = f"{mean}_out", f"{var}_out"
+    outputs = [node.output[0], statistics[mean], statistics[var]]
+    return call(_NORMALIZE, list(node.input), outputs, numbers, f"{node.output[0]}.norm")
+
+
+def _dropout(node: NodeProto, forward: ForwardModel) -> tuple[float, bool]:
+    """The share that is dropped, and whether the file says that it is; raises UnsupportedError where it is computed."""
+    given = [*node.input[1:], "", ""][:2]
+    values = []
+    for name, default in zip(given, (0.5, False)):
+        if name and name not in forward.stored:
+            raise UnsupportedError(
+                f"Dropout {show(node.output[0])} computes {show(name)}", "store its ratio and mode in the model"
+            )
+        values.append(forward.stored[name].numpy().reshape(-1)[0] if name else default)
+    if len(node.output) > 1 and node.output[1]:
+        raise UnsupportedError(f"Dropout {show(node.output[0])} returns its mask", "remove that output")
+    return float(values[0]), bool(values[1])
+
+
+def _same(node: NodeProto) -> NodeProto:
+    return helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
+
+
+def _dropped(
+    model: ModelProto, node: NodeProto, kind: TensorType, ratio: float, draws: list[str]
+) -> Iterator[NodeProto]:
+    if not kind.static or not 0 < ratio < 1:
+        raise UnsupportedError(
+            f"Dropout {show(node.output[0])} drops {ratio:g} of {kind}", "give it a ratio below 1 and a fixed shape"
+        )
+    draw = f"{DRAW}{len(draws)}"
+    draws.append(draw)
+    model.graph.input.append(value_info(draw, TensorType("float32", kind.dims)))
+    numbers = {"ratio": np.array(ratio, np.float32), "factor": np.array(1 / (1 - ratio), numpy_dtype(kind.dtype))}
+    yield from call(_DROP, [node.input[0], draw], [node.output[0]], numbers, f"{node.output[0]}.drop")
+
+
+def add_outputs(model: ModelProto, mode: TrainingMode) -> None:
+    """New statistics as outputs, so that nobody drops them."""
+    types = {each.name: each for each in model.graph.input}
+    for name, updated in mode.statistics.items():
+        info = onnx.ValueInfoProto()
+        info.CopyFrom(types[name])
+        info.name = updated
+        model.graph.output.append(info)

@@ -1,0 +1,34 @@
+"""``gopt.derive``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gopt.frontends.derive.derive import Derived
+    from gopt.frontends.derive.options import DeriveOptions
+
+
+def derive(
+    forward: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: DeriveOptions,
+    *,
+    force: bool = False,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Derived:
+    """Write the training step of a forward ONNX model: backward, loss and optimizer are added to it.
+
+    ``options``: a ``DeriveOptions``. Nothing is written unless finite differences confirm the gradients. Raises
+    InputError for a damaged model, OptionError for a request that makes no step, or where onnx-ad is missing,
+    UnsupportedError for an operator without a derivative or a gradient that is not confirmed, RunError when the file
+    cannot be written.
+
+    >>> options = gopt.DeriveOptions(loss="cross-entropy", optimizer="adamw")
+    >>> gopt.derive("model.onnx", "step.onnx", options)  # doctest: +SKIP
+    """
+    from gopt.frontends.derive.derive import derive as written
+
+    return written(forward, output, options, force=force, advance=advance)
