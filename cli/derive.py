@@ -74,8 +74,8 @@ def command(forward: str, output: str, force: bool, as_json: bool, **given: Any)
     """
     from gopt.verbs.derive import derive
 
-    from .render import progress
     from .render_derive import render_derived
+    from .render_progress import progress
 
     with progress() as advance:
         derived = derive(forward, output, _options(given), force=force, advance=advance)

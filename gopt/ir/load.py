@@ -43,10 +43,10 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
-        return graph_of(read_file(name), name, own=own)
+        return checked_graph(read_file(name), name, own=own)
 
 
-def graph_of(file: ModelFile, path: str, *, own: bool = False) -> Graph:
+def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
     """Return the graph of a model whose external data, if it has any, lies beside ``path``.
 
     Raises InputError and UnsupportedError as ``load`` does, without a file's name.
@@ -60,12 +60,10 @@ def graph_of(file: ModelFile, path: str, *, own: bool = False) -> Graph:
 
 
 def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> Graph:
-    """The graph of a model in memory, checked as a file is; ``path``: beside which its external data lie."""
+    """Return the graph of a model in memory, checked as a file is; ``path``: its external data lie beside it."""
     name = os.fsdecode(path)
     with naming(name), gc_paused():
-        file = ModelFile(model.SerializeToString(deterministic=True))
-        check_functions(file.model)
-        return _graph(file, DataFolder(name), False)
+        return checked_graph(ModelFile(model.SerializeToString(deterministic=True)), name)
 
 
 def read_file(path: str) -> ModelFile:

@@ -23,7 +23,7 @@ from gopt.importers.artifacts.lowering.value_types import value_types
 from gopt.importers.artifacts.optimizer import OrtOptimizer, Update, clip_nodes, read_optimizer, update_nodes
 from gopt.ir.external_data import naming, show
 from gopt.ir.graph import ROLES, Graph, Node, Tensor, value_info
-from gopt.ir.load import graph_of
+from gopt.ir.load import checked_graph
 from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import nested
 from gopt.ir.types import TensorType, numpy_dtype
@@ -47,7 +47,7 @@ def step_of(parts: Artifacts) -> Graph:
     with naming(str(parts.folder)):
         step = _Step(parts, join(parts), read_optimizer(parts.optimizer.model))
         model = step.model()
-        graph = graph_of(ModelFile(model.SerializeToString(deterministic=True)), str(parts.training.path))
+        graph = checked_graph(ModelFile(model.SerializeToString(deterministic=True)), str(parts.training.path))
         graph = _plain(expand(graph, prefix=UPDATE), {each.name for each in step.builder.constants})
         graph.initializers.update(step.values())
     for frozen in step.joined.frozen:  # constants of the step; inputs where they have no value
