@@ -18,7 +18,7 @@ from gopt.offline.merge import save_model
 
 @dataclass(frozen=True, slots=True)
 class Imported(HtmlTable):
-    """What ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
+    """A step that ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
     ``missing``: states without a value."""
 
     model: str

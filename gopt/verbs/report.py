@@ -23,7 +23,7 @@ def report(
     force: bool = False,
     advance: ProgressCallback = no_progress,
 ) -> ReportPage:
-    """What the page of an output folder shows; written to the file ``html`` where one is given.
+    """Return the record of the page of an output folder; it is written to the file ``html`` where one is given.
 
     ``trace``: what ``gopt run --trace`` wrote; the timeline shows its times. ``verification``: what ``gopt.verify``
     returned, or the file of ``gopt verify --json``; the page shows the proof. ``force`` replaces a page that gopt
