@@ -18,8 +18,8 @@ from gopt.offline.merge import save_model
 
 @dataclass(frozen=True, slots=True)
 class Imported(HtmlTable):
-    """A step that ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
-    ``missing``: states without a value."""
+    """A step that ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: the inputs
+    that a run feeds; ``missing``: states without a value."""
 
     model: str
     data: str

@@ -17,8 +17,7 @@ from gopt.runtime.training.train import Trainer
 
 @dataclass(frozen=True, slots=True)
 class RunHooks:
-    """Callbacks of a run. ``on_step``: with each step; ``on_start``: with the step that it starts at, once all that could
-    refuse it has passed; ``stop_signal`` returns the signal that asks for the end, or 0; ``on_end``: of a split without
+    """Callbacks of a run. ``on_step``: with each step; ``on_start``: with the first step, once all checks have passed; ``stop_signal`` returns the signal that asks for the end, or 0; ``on_end``: of a split without
     rounds, with what all did."""
 
     on_step: Callable[[Progress], None]
