@@ -17,8 +17,9 @@ from gopt.runtime.training.train import Trainer
 
 @dataclass(frozen=True, slots=True)
 class RunHooks:
-    """Callbacks of a run. ``on_step``: with each step; ``on_start``: with the first step, once all checks have passed; ``stop_signal`` returns the signal that asks for the end, or 0; ``on_end``: of a split without
-    rounds, with what all did."""
+    """Callbacks of a run. ``on_step``: with each step; ``on_start``: with the first step, once all checks have passed;
+    ``stop_signal`` returns the signal that asks for the end, or 0; ``on_end``: of a split without rounds, with the
+    ends of all roles."""
 
     on_step: Callable[[Progress], None]
     on_start: Callable[[int], None] = lambda step: None
