@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.api import ROLES
 from gopt.artifact.model_file import check_model
@@ -34,6 +36,7 @@ from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, m
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import Draw, RecordedDraws
 from gopt.frontends.pytorch.schedules import in_graph
+from gopt.frontends.pytorch.shapes import check_trained, mode_of, one_step, without_values
 from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph, Tensor
@@ -45,7 +48,7 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class Exported(HtmlTable):
-    """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds."""
+    """What ``export`` wrote. ``checked``: None of a step without values. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds."""
 
     model: str
     data: str
@@ -54,7 +57,7 @@ class Exported(HtmlTable):
     states: int
     nbytes: int
     inputs: tuple[str, ...]
-    checked: Checked
+    checked: Checked | None
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +65,7 @@ class Exported(HtmlTable):
         return {
             "format": "gopt-export/1", "model": self.model, "data": self.data, "nodes": self.nodes,
             "parameters": self.parameters, "states": self.states, "bytes": self.nbytes, "inputs": list(self.inputs),
-            "check": {
+            "check": None if self.checked is None else {
                 "steps": len(self.checked.losses), "losses": list(self.checked.losses),
                 "eager_losses": list(self.checked.eager_losses), "worst": self.checked.worst,
                 "worst_state": self.checked.worst_state,
@@ -89,17 +92,22 @@ def export(
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     advance("building the model")
-    recipe = _recipe(factory, options)
+    with contextlib.nullcontext() if options.values else without_values():
+        recipe = _recipe(factory, options)
+    if not options.values:
+        check_trained(recipe)
     step = _Step.of(recipe, options)
     advance("tracing")
     traced = step.trace()
     advance("converting")
     model = step.convert(traced, Path(output).stem)
     graph = _with_values(model, traced)
-    advance(f"comparing {options.check} steps with eager PyTorch")
-    hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
-    with quiet():
-        checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
+    checked = None
+    if options.values:
+        advance(f"comparing {options.check} steps with eager PyTorch")
+        hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
+        with quiet():
+            checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
     if options.draws is Draws.NODES and step.draws:
         with_random_nodes(model, step.draws)
         graph = _with_values(model, traced)
@@ -143,8 +151,14 @@ class _Step:
         recorded = RecordedDraws(options.seed)
 
         def run(tried: Recipe) -> None:
+            plain = replace(options, loss_scale=None)
+            mode = mode_of(tried)
+            if mode is not None:
+                with on_attention_math(), mode, recorded:
+                    one_step(tried, plain)
+                return
             with on_attention_math(), recorded:
-                EagerTraining(tried, replace(options, loss_scale=None)).step(recipe.batch)
+                EagerTraining(tried, plain).step(recipe.batch)
 
         try:
             with quiet():
@@ -222,7 +236,7 @@ def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:
         file.write_bytes(model.SerializeToString(deterministic=True))
         graph = load(file)
     for name, value in (traced.states | traced.constants).items():
-        if name in graph.inputs:
+        if name in graph.inputs and not isinstance(value, FakeTensor):
             graph.initializers[name] = Tensor(graph.inputs[name], array=_array(value))
     for name in traced.constants:
         graph.inputs.pop(name, None)
