@@ -112,7 +112,7 @@ def export(
         with_random_nodes(model, step.draws)
         graph = _with_values(model, traced)
     data = save_model(target, graph, Path(output), force=force)
-    fed = [name for name in graph.inputs if name not in graph.initializers]
+    fed = [name for name in graph.inputs if name not in graph.initializers and name not in traced.states]
     return Exported(
         str(Path(output)), data, len(graph.nodes), step.parameters, len(traced.states),
         sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,

@@ -206,7 +206,7 @@ def swapped(
             if "capturable" in group:
                 group["capturable"] = True  # no branch on the count of steps
             for fast in ("foreach", "fused"):
-                if group.get(fast):
+                if group.get(fast, False) is not False:  # None is a choice of the optimizer's own
                     group[fast] = False  # the same arithmetic, tensor by tensor
     try:
         yield
