@@ -6,7 +6,6 @@ gradients that are zero but for rounding move states by full steps (docs of ``go
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from gopt.frontends.pytorch.eager import EagerTraining
 from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
-from gopt.frontends.pytorch.outputs import returned
+from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
 from gopt.frontends.pytorch.states import FirstStep, Kind, find_places
 from gopt.frontends.pytorch.tracing import EPOCH, SCALE, TRACKER
@@ -182,7 +181,7 @@ class _Eager:
 
     def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
         recipe = self._training.recipe
-        kept = returned(recipe, self._taken) if self._options.outputs else contextlib.nullcontext({})
+        kept = returned(recipe, self._taken) if self._options.outputs else no_outputs()
         with kept as own, on_attention_math(), GivenDraws(draws):
             loss = self._training.step(batch)
         self.outputs = {name: _array(value) for name, value in own.items()}

@@ -48,7 +48,8 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class Exported(HtmlTable):
-    """What ``export`` wrote. ``checked``: None of a step without values. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds."""
+    """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
+    ``checked``: None of a step without values."""
 
     model: str
     data: str

@@ -39,6 +39,12 @@ def returned(recipe: Recipe, taken: Container[str]) -> Iterator[dict[str, torch.
         )
 
 
+@contextlib.contextmanager
+def no_outputs() -> Iterator[dict[str, torch.Tensor]]:
+    """In place of ``returned`` where nothing is kept."""
+    yield {}
+
+
 def _named(result: Any, with_loss: bool) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(result, torch.Tensor):
         if not with_loss:

@@ -6,8 +6,7 @@ Buffers and the batch keep their values, for constants of the graph are made of 
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 

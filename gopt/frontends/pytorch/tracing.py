@@ -26,7 +26,7 @@ from gopt.frontends.pytorch.eager_code import readable
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.hyper import Hyper, hyper_inputs
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
-from gopt.frontends.pytorch.outputs import returned
+from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
 from gopt.frontends.pytorch.schedules import closed_form
 from gopt.frontends.pytorch.states import Kind, Place
@@ -99,9 +99,9 @@ def trace(
         ):  # fmt: skip
             values = dict(zip(names, (to_fun(value) for value in flat)))
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
-            with readable(examples, fixed), GivenDraws([values[name] for name in drawn]):
-                with returned(recipe, names) if options.outputs else contextlib.nullcontext({}) as own:
-                    loss, new = _step(recipe, options, [*carried, *constant], hyper, scheduled, values)
+            own_outputs = returned(recipe, names) if options.outputs else no_outputs()
+            with readable(examples, fixed), GivenDraws([values[name] for name in drawn]), own_outputs as own:
+                loss, new = _step(recipe, options, [*carried, *constant], hyper, scheduled, values)
             kept[:] = own
             outputs = [*(new[name] for name in states), *own.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
@@ -193,7 +193,9 @@ def swapped(
         elif place.kind is Kind.CONSTANT and isinstance(place.read(), torch.nn.Parameter):
             replaced[id(place.read())] = value
         place.write(value)
-    foreach = [(each, vars(each)["foreach"]) for each in recipe.optimizers if vars(each).get("foreach", False) is not False]
+    foreach = [
+        (each, vars(each)["foreach"]) for each in recipe.optimizers if vars(each).get("foreach", False) is not False
+    ]
     for optimizer, _ in foreach:  # of third-party optimizers, beside the option of groups
         vars(optimizer)["foreach"] = False
     for index, (optimizer, state, groups) in enumerate(optimizers):

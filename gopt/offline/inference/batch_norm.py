@@ -66,7 +66,7 @@ def _nearest_shared(cone: Cone, updated: str) -> list[str]:
 
 
 def _over_batch(cone: Cone, name: str) -> bool:
-    """Whether a value is a reduction over the first axis, but for its layout and scale."""
+    """Return whether a value is a reduction over the first axis, but for its layout and scale."""
     seen, stack = set(), [name]
     while stack:
         node = cone.index.producers.get(stack.pop())

@@ -81,8 +81,9 @@ def evaluate(cone: Cone, target: str, given: Mapping[str, np.ndarray]) -> np.nda
         + [node.to_proto() for node in nodes],
         "piece", [], [value_info(target, TensorType(graph.type_of(target).dtype, None))],
     )  # fmt: skip
-    model = onnx.helper.make_model(body, opset_imports=graph.header.opset_import)
-    return np.asarray(ReferenceEvaluator(model).run([target], {})[0])
+    model = onnx.helper.make_model(body, opset_imports=list(graph.header.opset_import))
+    (found,) = ReferenceEvaluator(model).run([target], {})
+    return np.asarray(found)
 
 
 def _stand_in(type: TensorType) -> np.ndarray:

@@ -44,7 +44,7 @@ def _masks(cone: Cone, draw: str) -> set[str]:
 
 
 def _steps(cone: Cone, node: Node, draw: str) -> bool:
-    return node.op_type in _COMPARE or node.op_type == "Add" and _rest(cone, node, draw) is not None
+    return node.op_type in _COMPARE or (node.op_type == "Add" and _rest(cone, node, draw) is not None)
 
 
 def _levels(cone: Cone, draw: str) -> Iterator[str]:
@@ -53,11 +53,12 @@ def _levels(cone: Cone, draw: str) -> Iterator[str]:
         name = front.pop()
         for node in cone.readers(name):
             others = [each for each in node.inputs if each and each not in known]
-            if len(node.outputs) == 1 and all(cone.scalar(each) is not None for each in others):
-                if node.outputs[0] not in known:
-                    known.add(node.outputs[0])
-                    front.append(node.outputs[0])
-                    yield node.outputs[0]
+            name = node.outputs[0]
+            constant = all(cone.scalar(each) is not None for each in others)
+            if len(node.outputs) == 1 and constant and name not in known:
+                known.add(name)
+                front.append(name)
+                yield name
 
 
 def _rest(cone: Cone, node: Node, name: str) -> float | None:
@@ -83,14 +84,14 @@ def _scaled(cone: Cone, draw: str, mask: str, reader: Node) -> Node | None:
     before, after = cone.index.producers.get(value), cone.readers(output)
     if before is not None and (scale := _scale(cone, before)) and _fits(kept * height * scale[1]):
         return _identity(scale[0], output)
-    if len(after) == 1 and (scale := _scale(cone, after[0])) and scale[0] == output:
-        if _fits(kept * height * scale[1]):
-            return _identity(value, after[0].outputs[0])
+    scale = _scale(cone, after[0]) if len(after) == 1 else None
+    if scale is not None and scale[0] == output and _fits(kept * height * scale[1]):
+        return _identity(value, after[0].outputs[0])
     return None
 
 
 def _scale(cone: Cone, node: Node) -> tuple[str, float] | None:
-    """What a node multiplies by a constant, and that constant."""
+    """Return what a node multiplies by a constant, and that constant."""
     if node.op_type == "Div" and (number := cone.scalar(node.inputs[1])):
         return node.inputs[0], 1 / number
     if node.op_type == "Mul":

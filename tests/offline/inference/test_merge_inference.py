@@ -69,7 +69,9 @@ def test_batch_norm_reads_the_running_statistics_of_a_checkpoint(tmp_path):
     found = merge_inference(checkpoint, tmp_path / "model.onnx", outputs=["addmm"])
     assert found.inputs == ("x",) and found.outputs == ("addmm",) and len(found.running) == 4
     held = states(checkpoint)
-    names = [f"{layer}.{part}" for layer in ("bn1", "bn2") for part in ("weight", "bias", "running_mean", "running_var")]
+    names = [
+        f"{layer}.{part}" for layer in ("bn1", "bn2") for part in ("weight", "bias", "running_mean", "running_var")
+    ]
     assert np.abs(held["bn1.running_mean"]).max() > 1e-3, "statistics at their start show nothing"
     names = ["conv1.weight", *names[:4], "conv2.weight", "conv2.bias", *names[4:], "fc.weight", "fc.bias"]
     by_hand = onnx.parser.parse_model(CNN)
@@ -123,7 +125,7 @@ def test_a_mask_of_another_scale_is_no_dropout(tmp_path):
 
 def test_a_statistic_that_is_no_moving_average_is_refused(tmp_path):
     folder = ranks_of(changed("cnn_sgd.onnx", "val_29", 3, tmp_path / "odd.onnx"), tmp_path / "ranks")
-    with pytest.raises(UnsupportedError, match="bn1.running_var.*of the batch's part"):
+    with pytest.raises(UnsupportedError, match=r"bn1.running_var.*of the batch's part"):
         merge_inference(folder, tmp_path / "m.onnx", outputs=["addmm"])
     assert not (tmp_path / "m.onnx").exists()
 
