@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="torch.manual_seed in front of the factory.")
 @click.option("--check", type=int, default=3, show_default=True, metavar="K", help="Steps compared with eager PyTorch.")
+@click.option("--outputs", is_flag=True, help="Keep what the module returns, such as logits, as outputs.")
+@click.option("--no-values", is_flag=True, help="Shapes alone, for models that do not fit in memory; not compared.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(factory: str, output: str, force: bool, as_json: bool, **given: Any) -> None:
@@ -45,7 +47,8 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
     fifth if there is one. The loss function is called as loss(module, batch) where the batch is a dict, as
     loss(module(*inputs), target) where it is a tuple; None: the module returns the loss. Several optimizers are a list.
 
-    Nothing is written unless all states and the loss agree with eager PyTorch over --check steps.
+    Nothing is written unless all states and the loss agree with eager PyTorch over --check steps. With --no-values
+    parameters have no memory and the file no values of states, and nothing is compared.
 
     \b
     Example:
@@ -86,4 +89,6 @@ def _options(given: dict[str, Any]) -> ExportOptions:
         hyper=tuple(name for text in given["hyper"] for name in text.split(",") if name),
         seed=given["seed"],
         check=given["check"],
+        outputs=given["outputs"],
+        values=not given["no_values"],
     )

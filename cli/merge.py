@@ -15,33 +15,44 @@ from .terminal import print_json
 @click.option(
     "--state-dict", metavar="FILE", help="Write parameters and running statistics as a .safetensors file, no model."
 )
+@click.option("--inference", is_flag=True, help="Write the forward alone, as it is evaluated.")
+@click.option("--output", "values", multiple=True, metavar="VALUE", help="With --inference: what the model computes.")
 @click.option("--all-states", is_flag=True, help="With --state-dict: optimizer states and counters too.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(
-    path: str, output: str | None, state_dict: str | None, all_states: bool, force: bool, as_json: bool
-) -> None:
+    path: str, output: str | None, state_dict: str | None, inference: bool, values: tuple[str, ...], all_states: bool,
+    force: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Write one model, the step as it was, with the values that its states have on ranks, or on trainers and servers.
 
     DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept. Where the values are more
     than 64 MiB they lie beside the model, in MODEL.<digest>.data.
+
+    --inference writes a model of the forward alone: parameters are constants, BatchNorm reads its running statistics,
+    dropout passes values on. It computes the step's outputs beside loss and states (gopt export --outputs), or each
+    value that --output names.
 
     \b
     Example:
       gopt merge step.ranks -o step.onnx
       gopt merge checkpoints/step_00000100 -o trained.onnx
       gopt merge checkpoints/step_00000100 --state-dict trained.safetensors
+      gopt merge checkpoints/step_00000100 --inference -o model.onnx
     """
+    from gopt.offline.inference.write import merge_inference
     from gopt.offline.merge import merge
     from gopt.offline.state_values import save_state_dict
 
-    from .render import render_merged, render_state_dict
+    from .render import render_inference, render_merged, render_state_dict
     from .render_progress import progress
 
     if (output is None) == (state_dict is None):
         raise OptionError("gopt merge writes one file", "give -o MODEL, or --state-dict FILE")
     if all_states and state_dict is None:
         raise OptionError("--all-states needs --state-dict")
+    if (inference and output is None) or (values and not inference):
+        raise OptionError("--inference needs -o MODEL" if inference else "--output needs --inference")
     if state_dict is not None:
         saved = save_state_dict(path, state_dict, all_states=all_states, force=force)
         if as_json:
@@ -50,6 +61,13 @@ def command(
             render_state_dict(saved)
         return
     assert output is not None
+    if inference:
+        model = merge_inference(path, output, outputs=values, force=force)
+        if as_json:
+            print_json(model.to_json())
+        else:
+            render_inference(model)
+        return
     with progress() as advance:
         advance("merging")
         merged = merge(path, output, force=force)

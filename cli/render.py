@@ -21,6 +21,7 @@ from gopt.sanitize import clean
 from .verbosity import Verbosity, verbosity
 
 if TYPE_CHECKING:
+    from gopt.offline.inference.write import Inference
     from gopt.offline.state_values import Loaded, StateDict
 
 WIDE = 200
@@ -178,6 +179,18 @@ def render_merged(merged: Mapping[str, Any]) -> None:
     out.print(f"{merged['states']} states, {format_bytes(merged['bytes'])}: written to {merged['model']}{beside}")
     if merged["missing"]:
         out.print(f"note: {len(merged['missing'])} states have no value: {_first_names(merged['missing'])}")
+
+
+def render_inference(written: Inference) -> None:
+    """What ``gopt merge --inference`` shows."""
+    out = console()
+    beside = f", values in {written.data}" if written.data else ""
+    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}", soft_wrap=True)
+    out.print(f"reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}", soft_wrap=True)
+    if written.dropped:
+        out.print(f"note: dropout passes values on, without {_first_names(written.dropped)}", soft_wrap=True)
+    if written.running:
+        out.print(f"note: {len(written.running)} statistics of the batch are the running ones", soft_wrap=True)
 
 
 def render_state_dict(saved: StateDict) -> None:

@@ -9,22 +9,31 @@ from gopt.artifact.report import format_bytes
 from .render import console
 
 if TYPE_CHECKING:
+    from gopt.frontends.pytorch.check import Checked
     from gopt.frontends.pytorch.export import Exported
 
 
 def render_exported(exported: Exported) -> None:
     """The file, what a run feeds, and how far it is from eager PyTorch."""
-    out, checked = console(), exported.checked
+    out = console()
     beside = f", values in {exported.data}" if exported.data else ""
     out.print(
         f"{exported.nodes} nodes, {exported.parameters} parameters, {exported.states} states, "
         f"{format_bytes(exported.nbytes)}"
     )
     out.print(f"inputs: {', '.join(exported.inputs)}", soft_wrap=True)
+    _render_check(exported.checked)
+    for note in exported.notes:
+        out.print(f"note: {note}", soft_wrap=True)
+    out.print(f"written to {exported.model}{beside}; gopt shard {exported.model} --ranks 2 shards it", soft_wrap=True)
+
+
+def _render_check(checked: Checked | None) -> None:
+    out = console()
+    if checked is None:
+        out.print("not compared with eager PyTorch: a step without values cannot run", soft_wrap=True)
+        return
     worst = f"; largest difference {checked.worst:.1e} of a change, {checked.worst_state}" if checked.worst else ""
     losses = " ".join(f"{loss:.6g}" for loss in checked.losses)
     count = len(checked.losses)
     out.print(f"equal to eager PyTorch over {count} step{'s' * (count != 1)}: loss {losses}{worst}", soft_wrap=True)
-    for note in exported.notes:
-        out.print(f"note: {note}", soft_wrap=True)
-    out.print(f"written to {exported.model}{beside}; gopt shard {exported.model} --ranks 2 shards it", soft_wrap=True)

@@ -36,6 +36,7 @@ KINDS = {
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "offline/inference/test_merge_inference.py": "forwards of steps as they are evaluated",
     "frontends/pytorch/test_export_options.py": "options of an export, and the command without torch",
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
@@ -172,7 +173,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.decompositions "
         "frontends.pytorch.eager frontends.pytorch.eager_code frontends.pytorch.factory "
         "frontends.pytorch.hyper frontends.pytorch.randomness frontends.pytorch.schedules "
-        "frontends.pytorch.states frontends.pytorch.tracing cli.export cli.render_export",
+        "frontends.pytorch.states frontends.pytorch.tracing "
+        "frontends.pytorch.outputs frontends.pytorch.shapes cli.export cli.render_export",
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
     ),
     **_each(
@@ -184,6 +186,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends.derive.writer frontends.functional_step verbs.derive cli.derive cli.render_derive",
         "whole derivations against PyTorch's numbers; rewrites of graphs, run before and after",
         "frontends/derive/test_derive.py", "autodiff/test_simplify.py",
+        "offline.inference.batch_norm offline.inference.cone offline.inference.dropout offline.inference.forward "
+        "offline.inference.write", "whole models beside the same network by hand",
+        "offline/inference/test_merge_inference.py",
     ),
     **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),
     **_each("cli.load_state", "one command over offline.state_values", "offline/test_state_values.py"),

@@ -7,7 +7,7 @@ gradients that are zero but for rounding move states by full steps (docs of ``go
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from gopt.frontends.pytorch.eager import EagerTraining
 from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
+from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
 from gopt.frontends.pytorch.states import FirstStep, Kind, find_places
 from gopt.frontends.pytorch.tracing import EPOCH, SCALE, TRACKER
@@ -82,8 +83,9 @@ def compare(
     data = batches(recipe, options.check)
     generator = torch.Generator().manual_seed(options.seed + 1)
     drawn = [[draw.values(generator) for draw in draws] for _ in data]
-    eager = _Eager(recipe, seen, options)
-    shaken = _Eager(recipe, seen, options, shake=True)
+    taken = {*graph.inputs, *graph.initializers}
+    eager = _Eager(recipe, seen, options, taken)
+    shaken = _Eager(recipe, seen, options, taken, shake=True)
     first = eager.states()
     scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
     executor, cache_feeds = Executor(graph, SessionCache()), dict(hyper)
@@ -103,11 +105,21 @@ def compare(
         shaken.step(batch, numbers)
         if not np.isclose(losses[-1], theirs[-1], rtol=limits.loss, atol=limits.loss):
             raise _differs("loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}")
+        for name, value in eager.outputs.items():
+            _check_output(name, step, results.pop(name), value, limits.loss)
         held = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
         expected, other = eager.states(), shaken.states()
         for name, value in expected.items():
             worst = max(worst, (_distance(name, step, held[name], value, other[name], first[name], limits.share), name))
     return Checked(tuple(losses), tuple(theirs), *worst)
+
+
+def _check_output(name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float) -> None:
+    """Raise where an output of the module is not the eager one."""
+    a, b = mine.astype(np.float64), theirs.astype(np.float64)
+    difference, size = float(np.linalg.norm((a - b).ravel())), float(np.linalg.norm(b.ravel()))
+    if not difference <= limit * max(size, 1.0):
+        raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where its norm is {size:.2e}")
 
 
 def _distance(
@@ -144,9 +156,15 @@ def _no_calls(*_: Any) -> Any:
 class _Eager:
     """Eager training with given random numbers, and its states by the names of the export."""
 
-    def __init__(self, recipe: Recipe, seen: FirstStep, options: ExportOptions, shake: bool = False) -> None:
+    def __init__(
+        self, recipe: Recipe, seen: FirstStep, options: ExportOptions, taken: Container[str] = (), shake: bool = False
+    ) -> None:
+        """``taken``: names that outputs of the module do not get."""
+        self._taken = taken
         self._training = EagerTraining(copy.deepcopy(recipe), options)
         self._options = options
+        self.outputs: Arrays = {}
+        """What the module returned in the last step, where that is kept."""
         self._places = [each for each in find_places(self._training.recipe, seen) if each.kind is not Kind.CONSTANT]
         if shake:
             generator = torch.Generator().manual_seed(5)
@@ -162,8 +180,12 @@ class _Eager:
         return float(self._training.recipe.optimizers[0].param_groups[0]["lr"])
 
     def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
-        with on_attention_math(), GivenDraws(draws):
-            return self._training.step(batch)
+        recipe = self._training.recipe
+        kept = returned(recipe, self._taken) if self._options.outputs else no_outputs()
+        with kept as own, on_attention_math(), GivenDraws(draws):
+            loss = self._training.step(batch)
+        self.outputs = {name: _array(value) for name, value in own.items()}
+        return loss
 
     def states(self) -> Arrays:
         """All states as they are, copied."""

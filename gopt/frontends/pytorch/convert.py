@@ -27,8 +27,9 @@ _FOLDED = 1024
 
 def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
     """The step as an ONNX model without values: inputs in the order of ``step.arguments``, outputs ``loss`` and the
-    states' names with ``_out``. Constants are inputs. Raises torch.onnx.OnnxExporterError."""
-    names = {"input_names": list(step.arguments), "output_names": [LOSS, *(f"{each}{UPDATED}" for each in step.states)]}
+    states' names with ``_out``, then ``step.outputs``. Constants are inputs. Raises torch.onnx.OnnxExporterError."""
+    outputs = [LOSS, *(f"{each}{UPDATED}" for each in step.states), *step.outputs]
+    names = {"input_names": list(step.arguments), "output_names": outputs}
     arguments = tuple(step.arguments.values())
     with quiet():
         try:  # what the exporter would decompose is decomposed already, and doing it again takes half of the time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
@@ -30,6 +32,7 @@ from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, m
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import Draw, RecordedDraws
 from gopt.frontends.pytorch.schedules import in_graph
+from gopt.frontends.pytorch.shapes import check_trained, mode_of, one_step, without_values
 from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph, Tensor
@@ -41,7 +44,8 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class Exported(HtmlTable):
-    """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds."""
+    """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
+    ``checked``: None of a step without values."""
 
     model: str
     data: str
@@ -50,7 +54,7 @@ class Exported(HtmlTable):
     states: int
     nbytes: int
     inputs: tuple[str, ...]
-    checked: Checked
+    checked: Checked | None
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +62,7 @@ class Exported(HtmlTable):
         return {
             "format": "gopt-export/1", "model": self.model, "data": self.data, "nodes": self.nodes,
             "parameters": self.parameters, "states": self.states, "bytes": self.nbytes, "inputs": list(self.inputs),
-            "check": {
+            "check": None if self.checked is None else {
                 "steps": len(self.checked.losses), "losses": list(self.checked.losses),
                 "eager_losses": list(self.checked.eager_losses), "worst": self.checked.worst,
                 "worst_state": self.checked.worst_state,
@@ -85,22 +89,27 @@ def export(
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     advance("building the model")
-    recipe = _recipe(factory, options)
+    with contextlib.nullcontext() if options.values else without_values():
+        recipe = _recipe(factory, options)
+    if not options.values:
+        check_trained(recipe)
     step = _Step.of(recipe, options)
     advance("tracing")
     traced = step.trace()
     advance("converting")
     model = step.convert(traced, Path(output).stem)
     graph = _with_values(model, traced)
-    advance(f"comparing {options.check} steps with eager PyTorch")
-    hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
-    with quiet():
-        checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
+    checked = None
+    if options.values:
+        advance(f"comparing {options.check} steps with eager PyTorch")
+        hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
+        with quiet():
+            checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
     if options.draws is Draws.NODES and step.draws:
         with_random_nodes(model, step.draws)
         graph = _with_values(model, traced)
     data = save_model(target, graph, Path(output), force=force)
-    fed = [name for name in graph.inputs if name not in graph.initializers]
+    fed = [name for name in graph.inputs if name not in graph.initializers and name not in traced.states]
     return Exported(
         str(Path(output)), data, len(graph.nodes), step.parameters, len(traced.states),
         sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
@@ -139,8 +148,14 @@ class _Step:
         recorded = RecordedDraws(options.seed)
 
         def run(tried: Recipe) -> None:
+            plain = replace(options, loss_scale=None)
+            mode = mode_of(tried)
+            if mode is not None:
+                with on_attention_math(), mode, recorded:
+                    one_step(tried, plain)
+                return
             with on_attention_math(), recorded:
-                EagerTraining(tried, replace(options, loss_scale=None)).step(recipe.batch)
+                EagerTraining(tried, plain).step(recipe.batch)
 
         try:
             with quiet():
@@ -209,7 +224,7 @@ def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:
     """The model as a graph with the first values of states, and those of constants, which are no inputs any more."""
     graph = graph_of(model)
     for name, value in (traced.states | traced.constants).items():
-        if name in graph.inputs:
+        if name in graph.inputs and not isinstance(value, FakeTensor):
             graph.initializers[name] = Tensor(graph.inputs[name], array=_array(value))
     for name in traced.constants:
         graph.inputs.pop(name, None)

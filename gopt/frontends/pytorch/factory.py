@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ class Recipe:
     scheduler: Any = None
     positional: bool = False
     """Whether the batch was given as a tuple."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
+        """A copy of all that trains. An optimizer copies its groups and states alone: its other attributes, such as
+        the settings of third-party ones, are copied here."""
+        for mode in {vars(each).get("fake_mode") for each in self.module.parameters()} - {None}:
+            memo[id(mode)] = mode  # tensors of two modes do not mix
+        made = Recipe(*(copy.deepcopy(getattr(self, each.name), memo) for each in fields(self)))
+        for old, new in zip(self.optimizers, made.optimizers):
+            for key, value in vars(old).items():
+                if key not in vars(new) and not callable(value):
+                    vars(new)[key] = copy.deepcopy(value, memo)
+        return made
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch, a tensor of one element; raises InputError where there is none."""

@@ -72,7 +72,7 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
         for place, group in enumerate(optimizer.param_groups)
     ]
     known = sorted({key for *_, group in groups for key, value in group.items() if _numbers(value)})
-    for option in dict.fromkeys((LR, *options.hyper)):
+    for option in dict.fromkeys((*([LR] if LR in known else []), *options.hyper)):
         if option not in known:
             hint = did_you_mean(option, known) or f"they have {', '.join(known)}"
             raise OptionError(f"no parameter group has a number {show(option)} (--hyper)", hint)

@@ -43,7 +43,8 @@ class ExportOptions:
 
     ``clip_norm``, ``clip_value``: bounds of gradients over all optimizers. ``loss_scale``: a number, or DYNAMIC.
     ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
-    steps that are compared with eager PyTorch.
+    steps that are compared with eager PyTorch. ``outputs``: keep what the module returns. ``values``: False for shapes
+    alone, which cannot be compared.
     """
 
     clip_norm: float | None = None
@@ -56,6 +57,8 @@ class ExportOptions:
     hyper: tuple[str, ...] = ()
     seed: int = 0
     check: int = 3
+    outputs: bool = False
+    values: bool = True
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "clip_value"):

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.factory import Recipe
@@ -72,13 +73,13 @@ class _Recorded(dict[str, Any]):
         super().__init__()
         self.first: dict[str, Any] = {}
         self._parameter = parameter
-        self._before = parameter.detach().clone()
+        self._before = _kept(parameter)
         for key, value in (given or {}).items():
             self[key] = value
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self.first:
-            updated = not torch.equal(self._parameter.detach(), self._before)
+            updated = _changed(self._parameter, self._before)
             self.first[key] = _zero(value) if updated else _copy(value)
         super().__setitem__(key, value)
 
@@ -110,7 +111,7 @@ def first_step(recipe: Recipe, step: Callable[[Recipe], None]) -> FirstStep:
     to no parameter."""
     tried = copy.deepcopy(recipe)
     names = parameter_names(tried)
-    before = {name: value.detach().clone() for name, value in tried.module.named_buffers(remove_duplicate=False)}
+    before = {name: _kept(value) for name, value in tried.module.named_buffers(remove_duplicate=False)}
     groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in tried.optimizers]
     for optimizer in tried.optimizers:
         kept = dict(optimizer.state)
@@ -137,7 +138,7 @@ def first_step(recipe: Recipe, step: Callable[[Recipe], None]) -> FirstStep:
     found.buffers = {
         name
         for name, value in tried.module.named_buffers(remove_duplicate=False)
-        if name in before and not torch.equal(value, before[name])
+        if name in before and _changed(value, before[name])
     }
     return found
 
@@ -263,6 +264,17 @@ def _is_number(value: Any) -> bool:
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+
+def _kept(value: torch.Tensor) -> torch.Tensor | int:
+    """A copy to compare with later; of a tensor without values, its number of changes."""
+    return value._version if isinstance(value, FakeTensor) else value.detach().clone()
+
+
+def _changed(value: torch.Tensor, before: torch.Tensor | int) -> bool:
+    if isinstance(before, int):
+        return value._version != before
+    return not torch.equal(value.detach(), before)
 
 
 def _zero(value: Any) -> Any:

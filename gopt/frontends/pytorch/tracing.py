@@ -26,6 +26,7 @@ from gopt.frontends.pytorch.eager_code import readable
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.hyper import Hyper, hyper_inputs
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
+from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
 from gopt.frontends.pytorch.schedules import closed_form
 from gopt.frontends.pytorch.states import Kind, Place
@@ -37,7 +38,7 @@ FIRST_SCALE, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
 
 @dataclass(slots=True)
 class TracedStep:
-    """A step as an fx graph ``(*inputs, *states, *constants) -> (loss, *new states)``.
+    """A step as an fx graph ``(*inputs, *states, *constants) -> (loss, *new states, *outputs)``.
 
     ``inputs``: batch, draws and hyper-parameters by name with an example; ``states`` and ``constants``: values before
     the first step.
@@ -49,6 +50,8 @@ class TracedStep:
     hyper: dict[str, torch.Tensor]
     states: dict[str, torch.Tensor]
     constants: dict[str, torch.Tensor]
+    outputs: list[str]
+    """Names of what the module returns, where that is kept."""
     fixed: list[str]
     """Hyper-parameters that the code compared with a number: the graph follows the branch of their example."""
 
@@ -86,6 +89,7 @@ def trace(
     names = list(arguments)
 
     fixed: set[str] = set()
+    kept: list[str] = []
     numbers = {name: float(value) for name, value in hyper.values.items()}
 
     def run(*flat: Any) -> list[Any]:
@@ -95,18 +99,24 @@ def trace(
         ):  # fmt: skip
             values = dict(zip(names, (to_fun(value) for value in flat)))
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
-            with readable(examples, fixed), GivenDraws([values[name] for name in drawn]):
+            own_outputs = returned(recipe, names) if options.outputs else no_outputs()
+            with readable(examples, fixed), GivenDraws([values[name] for name in drawn]), own_outputs as own:
                 loss, new = _step(recipe, options, [*carried, *constant], hyper, scheduled, values)
-            outputs = [new[name] for name in states]
+            kept[:] = own
+            outputs = [*(new[name] for name in states), *own.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
 
-    graph = make_fx(run, decomposition_table=table())(*arguments.values())
+    if options.values:
+        traced = make_fx(run, decomposition_table=table())
+    else:
+        traced = make_fx(run, decomposition_table=table(), tracing_mode="fake", _allow_non_fake_inputs=True)
+    graph = traced(*arguments.values())
     for node in reversed(graph.graph.nodes):
         if "profiler" in str(node.target):
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     merged = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
-    return TracedStep(merged, dict(recipe.batch), drawn, hyper.values, states, constants, sorted(fixed))
+    return TracedStep(merged, dict(recipe.batch), drawn, hyper.values, states, constants, kept, sorted(fixed))
 
 
 def _step(
@@ -183,6 +193,11 @@ def swapped(
         elif place.kind is Kind.CONSTANT and isinstance(place.read(), torch.nn.Parameter):
             replaced[id(place.read())] = value
         place.write(value)
+    foreach = [
+        (each, vars(each)["foreach"]) for each in recipe.optimizers if vars(each).get("foreach", False) is not False
+    ]
+    for optimizer, _ in foreach:  # of third-party optimizers, beside the option of groups
+        vars(optimizer)["foreach"] = False
     for index, (optimizer, state, groups) in enumerate(optimizers):
         optimizer.state = defaultdict(dict, {replaced[id(p)]: s for p, s in state.items() if id(p) in replaced})
         for position, (group, before) in enumerate(zip(optimizer.param_groups, groups)):
@@ -193,13 +208,15 @@ def swapped(
             if "capturable" in group:
                 group["capturable"] = True  # no branch on the count of steps
             for fast in ("foreach", "fused"):
-                if group.get(fast):
+                if group.get(fast, False) is not False:  # None is a choice of the optimizer's own
                     group[fast] = False  # the same arithmetic, tensor by tensor
     try:
         yield
     finally:
         for place, value in zip(places, kept):
             place.write(value)
+        for optimizer, before in foreach:
+            vars(optimizer)["foreach"] = before
         for optimizer, state, groups in optimizers:
             optimizer.state = state
             for group, before in zip(optimizer.param_groups, groups):

@@ -1,0 +1,81 @@
+"""Training code without values: parameters have shapes alone, so that a model needs no memory.
+
+Buffers and the batch keep their values, for constants of the graph are made of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from gopt.errors import UnsupportedError
+from gopt.frontends.pytorch.eager import autocast, clip
+from gopt.frontends.pytorch.eager_code import readable
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.sanitize import show
+
+
+@contextlib.contextmanager
+def without_values() -> Iterator[FakeTensorMode]:
+    """Parameters that modules register meanwhile become fake: a shape and a type, no memory."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    register = torch.nn.Module.register_parameter
+    known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
+
+    def registered(module: torch.nn.Module, name: str, given: Any) -> None:
+        if isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor):
+            if id(given) not in known:
+                with mode:
+                    fake = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cpu")
+                known[id(given)] = given, torch.nn.Parameter(fake, given.requires_grad)
+            given = known[id(given)][1]
+        register(module, name, given)
+
+    with mock.patch.object(torch.nn.Module, "register_parameter", registered):
+        yield mode
+
+
+def check_trained(recipe: Recipe) -> None:
+    """Raise UnsupportedError for a frozen parameter: a constant of the graph needs its value."""
+    trained = {id(each) for one in recipe.optimizers for group in one.param_groups for each in group["params"]}
+    for name, each in recipe.module.named_parameters():
+        if id(each) not in trained or not each.requires_grad:
+            raise UnsupportedError(
+                f"--no-values: {show(name)} is not trained, and would be a constant without a value",
+                "leave --no-values out, or train it",
+            )
+
+
+def one_step(recipe: Recipe, options: ExportOptions) -> None:
+    """Forward, backward and update on shapes alone; only what is stored on the way is of use."""
+    with _numbers_as_tensors(recipe):
+        with autocast(options):
+            loss = recipe.loss_of(recipe.batch)
+        loss.backward()
+        clip(recipe, options)
+        for optimizer in recipe.optimizers:
+            optimizer.step()
+
+
+@contextlib.contextmanager
+def _numbers_as_tensors(recipe: Recipe) -> Iterator[None]:
+    """Optimizers that do not look at their counters, which have no values here."""
+    for optimizer in recipe.optimizers:
+        for group in optimizer.param_groups:
+            for key, value in (("capturable", True), ("foreach", False), ("fused", False)):
+                if key in group:
+                    group[key] = value
+    with readable():
+        yield
+
+
+def mode_of(recipe: Recipe) -> FakeTensorMode | None:
+    """The mode of fake parameters; None where they have values."""
+    found = next((each for each in recipe.module.parameters() if isinstance(each, FakeTensor)), None)
+    return None if found is None else found.fake_mode

@@ -1,0 +1,156 @@
+"""Running statistics in place of those of the batch: BatchNorm as it is evaluated.
+
+A running statistic S is updated as a S + b k V, a + b = 1, where V is the statistic of the batch that the forward reads
+and k = 1, or n / (n - 1) for an unbiased variance of n elements. The coefficients are measured on the graph itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Node, Tensor
+from gopt.ir.types import TensorType
+from gopt.offline.inference.cone import Cone, evaluate
+from gopt.sanitize import show
+
+_LAYOUT = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten"])
+_SCALE = frozenset(["Mul", "Div", "Sub", "Add", "Sqrt", "Reciprocal", "Pow", "Max", "Clip"])
+_REDUCE = frozenset(["ReduceMean", "ReduceSum", "ReduceSumSquare"])
+_TOLERANCE = 1e-4
+
+
+def evaluated(cone: Cone, statistics: Iterable[tuple[str, str]]) -> list[Node]:
+    """Nodes that make, under their old names, what BatchNorm reads when it is evaluated.
+
+    ``statistics``: running statistics with their new values. Raises UnsupportedError for one whose batch statistic
+    stands in the forward in a way that is not understood.
+    """
+    found = [_as_evaluated(node) for node in cone.graph.nodes if id(node) in cone.nodes and _trains(node)]
+    for state, updated in statistics:
+        producer = cone.index.producers.get(updated)
+        if producer is None or _trains(producer):
+            continue
+        shared = _nearest_shared(cone, updated)
+        batch = [name for name in shared if _over_batch(cone, name)]
+        if batch or any(_elements(cone, name) == _elements(cone, state) for name in shared):
+            found.append(_replaced(cone, state, updated, shared))
+    return found
+
+
+def _trains(node: Node) -> bool:
+    return node.is_a("BatchNormalization") and bool(node.attributes.get("training_mode"))
+
+
+def _as_evaluated(node: Node) -> Node:
+    attributes = {key: value for key, value in node.attributes.items() if key not in ("training_mode", "momentum")}
+    return Node(node.op_type, node.inputs, node.outputs[:1], name=node.name, attributes=attributes)
+
+
+def _nearest_shared(cone: Cone, updated: str) -> list[str]:
+    """Values of the forward, computed from the batch, that a new statistic is computed from, nearest first."""
+    found, seen, stack = [], set(), [updated]
+    while stack:
+        name = stack.pop()
+        node = cone.index.producers.get(name)
+        if name in seen or node is None:
+            continue
+        seen.add(name)
+        if name in cone.values and name in cone.fed:
+            found.append(name)
+        else:
+            stack.extend(node.reads)
+    return found
+
+
+def _over_batch(cone: Cone, name: str) -> bool:
+    """Return whether a value is a reduction over the first axis, but for its layout and scale."""
+    seen, stack = set(), [name]
+    while stack:
+        node = cone.index.producers.get(stack.pop())
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op_type in _REDUCE:
+            if 0 in _axes(cone, node):
+                return True
+        elif node.op_type in _LAYOUT:
+            stack.append(node.inputs[0])
+        elif node.op_type in _SCALE:
+            stack.extend(each for each in node.inputs if each in cone.fed)
+    return False
+
+
+def _axes(cone: Cone, node: Node) -> list[int]:
+    """Axes that a node reduces, counted from the front."""
+    shape = cone.graph.type_of(node.inputs[0]).shape
+    rank = 0 if shape is None else len(shape)
+    given = cone.constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else node.attributes.get("axes")
+    axes = range(rank) if given is None else [int(axis) for axis in np.asarray(given).reshape(-1)]
+    return [axis % rank if rank else axis for axis in axes]
+
+
+def _elements(cone: Cone, name: str) -> int:
+    type = cone.graph.type_of(name)
+    return type.elements if type.static else -1
+
+
+def _replaced(cone: Cone, state: str, updated: str, shared: list[str]) -> Node:
+    """The node that makes the batch statistic out of the running one; raises UnsupportedError."""
+    if len(shared) != 1 or _elements(cone, shared[0]) != _elements(cone, state):
+        raise _unknown(state, f"it is updated from {', '.join(map(show, shared[:3]))}, not from one batch statistic")
+    (value,) = shared
+    producer = cone.index.producers[value]
+    if len(producer.outputs) != 1 or not _over_batch(cone, value):
+        raise _unknown(state, f"{show(value)} is no sum or mean over the batch")
+    why = _measured(cone, state, updated, value)
+    if why:
+        raise _unknown(state, why)
+    shape = cone.graph.type_of(value).dims
+    return Node("Reshape", [state, _constant(cone, value, shape)], [value], name=f"{value}.running")
+
+
+def _measured(cone: Cone, state: str, updated: str, value: str) -> str:
+    """Why a statistic is no moving average of a batch statistic; '' where it is one."""
+    kinds = {name: cone.graph.type_of(name) for name in (state, value)}
+
+    def at(running: float, batch: float) -> float:
+        given = {
+            state: np.full(kinds[state].dims, running, np.float32),
+            value: np.full(kinds[value].dims, batch, np.float32),
+        }
+        found = evaluate(cone, updated, given)
+        return float(found.reshape(-1)[0]) if np.ptp(found) < _TOLERANCE else float("nan")
+
+    if any(kind.dtype != "float32" for kind in kinds.values()):
+        return "it is not float32"
+    try:
+        base, kept, taken, both = at(0, 0), at(1, 0), at(0, 1), at(2, 3)
+    except Exception as error:  # whatever the reference evaluator has no rule for
+        return f"its update cannot be evaluated ({type(error).__name__})"
+    if not np.isclose(base, 0, atol=_TOLERANCE) or not np.isclose(both, 2 * kept + 3 * taken, rtol=_TOLERANCE):
+        return "its update is no weighted mean"
+    factor = taken / (1 - kept) if kept < 1 else float("nan")
+    if np.isclose(factor, 1, rtol=_TOLERANCE):
+        return ""
+    count = factor / (factor - 1) if factor > 1 else float("nan")  # n, of k = n / (n - 1)
+    whole = np.isfinite(count) and abs(factor - round(count) / max(round(count) - 1, 1)) < _TOLERANCE
+    return "" if whole and round(count) > 1 else f"it takes {factor:.4g} of the batch's part, not 1 or n/(n-1)"
+
+
+def _constant(cone: Cone, value: str, shape: tuple[int, ...]) -> str:
+    """The name of a new constant that holds a shape."""
+    name = f"{value}.shape"
+    while name in cone.graph.types or name in cone.graph.initializers:
+        name += "_"
+    cone.graph.initializers[name] = Tensor(TensorType("int64", (len(shape),)), array=np.array(shape, np.int64))
+    return name
+
+
+def _unknown(state: str, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the running statistic {show(state)} cannot take the place of the batch's: {why}",
+        "export the module in evaluation mode (module.eval()), with torch.onnx.export",
+    )

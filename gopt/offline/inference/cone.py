@@ -1,0 +1,91 @@
+"""The part of a step that some values need, and its small pieces, evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
+from gopt.ir.constant_folding import as_constant
+from gopt.ir.graph import Graph, Node, value_info
+from gopt.ir.types import TensorType, numpy_dtype
+
+
+@dataclass(slots=True)
+class Cone:
+    """All nodes (by id) and values that the outputs of a forward need. ``fed``: what depends on an input that is no
+    state, or on a random node."""
+
+    index: GraphIndex
+    nodes: set[int]
+    values: set[str]
+    fed: set[str]
+
+    @classmethod
+    def of(cls, graph: Graph, outputs: Iterable[str], sources: Iterable[str]) -> Cone:
+        """The cone of ``outputs``; ``sources``: inputs and random values that change from call to call."""
+        index = GraphIndex(graph)
+        nodes, values = ancestors(index, outputs)
+        return cls(index, nodes, values, descendants(index, sources))
+
+    @property
+    def graph(self) -> Graph:
+        return self.index.graph
+
+    def readers(self, name: str) -> list[Node]:
+        """Nodes of the cone that read a value."""
+        return [node for node in self.index.users.get(name, ()) if id(node) in self.nodes]
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of an initializer that is no input, or of a Constant node; None of anything else."""
+        node = self.index.producers.get(name)
+        if node is not None and node.is_a("Constant") and "value" in node.attributes:
+            return np.asarray(onnx.numpy_helper.to_array(node.attributes["value"]))
+        if name in self.graph.initializers and name not in self.graph.inputs:
+            return self.graph.initializers[name].numpy()
+        return None
+
+    def scalar(self, name: str) -> float | None:
+        """The number that a constant of one element holds."""
+        value = self.constant(name)
+        return float(value.reshape(())) if value is not None and value.size == 1 else None
+
+
+def evaluate(cone: Cone, target: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The value ``target`` from ``given`` ones; other inputs on the way are 3 (integers) or 0.1.
+
+    Raises whatever the reference evaluator raises of an operator that it does not know.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    graph, stack, needed = cone.graph, [target], set()
+    feeds: dict[str, np.ndarray] = dict(given)
+    while stack:
+        name = stack.pop()
+        node = cone.index.producers.get(name)
+        if name in feeds or not name:
+            continue
+        if node is None:
+            constant = cone.constant(name)
+            feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
+        elif id(node) not in needed:
+            needed.add(id(node))
+            stack.extend(node.reads)
+    made = {name for node in graph.nodes if id(node) in needed for name in node.outputs}
+    nodes = [each for each in graph.nodes if id(each) in needed]
+    body = onnx.helper.make_graph(
+        [as_constant(name, value) for name, value in feeds.items() if name not in made]
+        + [node.to_proto() for node in nodes],
+        "piece", [], [value_info(target, TensorType(graph.type_of(target).dtype, None))],
+    )  # fmt: skip
+    model = onnx.helper.make_model(body, opset_imports=list(graph.header.opset_import))
+    (found,) = ReferenceEvaluator(model).run([target], {})
+    return np.asarray(found)
+
+
+def _stand_in(type: TensorType) -> np.ndarray:
+    dtype = numpy_dtype(type.dtype)
+    return np.full(type.dims, 3 if np.issubdtype(dtype, np.integer) else 0.1, dtype)

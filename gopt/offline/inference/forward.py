@@ -1,0 +1,130 @@
+"""The forward of a training step as a model of its own, as it is evaluated: parameters and statistics are constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
+from gopt.analysis.operators import HEAVY
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.ir.graph import Graph, Node
+from gopt.offline.inference.batch_norm import evaluated
+from gopt.offline.inference.cone import Cone
+from gopt.offline.inference.dropout import as_identities, uniform_draws
+from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A model of the forward alone. ``dropped``: inputs and random values that only dropout read; ``running``: values
+    of the batch that running statistics replace, and BatchNorm nodes."""
+
+    graph: Graph
+    dropped: tuple[str, ...]
+    running: tuple[str, ...]
+
+
+def forward_only(training: TrainingGraph, outputs: Sequence[str]) -> Forward:
+    """The model that computes ``outputs``, or where there are none the step's own outputs beside the loss.
+
+    BatchNorm reads running statistics, and dropout passes values on. Raises OptionError for an output that is no value
+    of the forward, UnsupportedError for random numbers and batch statistics that are not understood, InputError for a
+    state without a value.
+    """
+    graph = training.graph
+    chosen = _chosen(training, outputs)
+    random = [name for node in training.random for name in node.outputs if name]
+    cone = Cone.of(graph.twin(), chosen, [*training.batch, *random])
+    draws = uniform_draws(cone, training.batch)
+    identities = list(as_identities(cone, draws))
+    statistics = [
+        (state.tensor, state.updated) for state in training.states if state.kind is StateKind.STATISTIC
+    ]  # fmt: skip
+    running = evaluated(cone, statistics)
+    made = {node.outputs[0]: node for node in (*identities, *running)}
+    found = _pruned(_with(cone.graph, made), chosen)
+    kept = {name for node in found.nodes for name in node.outputs}
+    _check_random(training, found)
+    _check_values(training, found)
+    read = {name for node in found.nodes for name in node.reads}
+    dropped = tuple(name for name in draws if name in cone.values and name not in read)
+    return Forward(found, dropped, tuple(node.outputs[0] for node in running if node.outputs[0] in kept))
+
+
+def _chosen(training: TrainingGraph, outputs: Sequence[str]) -> list[str]:
+    """The values to compute; raises OptionError."""
+    graph = training.graph
+    late = descendants(GraphIndex(graph), training.gradients.values())
+    own = [name for name in training.metrics if name not in late]
+    if not outputs and not own:
+        needed, _ = ancestors(GraphIndex(graph), [training.loss])
+        heavy = [node for node in graph.nodes if id(node) in needed and node.op_type in HEAVY]
+        near = f"the last product of the forward is {show(heavy[-1].outputs[0])}" if heavy else ""
+        raise OptionError(
+            "the step has no output beside its loss and states",
+            "export it with gopt export --outputs, or name values of the forward with --output VALUE",
+            *filter(None, [near]),
+        )  # fmt: skip
+    known = {name for node in graph.nodes for name in node.outputs if name}
+    for name in outputs:
+        if name not in known:
+            hint = did_you_mean(name, known) or "gopt inspect MODEL --text lists all values"
+            raise OptionError(f"the step computes no value {show(name)}", hint)
+        if name in late:
+            raise OptionError(f"{show(name)} is computed from gradients", "name a value of the forward")
+        if graph.type_of(name).shape is None:
+            raise UnsupportedError(f"the type of {show(name)} is not known", "name another value of the forward")
+    return list(dict.fromkeys(outputs or own))
+
+
+def _with(graph: Graph, made: dict[str, Node]) -> Graph:
+    """The graph with other makers of some values; their old makers go."""
+    replaced = {name for node in made.values() for name in node.outputs}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        names = [name for name in node.outputs if name in replaced]
+        nodes.extend(made[name] for name in names) if names else nodes.append(node)
+    graph.nodes = nodes
+    return graph
+
+
+def _pruned(graph: Graph, outputs: Sequence[str]) -> Graph:
+    """Only what the outputs need; states are constants. The header loses what speaks of the training step."""
+    index = GraphIndex(graph)
+    needed, values = ancestors(index, outputs)
+    header = onnx.ModelProto()
+    header.CopyFrom(graph.header)
+    del header.metadata_props[:]
+    return replace(
+        graph,
+        nodes=[node for node in graph.nodes if id(node) in needed],
+        inputs={name: type for name, type in graph.inputs.items() if name in values and name not in graph.initializers},
+        outputs={name: graph.type_of(name) for name in outputs},
+        initializers={name: tensor for name, tensor in graph.initializers.items() if name in values},
+        types={name: type for name, type in graph.types.items() if name in values},
+        header=header,
+        metadata={},
+        file_nodes=None,
+    )
+
+
+def _check_random(training: TrainingGraph, found: Graph) -> None:
+    random = {name for node in training.random for name in node.outputs if name}
+    for node in found.nodes:
+        if not random.isdisjoint(node.outputs) and not node.is_a("Identity"):
+            raise UnsupportedError(
+                f"the forward draws random numbers by {node.label}, and they make no dropout",
+                "name a value that does not need them with --output, or export the module in evaluation mode",
+            )
+
+
+def _check_values(training: TrainingGraph, found: Graph) -> None:
+    states = training.state_of()
+    lost = next((name for name in found.inputs if name in states), None)
+    if lost is not None:
+        raise InputError(f"{show(lost)} has no value", "gopt load-state gives a step values, --state a run")

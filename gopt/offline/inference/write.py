@@ -1,0 +1,55 @@
+"""Ranks into one model of the forward alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact.model_file import check_model
+from gopt.artifact.output_paths import resolve_output
+from gopt.offline.folder_contents import kept_source, read_folder
+from gopt.offline.inference.forward import forward_only
+from gopt.offline.merge import save_model
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """Result of ``merge_inference``: what the model reads and computes, and what is another thing than in training."""
+
+    model: str
+    data: str
+    nbytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dropped: tuple[str, ...]
+    running: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The record that ``gopt merge --inference --json`` prints."""
+        return {
+            "format": "gopt-merge/1", "model": self.model, "data": self.data, "bytes": self.nbytes,
+            "inputs": list(self.inputs), "outputs": list(self.outputs), "dropout": list(self.dropped),
+            "running": list(self.running),
+        }  # fmt: skip
+
+
+def merge_inference(
+    path: str | os.PathLike[str], model: str | os.PathLike[str], *, outputs: Sequence[str] = (), force: bool = False
+) -> Inference:
+    """Write the forward of a folder or checkpoint as a model for inference, with the values that its ranks hold.
+
+    ``outputs``: values of the source; none: its outputs beside the loss and the states. Raises OptionError,
+    UnsupportedError and InputError as ``forward_only``; InputError, RunError as ``merge``.
+    """
+    target = resolve_output(model)
+    check_model(target, shown=Path(model), force=force)
+    found = forward_only(kept_source(read_folder(path)).training, outputs)
+    graph = found.graph
+    data = save_model(target, graph, Path(model), force=force)
+    return Inference(
+        str(Path(model)), data, sum(each.nbytes for each in graph.initializers.values()),
+        tuple(graph.inputs), tuple(graph.outputs), found.dropped, found.running,
+    )  # fmt: skip
