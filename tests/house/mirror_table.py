@@ -186,6 +186,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends.derive.writer frontends.functional_step verbs.derive cli.derive cli.render_derive",
         "whole derivations against PyTorch's numbers; rewrites of graphs, run before and after",
         "frontends/derive/test_derive.py", "autodiff/test_simplify.py",
+    ),
+    **_each(
         "offline.inference.batch_norm offline.inference.cone offline.inference.dropout offline.inference.forward "
         "offline.inference.write", "whole models beside the same network by hand",
         "offline/inference/test_merge_inference.py",
