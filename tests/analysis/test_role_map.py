@@ -12,11 +12,11 @@ GRAPH = chain("xa", "yb", outputs=["a", "b"])
 @pytest.mark.parametrize(
     ("roles", "said"),
     [
-        (RoleMap(states={"q": "a"}), "'q', which is no input"),
-        (RoleMap(params={"a": ""}), "'a', which is no input"),
-        (RoleMap(batch=["q"]), "'q', which is no input"),
-        (RoleMap(states={"x": "x"}), "'x', which is no output"),
-        (RoleMap(loss="x"), "'x', which is no output"),
+        (RoleMap(states={"q": "a"}), "'q', which is not an input of the graph"),
+        (RoleMap(params={"a": ""}), "'a', which is not an input of the graph"),
+        (RoleMap(batch=["q"]), "'q', which is not an input of the graph"),
+        (RoleMap(states={"x": "x"}), "'x', which is not an output of the graph"),
+        (RoleMap(loss="x"), "'x', which is not an output of the graph"),
         (RoleMap(states={"x": "a", "y": "a"}), "'a' replaces both 'x' and 'y'"),
     ],
 )

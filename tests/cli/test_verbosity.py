@@ -14,7 +14,7 @@ from gopt.cli.options import arguments_of
 from gopt.cli.verbosity import Verbosity, restored, set_verbosity, verbosity
 from helpers import FIXTURES
 
-MODEL = str(FIXTURES / "mlp_sgd.onnx")
+MODEL, ARTIFACTS = str(FIXTURES / "mlp_sgd.onnx"), str(FIXTURES / "ort" / "mlp_sgd")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def case(name: str, made: Path) -> list[str]:
         "explain": ["explain", out, "loss"],
         "merge a state dict": ["merge", out, "--state-dict", str(made / "d.safetensors"), "--force"],
         "load-state": ["load-state", MODEL, str(made / "d.safetensors"), "-o", str(made / "l.onnx"), "--force"],
+        "import": ["import", ARTIFACTS, "-o", str(made / "step.onnx"), "--force"],
         "report": ["report", out, "--html", str(made / "page.html"), "--force"],
     }[name]
 
@@ -52,7 +53,7 @@ CASES = {
     "plan": "gopt-plan", "plan servers": "gopt-plan", "split": "gopt-report", "diff": "gopt-diff",
     "merge": "gopt-merge", "reshard": "gopt-report", "verify": "gopt-verification", "run": "gopt-run",
     "passes": "gopt-passes", "explain": "gopt-explanation", "merge a state dict": "gopt-merge",
-    "load-state": "gopt-load-state",
+    "load-state": "gopt-load-state", "import": "gopt-import",
     "report": "gopt-report-page",
 }  # fmt: skip
 

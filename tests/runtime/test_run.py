@@ -533,7 +533,7 @@ def test_many_ranks_on_few_cores(tmp_path):
         (["--every", "2"], 2, "--every needs --checkpoint"),
         (["--set", "nothing=1"], 2, "is not a hyper-parameter"),
         (["--engine", "threads", "--launch", "2"], 2, "--launch starts MPI ranks"),
-        (["--shuffle", "1"], 2, "the data is a function"),
+        (["--shuffle", "1"], 2, "--shuffle needs a file of samples"),
         (["--shuffle", "-1"], 2, "-1 is not in the range"),
         *((["--deadline", text], 2, "--deadline") for text in ("inf", "nan", "0", "-1", "1e30")),
     ],

@@ -8,6 +8,7 @@ from gopt.cli.main import main
 from helpers import source
 
 import gopt
+from gopt import api
 from gopt.api import on_mesh
 from gopt.errors import UnsupportedError
 from gopt.mesh import Mesh
@@ -45,10 +46,13 @@ def test_a_lost_dual_is_refused_by_name(kind, lost, call, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_verify_refuses_what_python_wrote(tmp_path):
+def test_python_refuses_it_in_shard_and_in_verify(tmp_path):
     taken = gopt.load(member_steps.saved(member_steps.through("exchange", "reshape"), tmp_path))
-    gopt.shard(taken, MESH).write(tmp_path / "out")
-    with pytest.raises(UnsupportedError, match=r"AllToAll 'n2' over tp .*: its dual was lost"):
+    lost = r"AllToAll 'n2' over tp .*: its dual was lost"
+    with pytest.raises(UnsupportedError, match=lost):
+        gopt.shard(taken, MESH)
+    api.shard(taken, MESH).write(tmp_path / "out")  # without that check
+    with pytest.raises(UnsupportedError, match=lost):
         gopt.verify(tmp_path / "out", steps=1)
 
 

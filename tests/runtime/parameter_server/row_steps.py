@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,15 @@ from helpers import ROOT
 from gopt.runtime.session import Array
 
 sys.path.insert(0, str(ROOT / "fixtures/sparse"))
-from steps import update
 from writer import Writer
+
+spec = importlib.util.spec_from_file_location(
+    "sparse_steps", ROOT / "fixtures/sparse/steps.py"
+)  # other tests have steps too
+assert spec is not None and spec.loader is not None
+sparse_steps = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sparse_steps)
+update = sparse_steps.update
 
 BATCH, LOOKED_UP = 4, 3
 ROWS = {"user": 12, "item": 10}
