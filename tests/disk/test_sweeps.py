@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
-OUTPUTS = ["shard", "shard-jobs", "split-force", "merge-force-plain", "golden"]
-"""A new folder, one that several processes compute, a folder exchanged for another, a file over another where the
+OUTPUTS = ["shard-jobs", "split-force", "merge-force-plain", "golden"]
+"""A new folder that several processes compute, a folder exchanged for another, a file over another where the
 system can exchange none, and goldens."""
-FILES = ["load-state-force", "state-dict-force", "report-force", "reproducer", "reduce"]
+FILES = ["state-dict-force", "report-force", "reduce"]
 """Commands that write one file, over an older one."""
 RUNS = ["run"]
 AGAIN = [
-    "shard-force", "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "load-state",
+    "shard", "load-state-force", "reproducer", "shard-force", "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "load-state",
     "state-dict", "report",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from fake_gpu import Fabric, FakeCudart, FakeNccl, FakeRuntime, together
 from helpers import FIXTURES
-from products import part
+from products import part, spread
 from runtime_graphs import make
 
 import gopt
@@ -111,8 +111,11 @@ def cases() -> Any:
         yield "AllToAll", layout, shapes, None
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case[0]}-{json.dumps(case[1])}")
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value[0]}-{json.dumps(value[1])}"
+
+
+@pytest.mark.parametrize(("case", "schedule"), spread(cases(), SCHEDULES), ids=_shown)
 def test_every_call_is_the_references(case, schedule, runtime):
     op, attributes, shapes, how = case
     mesh, fabric = Mesh.parse("shard=3"), Fabric()
