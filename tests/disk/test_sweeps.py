@@ -20,8 +20,8 @@ FILES = ["state-dict-force", "report-force", "reduce"]
 """Commands that write one file, over an older one."""
 RUNS = ["run"]
 AGAIN = [
-    "shard", "load-state-force", "reproducer", "shard-force", "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "load-state",
-    "state-dict", "report",
+    "shard", "load-state-force", "reproducer", "shard-force", "reshard", "reshard-force", "merge", "merge-force",
+    "shard-force-plain", "resume", "load-state", "state-dict", "report",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
 REST = "full,broken,interrupt,terminate"
