@@ -15,7 +15,7 @@ TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path 
 COMMAND = re.compile(r"^\s*\$? ?(gopt [a-z]|python3? |pip |pytest )", re.M)
 
 NOT_RUN = {
-    "README.md": 2,
+    "README.md": 3,
     "docs/adding-a-pass.md": 1,
     "docs/benchmarks.md": 4,
     "docs/comparison.md": 3,
