@@ -50,7 +50,9 @@ def verbosity_arguments() -> list[str]:
 
 
 def with_verbosity(command: click.Command) -> click.Command:
-    """Add ``-q`` and ``-v`` to a command or group that has not got them."""
+    """Add ``-q`` and ``-v`` to a command, or to a group and all of its commands, if they lack them."""
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        with_verbosity(inner)
     if not any("--quiet" in param.opts for param in command.params):
         command.params += [
             _option("-q", "--quiet", Verbosity.QUIET, "Print errors only."),

@@ -135,3 +135,11 @@ def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
             main([])
         assert ended.value.code == 0
         assert wanted in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("flags", [["golden", "-q", "update"], ["golden", "update", "-q"]])
+def test_commands_of_a_group_are_quiet_too(flags, tmp_path, capsys):
+    (tmp_path / "gopt-golden.toml").write_text(f'[case.two]\nmodel = "{MODEL}"\noptions = ["--ranks", "2"]\n')
+    assert main([*flags, str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert (tmp_path / "golden/two.txt").exists()
