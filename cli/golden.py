@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from .terminal import print_text
-
 
 @click.group("golden")
 def command() -> None:
@@ -23,11 +21,12 @@ def command() -> None:
 def update(folder: str) -> int:
     """Write the goldens that DIR/gopt-golden.toml names into DIR/golden: all of them in one step, or none."""
     from .golden_texts import golden_update
+    from .render import console
     from .render_progress import progress
 
     with progress() as advance:
         changed = golden_update(folder, advance=advance)
-    print_text("\n".join(changed or ["nothing changed"]))
+    console().print("\n".join(changed or ["nothing changed"]), markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
