@@ -11,6 +11,9 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 from gopt.ir.graph import COMM, Graph, Node, Tensor, value_info
 from gopt.ir.types import TensorType
 
+IR_VERSION = 10
+"""Highest version of the file format that a segment has. The source's version says which onnx wrote it; runtimes refuse
+files of versions that they do not know, even where nothing in them is new."""
 EMBEDDED = 4096
 """Bytes up to which a constant stands inside a model; above, it is an input, so that its memory is shared."""
 
@@ -23,7 +26,7 @@ def build_model(
     constants: Iterable[TensorProto] = (),
 ) -> ModelProto:
     """A model around nodes. The header's metadata stay behind: they name the rank, and equal models must be equal."""
-    model = ModelProto(ir_version=header.ir_version)
+    model = ModelProto(ir_version=min(header.ir_version, IR_VERSION))
     model.opset_import.extend(entry for entry in header.opset_import if entry.domain != COMM)
     model.functions.extend(header.functions)
     body = model.graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 from helpers import FIXTURES, NAMES, source
 from products import spread
@@ -68,3 +69,12 @@ def test_the_scaler_is_tried_with_an_infinite_gradient(tmp_path):
 def test_the_given_model_may_replace_the_kept_one(tmp_path):
     gopt.shard(source("mlp_adamw"), 2).write(tmp_path / "out")
     assert Verifier(tmp_path / "out", FIXTURES / "mlp_adamw.onnx").run(confirm=False).equal
+
+
+def test_a_step_of_the_newest_file_version_runs(tmp_path):
+    """onnx writes versions that ONNX Runtime does not read yet."""
+    model = onnx.load(FIXTURES / "mlp_sgd.onnx")
+    model.ir_version = onnx.IR_VERSION
+    onnx.save(model, tmp_path / "step.onnx")
+    gopt.shard(tmp_path / "step.onnx", 2).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run().equal
