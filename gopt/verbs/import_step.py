@@ -10,8 +10,8 @@ from typing import Any
 from gopt import api
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.errors import OptionError
-from gopt.importers.load import load_step
+from gopt.errors import InputError, OptionError
+from gopt.importers.load import holds_step, load_step
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
 
@@ -50,7 +50,11 @@ def import_step(folder: str | os.PathLike[str], output: str | os.PathLike[str], 
     """
     place, target = Path(folder), resolve_output(output)
     if not place.is_dir():
-        raise OptionError(f"{place} is no folder", "import takes a folder of training artifacts; a model needs none")
+        raise OptionError(f"{place} is not a folder", "gopt import takes a folder of training artifacts")
+    if not holds_step(place):
+        raise InputError(
+            f"{place} holds no training artifacts", "they are a training graph, an optimizer graph and a checkpoint"
+        )
     check_model(target, shown=Path(output), force=force)
     training = api.load(place).training  # refuses what is no step
     graph = load_step(place)

@@ -30,7 +30,7 @@ def test_the_record_and_the_target(tmp_path, capsys):
     assert main(["import", str(FOLDERS / "mlp_sgd"), "-o", str(step)]) == 2
     assert main(["import", str(FOLDERS / "mlp_sgd"), "-o", str(step), "--force", "-q"]) == 0
     assert main(["import", str(step), "-o", str(tmp_path / "other.onnx")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_inspect_shows_parts_and_step(capsys):
@@ -76,3 +76,10 @@ def test_an_operator_without_a_record_is_refused_by_name(tmp_path, capsys):
     onnx.save(model, folder / "training_model.onnx")
     assert main(["shard", str(folder), "--ranks", "2", "-o", str(tmp_path / "out")]) == 4
     assert "operator 'com.microsoft.EluGrad' of node" in capsys.readouterr().err
+
+
+def test_a_folder_without_artifacts_is_said_to_hold_none(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["import", str(tmp_path / "empty"), "-o", str(tmp_path / "s.onnx")]) == 3
+    assert "empty holds no training artifacts" in capsys.readouterr().err
+    assert not (tmp_path / "s.onnx").exists()
