@@ -1,4 +1,4 @@
-"""A rank's calls as the executor makes them, and calls under way."""
+"""Collective calls bound to a rank's memory, and calls that have started and not ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gopt.runtime.shared_memory import CallBuffer
 
 
 class CollectiveFuture(Protocol):
-    """Outputs of a call that has been started, such as a Future."""
+    """The outputs of a call that has started, as a ``concurrent.futures.Future`` has them."""
 
     def result(self) -> list[Any]: ...
 
@@ -32,10 +32,10 @@ holds the inputs, for a gather it is where the result is to lie.
 
 
 class BoundCall:
-    """A call with the memory of its inputs and results, as far as it is the same in every step.
+    """A call with the memory of its inputs and results, where that is the same in every step.
 
-    ``may_lack``: values that are undefined on some ranks; ``donatable``: the call may overwrite its inputs. ``buffer``:
-    memory that the call may write; ``gathered``: values over that memory, in the order of the outputs.
+    ``may_lack``: values that are undefined on some ranks. ``donatable``: the call may overwrite its inputs. ``buffer``:
+    memory that the call may write. ``gathered``: values over that memory, in the order of the outputs.
     """
 
     overwrites: frozenset[str] = frozenset()
@@ -60,7 +60,7 @@ class BoundCall:
         self._home = self._memory_range()
 
     def start(self, values: Mapping[str, Any], call: CollectiveCallback) -> list[Any] | CollectiveFuture:
-        """Make the call, or start it; returns what it gives. Raises RunError where an input is undefined."""
+        """Start the call, and return its outputs or their future. Raises RunError where an input is undefined."""
         for name in self._may_lack:
             if name not in values:
                 raise RunError(f"{name!r} is undefined on this rank, and {self.node.op_type} reads it")
@@ -72,9 +72,11 @@ class BoundCall:
         return call(self.number, self.node, given) if buffer is None else call(self.number, self.node, given, buffer)
 
     def store(self, results: Sequence[Any]) -> Mapping[str, Any]:
-        """Values of what the call gave, by name; none where the outputs are undefined.
+        """Return the values of the call's results by name; the dict is empty where the outputs are undefined on this
+        rank.
 
-        Results that ought to lie in the buffer and do not are copied there. Raises RunError on a wrong number.
+        Results outside the buffer that is planned for them are copied into it. Raises RunError on a wrong number of
+        results.
         """
         names = self.node.outputs
         if not results:
@@ -98,7 +100,7 @@ class BoundCall:
         return self._gathered
 
     def _memory_range(self) -> tuple[int, int] | None:
-        """The addresses at which the first result begins where results lie in fixed memory; None: there is none."""
+        """The addresses [begin, end) at which the first result may begin; None where results have no fixed memory."""
         if self._gathered:
             begin = address_of(next(iter(self._gathered.values())).array)
             return begin, begin + 1
@@ -106,8 +108,8 @@ class BoundCall:
         return None if memory is None else (address_of(memory), address_of(memory) + memory.nbytes)
 
     def _place_of(self, first: Any) -> int | None:
-        """The address of the first result where results lie in the memory that is theirs in every step, else None:
-        where the first does, all do."""
+        """The address of the first result where results lie in their fixed memory, else None. The other results
+        follow it."""
         if self._home is None:
             return None
         place = address_of(first)
@@ -121,13 +123,13 @@ class BoundCall:
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call that has been started."""
+    """A call that has started and whose outputs are not available yet."""
 
     call: BoundCall
     future: CollectiveFuture
 
     def resolve(self, values: dict[str, Any], pending: dict[str, PendingCall]) -> None:
-        """Wait for the call and put its outputs among the values."""
+        """Wait for the call, and add its outputs to ``values``."""
         values.update(self.call.store(self.future.result()))
         for name in [name for name, pending_call in pending.items() if pending_call is self]:
             del pending[name]

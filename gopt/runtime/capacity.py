@@ -1,4 +1,4 @@
-"""Whether what a graph computes fits into this machine's memory, asked before anything is computed."""
+"""Checks, before a graph runs, that what it computes fits into the free memory of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.ir.graph import Graph
 
 
 def free_memory() -> int:
-    """Bytes that a program can take without swapping."""
+    """Bytes of memory that a program can allocate without swapping."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -23,7 +23,8 @@ def free_memory() -> int:
 
 
 def check_fits(graph: Graph, states: Iterable[str], copies: int) -> None:
-    """Raise RunError where one value, or ``copies`` of all states, are larger than the memory that is free."""
+    """Raise RunError where one value of the graph, or ``copies`` copies of all states, are larger than the free
+    memory."""
     free = free_memory()
     name, kind = max(graph.types.items(), key=lambda item: item[1].nbytes)
     if kind.nbytes > free:

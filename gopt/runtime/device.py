@@ -29,12 +29,13 @@ class CompiledSegment(Protocol):
     """Inputs whose memory is written."""
 
     def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The outputs by name, but for those among the ``lasting`` values that it was compiled with: they are where
-        they always are. Raises RunError."""
+        """Return the outputs by name, without those among the ``lasting`` values, whose memory never changes. Raises
+        RunError."""
 
 
 class Device(Protocol):
-    """A place for values. A *view* is how calls and the caller of a program get a value: in host memory, an array."""
+    """The memory and sessions of a rank. A *view* is the form of a value that calls and callers use: in host memory,
+    an array."""
 
     emulates_half: bool
     """Whether operators on halves are lowered to float32 ones, and transposed operands are read in place."""
@@ -45,23 +46,25 @@ class Device(Protocol):
         """An empty cache whose sessions run here."""
 
     def to_device(self, array: Any) -> Any:
-        """A value for sessions, of an array or of a view."""
+        """Return a value for sessions, made of an array or a view."""
 
     def hold(self, array: Any) -> Any:
-        """The same of an array or a view that stays as long as the value."""
+        """As ``to_device``, for an array or view that exists as long as the value."""
 
     def view(self, value: Any) -> Any:
         """The inverse of ``to_device``."""
 
     def to_host(self, array: Any) -> Array:
-        """A view as an array in host memory, complete and current."""
+        """Return a view as an array in host memory, after all pending work on it."""
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
-        """Which values share a buffer, so that calls need no copies; ``replaces``: output -> state. ``member``: group
-        -> the rank's position in it; None where ranks share no memory."""
+        """Assign values to shared buffers, so that calls need no copies.
+
+        ``replaces``: output -> state. ``member``: group -> the rank's position in it; None where ranks share no memory.
+        """
 
     def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
-        """The memory of an assignment, with what was granted of shared memory."""
+        """Allocate the buffers of an assignment; ``shared``: the shared memory that was granted."""
 
     def compile_segment(
         self,
@@ -71,8 +74,10 @@ class Device(Protocol):
         views: BufferViews | None,
         lasting: Mapping[str, Any],
     ) -> CompiledSegment:
-        """A segment whose results lie in ``views`` at every step; None: always in new memory. ``lasting``: values that
-        are the same in every step."""
+        """Compile a segment whose results lie in ``views`` at every step; None allocates new memory in each step.
+
+        ``lasting``: values whose memory is the same in every step.
+        """
 
 
 class HostSegment:
@@ -97,7 +102,7 @@ class HostSegment:
 
 @dataclass(slots=True)
 class _Binding:
-    """A binding, and what it is bound to."""
+    """A binding of ONNX Runtime, and the values that are bound."""
 
     binding: Any
     results: dict[str, Value]
@@ -109,9 +114,10 @@ class _Binding:
 
 
 class BoundSegment(HostSegment):
-    """A segment that runs step after step on mostly the same memory: only what moved is bound again.
+    """A segment whose inputs and outputs stay bound from step to step; only values whose memory changed are bound
+    again.
 
-    It alternates between two bindings, for results that have two buffers and for states that come from such ones.
+    It alternates between two bindings, for results with two buffers and for states that are such results.
     """
 
     def __init__(
@@ -148,7 +154,7 @@ class BoundSegment(HostSegment):
         return current.results | {name: Value(given=result) for name, result in zip(self._others, made, strict=True)}
 
     def _bind_moved(self, current: _Binding, given: Sequence[Value]) -> None:
-        """Bind the inputs that are not where they were."""
+        """Bind the inputs whose memory has changed."""
         bound = current.bound
         for number, (name, value) in enumerate(zip(self._moving, given)):
             if bound[number] is not value:

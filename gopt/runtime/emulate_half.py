@@ -1,8 +1,8 @@
-"""Half precision on a processor that has none: every operator computes in float32 and rounds once.
+"""Emulates float16 and bfloat16 on a processor without them: every operator computes in float32 and rounds once.
 
-ONNX Runtime's CPU has few kernels for float16 and fewer for bfloat16. For float16 it widens silently, and leaves out
-the rounding between neighbours: 2048 + 1 - 2048 is then 1, unless the graph is cut in between. With explicit casts
-around every operator results depend neither on the cuts nor on what happens to be a neighbour.
+ONNX Runtime's CPU has few kernels for float16 and fewer for bfloat16. It runs float16 in float32 and leaves out the
+rounding between adjacent operators: 2048 + 1 - 2048 is then 1, unless the graph is split in between. With explicit
+casts around every operator, results do not depend on where a graph is split or which operators are adjacent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _FLOAT = TensorProto.FLOAT
 
 
 def emulate_half(graph: Graph) -> Graph:
-    """The graph with every operator on float16 or bfloat16 values wrapped in casts to and from float32.
+    """Return the graph with every operator on float16 or bfloat16 values wrapped in casts to and from float32.
 
-    Inputs, outputs and collectives keep their types. A graph without halves is given back as it is, and lowering
-    twice changes nothing. Model-local functions that meet a half are expanded. Raises UnsupportedError where the
-    type of a value is needed and unknown, naming the value.
+    Inputs, outputs and collectives keep their types. A graph without such values is returned unchanged, and a second
+    call changes nothing. Model-local functions that meet such values are inlined. Raises UnsupportedError, which names
+    the value, where a type is needed and unknown.
     """
     if not _has_halves(graph):
         return graph
@@ -53,7 +53,7 @@ def emulate_half(graph: Graph) -> Graph:
 
 
 class _HalfEmulation:
-    """Lowers the nodes of one body, in order; collects the new ones and the types of what they make."""
+    """Lowers the nodes of one body, in order; collects the new nodes and the types of their results."""
 
     def __init__(self, types: Mapping[str, TensorType], header: ModelProto, prefix: str, scopes: Iterator[int]) -> None:
         self.types = dict(types)
@@ -91,7 +91,7 @@ class _HalfEmulation:
         return type.dtype
 
     def _wrap(self, node: Node) -> None:
-        """Widen what goes in, compute, round what comes out."""
+        """Cast the operands to float32, compute, and round the results once."""
         proto = NodeProto()
         proto.CopyFrom(node.to_proto())
         for attribute in proto.attribute:
@@ -109,7 +109,8 @@ class _HalfEmulation:
             self._cast(wide, name, rounded[name])
 
     def _widened(self, name: str, node: Node) -> str:
-        """The name of a float32 copy of a half, made once; of anything else its own."""
+        """Return the name of the float32 copy of a half-precision value, which is made once; any other value keeps
+        its name."""
         if self._dtype(name, node) not in LOW_PRECISION:
             return name
         if name not in self._wide:
@@ -122,7 +123,7 @@ class _HalfEmulation:
         self.nodes.append(Node("Cast", [source], [target], attributes={"to": dtype_code(dtype)}))
 
     def _descend(self, node: Node) -> None:
-        """Lower the bodies of control flow in place; the node itself only hands values on."""
+        """Lower the bodies of a control-flow node in place."""
         proto = self._inferred(node)
         for body in bodies(proto):
             types = self.types | _declared(body)
@@ -208,7 +209,7 @@ def _functions_meet_halves(graph: Graph) -> bool:
 
 
 def inlined(graph: Graph) -> Graph:
-    """The graph with its functions expanded, and the types of what came to light."""
+    """Return the graph with its functions inlined, and the types of the values inside them."""
     border = {name: tensor.type for name, tensor in graph.initializers.items() if name not in graph.inputs}
     model = build_model(graph.header, graph.nodes, {**graph.inputs, **border}, graph.outputs)
     for node in graph.nodes:

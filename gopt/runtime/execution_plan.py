@@ -1,6 +1,6 @@
-"""Plans a rank's program before memory is allocated: steps, buffers, and which buffers ranks may share.
+"""Plans a rank's program before memory is allocated: steps, buffers, and buffers that ranks may share.
 
-The order of events is: every rank plans (here), the ranks agree on shared memory, each rank allocates and compiles
+Every rank plans (here), the ranks agree on shared memory, and each rank allocates and compiles
 (``gopt.runtime.executor``).
 """
 
@@ -27,8 +27,11 @@ ProgramPart: TypeAlias = Segment | ElementwiseRun | Call
 
 @dataclass(frozen=True, slots=True)
 class FinalPlan:
-    """A plan whose shared buffers are known. ``aliases``: number of a step -> result -> the row that it overwrites;
-    ``waits``: for every step, the values that must have been made before it runs."""
+    """A plan whose shared buffers are known.
+
+    ``aliases``: number of a step -> result -> the operand that it overwrites. ``waits``: for every step, the values
+    that must be available before it runs.
+    """
 
     assignment: BufferAssignment
     aliases: Mapping[int, Mapping[str, str]]
@@ -39,7 +42,7 @@ class FinalPlan:
 class ExecutionPlan:
     """The plan of one rank's graph, or of a graph without collectives.
 
-    ``graph``: lowered for the device; ``replaces``: output -> the state that it is at the next step.
+    ``graph``: lowered for the device. ``replaces``: output -> the state whose value it is in the next step.
     """
 
     graph: Graph
@@ -71,7 +74,7 @@ class ExecutionPlan:
         return [str(node.attributes["group"]) for node in self.graph.nodes if node.domain == COMM]
 
     def resolve(self, shared: SharedMemory) -> FinalPlan:
-        """The plan with the buffers that were granted; shards of others stay in memory of the rank's own."""
+        """Return the plan with the shared buffers that were granted. All other shards stay in memory of this rank."""
         refused = {call for call in self.assignment.local_shards.values() if call not in shared.gathers}
         assignment = self.assignment.without(refused)
         sent = assignment.send_names.union(
@@ -88,10 +91,10 @@ class ExecutionPlan:
 def plan_execution(
     graph: Graph, replaces: Mapping[str, str] | None = None, device: Device = HOST, member: MemberIndex | None = None
 ) -> ExecutionPlan:
-    """Plan a graph, which is not changed. Linear.
+    """Plan a graph, which is not changed. Linear time.
 
-    ``replaces`` is for training: long elementwise runs go in tiles, a result that replaces a state may overwrite the
-    array that was fed for it, and what one call sends lies in one buffer. Without it no array that was fed is
+    ``replaces`` is given for training: long elementwise runs are tiled, a result that replaces a state may overwrite
+    the array that was fed for it, and what one call sends lies in one buffer. Without it no array that was fed is
     written. ``member``: group -> this rank's position in it; None where ranks share no memory.
     """
     graph = expand(graph, "gopt.run")
@@ -114,8 +117,8 @@ def _input_aliases(
     parts: Sequence[ProgramPart], steps: Sequence[ProgramStep], graph: Graph, replaces: Mapping[str, str],
     buffers: BufferAssignment, sent: frozenset[str],
 ) -> dict[int, dict[str, str]]:  # fmt: skip
-    """Number of an elementwise run -> which of its results overwrite which of its rows. ``sent``: results that lie in
-    the buffer of a call."""
+    """Number of an elementwise run -> result -> the operand that it overwrites. ``sent``: results in the buffer of a
+    call."""
     last = {name: number for number, step in enumerate(steps) for name in step.inputs}
     read_until: dict[int, int] = {}
     """Number of a gather -> the last step that reads what it made in the buffer of a local shard."""

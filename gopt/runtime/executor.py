@@ -1,4 +1,4 @@
-"""A planned graph with its memory and sessions, and the loop that runs it step after step."""
+"""Runs a planned graph: allocates its memory, compiles its sessions, and runs step after step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_timing(name: str, begin: float, end: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldInput:
-    """An input that was checked, and put on the device, once for many runs of one Executor."""
+    """An input that is checked and put on the device once for many runs of one Executor."""
 
     value: Any
 
@@ -38,9 +38,9 @@ class HeldInput:
 class Executor:
     """A rank's graph, or one without collectives, compiled for its device.
 
-    ``graph``: a graph, which is planned here and not changed, or its plan. ``shared``: the shared memory that was
-    granted to the plan, by numbers of calls in the file. Raises UnsupportedError where a type that is needed is
-    unknown, NoKernelError where the runtime has no kernel, RunError where it refuses a segment.
+    ``graph``: a plan, or a graph, which is planned here and not changed. ``shared``: the shared memory that was granted
+    to the plan, by numbers of calls in the file. Raises UnsupportedError where a type is needed and unknown,
+    NoKernelError where ONNX Runtime has no kernel, RunError where it rejects a segment.
     """
 
     def __init__(self, graph: Graph | ExecutionPlan, cache: SessionCache, shared: SharedMemory = NOT_SHARED) -> None:
@@ -84,7 +84,7 @@ class Executor:
     def _compile(
         self, plan: ExecutionPlan, final: FinalPlan, cache: SessionCache, buffered: Mapping[str, Any]
     ) -> list[BoundCall | CompiledSegment]:
-        """The steps with their sessions and memory; ``buffered``: values in buffers of gathers."""
+        """Compile the steps with their sessions and memory; ``buffered``: values in buffers of gathers."""
         graph = final.assignment.graph
         views, gathers = self._result_views(plan, final)
         made = {name for step in plan.steps if isinstance(step, Segment) for name in step.outputs}
@@ -121,8 +121,8 @@ class Executor:
     def _result_views(
         self, plan: ExecutionPlan, final: FinalPlan
     ) -> tuple[Mapping[str, Sequence[Any]] | None, Mapping[int, Array]]:
-        """The memory of results that keep it over steps, None where every step makes new arrays; and the buffers of
-        gathers, by number."""
+        """The memory of results that have the same memory in every step, or None where every step allocates; and the
+        buffers of gathers, by number."""
         if not self.plans_memory:
             sent = self._buffers.send_views
             return {name: [self._device.to_device(view)] for name, view in sent.items()} if sent else None, {}
@@ -134,22 +134,28 @@ class Executor:
         return planned.views, planned.output_buffers
 
     def _constants_outside(self, graph: Graph) -> dict[str, Any]:
-        """Constants that are in no model: large ones, those that a call reads, and those that are outputs."""
+        """Constants that are not stored in a session's model: large ones, those that a call reads, and those that
+        are outputs."""
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.hold(graph.initializers[name].numpy()) for name in names}
 
     def _forwarded_outputs(self, replaces: Mapping[str, str]) -> frozenset[str]:
-        """Outputs that no step makes and that become another state: they would alias what was fed, or a constant, and
-        buffers that alternate are written again while they are still read."""
+        """Outputs that are inputs or constants and replace another state.
+
+        They would alias what was fed, or a constant, and alternating buffers would be overwritten while they are still
+        read.
+        """
         made = {name for step in self._steps for name in step.outputs}
         others = {name for name in self._outputs if replaces.get(name, name) != name}
         return frozenset(others - made) if self.plans_memory else frozenset()
 
     def bind_states(self, states: dict[str, Any]) -> None:
-        """Move states into their buffers, one by one, so that the first step need not hold two copies of each. Where
-        ranks share a buffer, each writes its own shard: a step may run once all ranks have done so. Raises RunError
-        where a state does not fit."""
+        """Move states into their buffers one by one, so that the first step does not need two copies of each.
+
+        Where ranks share a buffer, each writes its own shard: a step may run once all ranks have returned. Raises
+        RunError for a state of another type or shape.
+        """
         for name in self._inputs.keys() & states.keys():
             _check_fed(name, self._inputs[name], states[name])
         for name in self._inputs.keys() & states.keys() if self.plans_memory else ():
@@ -161,8 +167,8 @@ class Executor:
                 np.copyto(states[name], array)
 
     def advance(self, states: dict[str, Any], feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Any]:
-        """Run one step on states that stay on the device (``Device.hold``), and put the new ones in their place;
-        returns the other outputs, as views.
+        """Run one step on states that stay on the device (``Device.hold``), and replace them by the new ones; returns
+        the other outputs, as views.
 
         ``states`` may be shared with the programs of other phases. ``call`` and errors as for ``run``.
         """
@@ -177,8 +183,8 @@ class Executor:
         return {name: self._device.view(values[name]) for name in self._shown}
 
     def hold(self, feeds: Mapping[str, Array]) -> dict[str, HeldInput]:
-        """Those of the feeds that the graph reads, for several runs: they are neither checked nor bound anew, and must
-        not change as long as they are used. Raises RunError for one that does not fit."""
+        """Check and bind the feeds that the graph reads, for several runs. They must not change while they are used.
+        Raises RunError for one of another type or shape."""
         held = {}
         for name in self._inputs.keys() & feeds.keys():
             shown = np.asarray(feeds[name], order="C")
@@ -189,10 +195,10 @@ class Executor:
     def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback) -> dict[str, Array]:
         """Run one step on values for the inputs; returns the graph's outputs.
 
-        A state that is not fed has its stored value. Outputs have memory of their own, except those that are inputs
-        or constants of the graph, which may be the arrays that were fed. ``call`` is called for every collective in
-        file order; it may return no outputs where they are undefined (Reduce off its root). Raises RunError on feeds
-        that do not fit, and when a segment fails.
+        A state that is not fed has its stored value. Outputs have memory of their own, except those that are inputs or
+        constants of the graph, which may be the arrays that were fed. ``call`` is called for every collective in file
+        order; it may return an empty list where its outputs are undefined (Reduce off its root). Raises RunError on
+        feeds of another type or shape, and when a segment fails.
         """
         if unknown := sorted(feeds.keys() - self._inputs.keys()):
             raise RunError(f"the graph has no input {unknown[0]!r}")
@@ -202,7 +208,7 @@ class Executor:
         return shown | {name: shown[name].copy() for name in self._forwarded}
 
     def _execute(self, values: dict[str, Any], call: CollectiveCallback) -> None:
-        """Run all steps on values for the inputs, and add what they make."""
+        """Run all steps on values for the inputs, and add their results."""
         mark = self.mark
         pending: dict[str, PendingCall] = {}
         for step, waits, gone in zip(self._steps, self._waits, self._last_uses, strict=True):
@@ -224,7 +230,7 @@ class Executor:
             next(iter(pending.values())).resolve(values, pending)
 
     def _start(self, states: dict[str, Any], feeds: Mapping[str, Array | HeldInput]) -> dict[str, Any]:
-        """Values for all inputs, and those that are the same in every step."""
+        """Values for all inputs, and those whose memory is the same in every step."""
         values = {**self._fixed, **states}
         for name, given in feeds.items():
             if name in self._inputs:
@@ -247,7 +253,7 @@ class Executor:
         return values
 
     def _feed(self, name: str, given: Any) -> Any:
-        """The value of what is fed for an input."""
+        """The value of an array that is fed for an input."""
         if isinstance(given, HeldInput):
             return given.value
         for before, value in self._recent_feeds.get(name, ()):
@@ -269,7 +275,7 @@ class Executor:
 def _finish(
     pending: dict[str, PendingCall], waits: Sequence[str], overwrites: frozenset[str], values: dict[str, Any]
 ) -> None:
-    """Wait for the calls under way whose results a step waits for, or whose inputs it overwrites."""
+    """Wait for pending calls whose results a step reads, or whose inputs it overwrites."""
     for name in waits:
         if name in pending:
             pending[name].resolve(values, pending)

@@ -1,7 +1,7 @@
-"""Operators in NumPy that ONNX Runtime has no float64 kernel for, in the precision of what they are given.
+"""Operators in NumPy for which ONNX Runtime has no float64 kernel. Results have the precision of the inputs.
 
-What has none here either is left to onnx's reference evaluator, which knows every operator but is slow and, for some,
-rounds to float32 on the way.
+Operators that are missing here run in onnx's reference evaluator. It has every operator but is slow, and rounds some
+intermediate results to float32.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
 
 @functools.cache
 def operators() -> tuple[type, ...]:
-    """The table as classes that onnx's reference evaluator takes for its own."""
+    """The table as classes that extend onnx's reference evaluator."""
     from onnx.reference.op_run import OpRun
 
     return tuple(

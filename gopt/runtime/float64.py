@@ -1,6 +1,6 @@
-"""Graphs run in float64, whole: by ONNX Runtime where it has the kernels, by NumPy where it has none.
+"""Runs a graph in float64: by ONNX Runtime where it has the kernels, else by NumPy.
 
-A node without a kernel becomes a call that cuts the graph, as a collective does: the rest stays in sessions.
+A node without a kernel becomes a call at which the graph is split, as at a collective; the rest stays in sessions.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FALLBACK = "Substitute"
 
 
 class Float64Graph:
-    """A graph widened to float64 and compiled.
+    """A graph converted to float64 and compiled.
 
-    ``substitutes`` counts the nodes that NumPy runs. Raises RunError, UnsupportedError where a node has neither a
-    kernel nor a stand-in.
+    ``substitutes`` counts the nodes that NumPy runs. Raises RunError, and UnsupportedError where a node has neither a
+    kernel nor a substitute.
     """
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
@@ -52,7 +52,7 @@ class Float64Graph:
         return self._program.hold(feeds)
 
     def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback) -> dict[str, Array]:
-        """One run; ``call`` answers the collectives that the graph holds itself."""
+        """Run once; ``call`` makes the collectives of the graph."""
 
         def answer(index: int, node: Node, inputs: list[Array]) -> Any:
             if node.op_type == FALLBACK:
@@ -62,7 +62,7 @@ class Float64Graph:
         return self._program.run(feeds, answer)
 
     def _substituted(self, graph: Graph, cache: SessionCache) -> Graph:
-        """The graph with a call for every node that the runtime refuses."""
+        """The graph with a call in place of every node for which ONNX Runtime has no kernel."""
         trial = _KernelProbe(graph, cache)
         nodes: list[Node] = []
         calls = 0
@@ -77,7 +77,7 @@ class Float64Graph:
 
 
 class _KernelProbe:
-    """Tests, once for each kind of node, whether the runtime has a kernel."""
+    """Tests, once for each kind of node, whether ONNX Runtime has a kernel."""
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
         self.types = dict(graph.types) | dict(graph.inputs)
@@ -110,7 +110,7 @@ class _KernelProbe:
 
 
 class _FallbackNode:
-    """One node, run by onnx's reference evaluator with our operators in it."""
+    """One node, run by onnx's reference evaluator with the operators of ``fallback_kernels``."""
 
     def __init__(self, node: Node, graph: Graph) -> None:
         from onnx.reference import ReferenceEvaluator
@@ -138,7 +138,7 @@ class _FallbackNode:
 
 
 def _typed(result: Any, dtype: str) -> Array:
-    """The result in the type it is due in: the evaluator is not always exact about that."""
+    """The result in its declared type, which the evaluator does not always return."""
     array = np.asarray(result)
     wanted = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(dtype)) if known(dtype) else array.dtype
     return np.require(array if array.dtype == wanted else array.astype(wanted), requirements="C")

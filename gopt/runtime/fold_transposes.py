@@ -1,8 +1,8 @@
-"""Lowering of matrix products: operands are read transposed in place, and no transposed copy is made.
+"""Folds transposes into matrix products, which read operands transposed in place: no transposed copy is made.
 
 An exporter writes a gradient as a product with a transposed operand. The copy costs a pass over memory, and it stays
-alive from the forward to the backward where both are in different segments. The runtime's products can read an operand
-either way. They may block their sums differently then (seen where a side has one row, or the inner dimension has 300
+allocated from the forward to the backward where both are in different segments. ONNX Runtime's products read an operand
+either way. They may then block their sums differently (seen where a side has one row, or the inner dimension has 300
 elements), so the last bits may differ from those of a product with a copy: this is part of every run, not of tuning.
 """
 
@@ -19,9 +19,9 @@ FUSED = "com.microsoft"
 
 
 def fold_transposes(graph: Graph) -> Graph:
-    """The graph with float32 MatMul and Gemm reading the operands of Transpose nodes that swap the last two axes.
+    """Return the graph with float32 MatMul and Gemm that read the operands of Transpose nodes of the last two axes.
 
-    The Transpose nodes stay; those that nobody reads any more are left out when the graph is cut. Linear.
+    The Transpose nodes stay; partitioning leaves out those that are no longer read. Linear time.
     """
     swapped = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _swaps(node, graph.types)}
     if not swapped:

@@ -1,4 +1,4 @@
-"""The interface of an engine: a rank's collectives, and its control plane to all other ranks; ranks as threads."""
+"""The interface of an engine (a rank's collectives and its control plane), and the engine of ranks that are threads."""
 
 from __future__ import annotations
 
@@ -26,26 +26,31 @@ GRACE = 2.0
 
 
 class Engine(Protocol):
-    """One rank's side of the transport. All ranks make the same calls of a group in the same order."""
+    """One rank's side of the transport. All members of a group make the same calls of it in the same order."""
 
     rank: int
     overlaps: bool
     """Whether calls may overlap computation: a call that spins needs a processor of its own."""
 
     def prepare(self, groups: Sequence[str]) -> None:
-        """Prepare calls over these groups: the same list on all ranks."""
+        """Prepare calls over these groups. Every rank passes the same list."""
 
     def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
-        """Grant buffers in memory that ranks share, to all members of a group or to none. All ranks together, once the
-        plans of all groups were found equal and before anything is compiled. Gathers have states in such buffers:
-        every rank writes its shard, and no step runs before all ranks have."""
+        """Allocate buffers in memory that ranks share; each request is granted to all members of its group or to none.
+
+        All ranks call it together, after their plans were compared and before anything is compiled. Every rank writes
+        its shard into the buffers of gathers, and no step runs before all ranks have written theirs.
+        """
 
     def call(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None) -> list[Array]:
-        """Make one collective, and return its outputs; none where they are undefined. ``buffer``: memory that it may
-        write; for a reduction it holds the inputs, for a gather it is where the result is to lie. Raises RunError."""
+        """Make one collective, and return its outputs; the list is empty where they are undefined on this rank.
+
+        ``buffer``: memory that the call may write. For a reduction it holds the inputs, for a gather the result is
+        written into it. Raises RunError.
+        """
 
     def gather(self, item: Any) -> list[Any]:
-        """Return the items of all ranks, in rank order: for small objects, not for tensors."""
+        """Return the items of all ranks in rank order. Items are small objects, not tensors."""
 
     def fail(self, error: BaseException) -> None:
         """Report to the other ranks that this rank cannot continue."""
@@ -58,8 +63,8 @@ class _Exchanges(Protocol):
 
 
 def raise_on_one_rank(engine: _Exchanges, work: Callable[[], T]) -> T:
-    """Do what some ranks may refuse; all ranks together. Where some do, the first of them raises its error, and the
-    others wait until that rank ends the job."""
+    """Run ``work`` on every rank together. Where it fails on some, the first of them raises its error, and the other
+    ranks wait until that rank ends the job."""
     found: T | GoptError
     try:
         found = work()
@@ -100,7 +105,7 @@ class ThreadEngine:
 
 
 class InProcessStore:
-    """The control plane of ranks that are threads: each stores an object, and reads all of them."""
+    """The control plane of ranks that are threads: each rank stores an object and reads those of all ranks."""
 
     def __init__(self, ranks: int, deadline: float) -> None:
         self.barrier = threading.Barrier(ranks, timeout=deadline)
@@ -111,7 +116,7 @@ class InProcessStore:
         self._ended = False
 
     def end(self) -> None:
-        """Release all waiting ranks: one has failed."""
+        """Release all waiting ranks, because one has failed."""
         self._ended = True
         self.barrier.abort()
 
@@ -135,7 +140,7 @@ class InProcessStore:
 
 
 def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> list[Any]:
-    """Let every rank do its work in a thread of this process; raises the failure that came first, with its rank."""
+    """Run each rank's work in a thread of this process; raises the first failure, with the number of its rank."""
     group, store = ThreadGroup(mesh, deadline), InProcessStore(mesh.ranks, deadline)
     results: list[Any] = [None] * mesh.ranks
     failures: list[BaseException] = []
@@ -164,7 +169,8 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
 
 
 def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]) -> None:
-    """Wait until all have ended; once one has failed, threads that reach no call are left running: they are daemons."""
+    """Wait until all threads have ended. After a failure, threads that make no further call are left: they are
+    daemons."""
     until = math.inf
     while alive := [thread for thread in threads if thread.is_alive()]:
         alive[0].join(0.1)
@@ -175,7 +181,8 @@ def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]
 
 
 def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:
-    """For a process that is one rank: run its own program of all, and gather the results of every rank."""
+    """Return a function for a process that is one rank: it runs its own program, and gathers the results of all
+    ranks."""
 
     def run(programs: Sequence[Any], feeds: Sequence[Any], mesh: Mesh) -> list[Any]:
         made = programs[engine.rank].run(feeds[engine.rank], engine.call)
@@ -185,8 +192,11 @@ def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh
 
 
 class CollectiveRunner(Protocol):
-    """Makes a rank's calls during a step. ``position`` is called with the number of each as it starts, ``mark`` with
-    its name, and when it began and ended."""
+    """Makes a rank's calls during a step.
+
+    ``position`` is called with the number of each call when it starts, ``mark`` with its name and the times of its
+    start and end.
+    """
 
     def __init__(
         self, engine: Any, position: Callable[[int], None], mark: Callable[[str, float, float], None]
@@ -199,8 +209,10 @@ class CollectiveRunner(Protocol):
 
 @dataclass(slots=True)
 class AsyncCollectives:
-    """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute
-    goes on. Where the engine does not overlap, computation waits."""
+    """Makes a rank's calls on a thread of their own, in file order, while the main thread computes.
+
+    A call starts when its inputs are available. Without overlap, the main thread waits for each call.
+    """
 
     engine: Engine
     position: Callable[[int], None]

@@ -1,4 +1,4 @@
-"""CUDA's runtime and its memory, no more than a rank needs. The only file that imports CUDA's bindings."""
+"""The part of CUDA's runtime that a rank needs: memory, streams, events. The only file that imports CUDA's bindings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = (
 
 
 def bindings() -> Any:
-    """The package cuda.bindings.runtime; raises RunError."""
+    """Return the module cuda.bindings.runtime; raises RunError where it is missing."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -29,7 +29,7 @@ def bindings() -> Any:
 
 
 class Cuda:
-    """CUDA's runtime with errors raised. Raises RunError where a call fails, and where there is no GPU."""
+    """CUDA's runtime, with error codes raised. Raises RunError where a call fails, and where there is no GPU."""
 
     def __init__(self, api: Any) -> None:
         self._api = api
@@ -38,7 +38,7 @@ class Cuda:
             raise RunError("this machine has no GPU", *INSTALL)
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Make one call; its only result, or None."""
+        """Make one call, and return its only result, or None."""
         code, *results = getattr(self._api, name)(*arguments)
         if int(code):
             text = self._api.cudaGetErrorString(code)[1].decode()
@@ -52,19 +52,20 @@ class Cuda:
         return int(self("cudaStreamCreateWithFlags", self._api.cudaStreamNonBlocking))
 
     def event(self, stream: int) -> Event:
-        """An event behind all that was handed to a stream so far."""
+        """Record an event behind all work that was queued on a stream so far."""
         made = self("cudaEventCreateWithFlags", self._api.cudaEventDisableTiming)
         event = Event(self._api.cudaEventDestroy, made)
         self("cudaEventRecord", event.handle, stream)
         return event
 
     def finished(self, event: Event) -> bool:
-        """Return whether all work before an event is done; also true after an error, which shows elsewhere."""
+        """Return whether all work before an event is done. Also true after an error, which the next call reports."""
         return bool(self._api.cudaEventQuery(event.handle)[0] != self._api.cudaError_t.cudaErrorNotReady)
 
 
 class Event:
-    """A place in a stream. It is destroyed with its last holder, which CUDA allows while others still wait for it."""
+    """A position in a stream. It is destroyed with its last reference, which CUDA allows while other streams still
+    wait for it."""
 
     __slots__ = ("_destroy", "handle")
 
@@ -76,10 +77,7 @@ class Event:
 
 
 class Memory:
-    """Memory of the GPU.
-
-    A block from a pool returns to it when it is no longer referenced.
-    """
+    """Memory of the GPU. A block of a pool returns to the pool when it is no longer referenced."""
 
     __slots__ = ("_pool", "nbytes", "pointer", "value")
 
@@ -94,7 +92,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A tensor in the GPU's memory, contiguous, ``offset`` bytes into it."""
+    """A contiguous tensor in the GPU's memory, which begins ``offset`` bytes into it."""
 
     memory: Memory
     offset: int
@@ -122,11 +120,12 @@ class Block:
         return self.offset + self.nbytes
 
     def part(self, start: int, shape: Sequence[int]) -> Block:
-        """The elements from ``start`` on, as a tensor of that shape; may reach beyond the block, in its memory."""
+        """The elements from ``start`` on, as a tensor of that shape. It may reach beyond the block, within the
+        block's memory."""
         return Block(self.memory, self.offset + start * self.dtype.itemsize, self.dtype, tuple(shape))
 
     def bits(self) -> Block:
-        """The same bytes, one behind the other."""
+        """The same memory as a flat block of bytes."""
         return Block(self.memory, self.offset, np.dtype(np.uint8), (self.nbytes,))
 
     @property

@@ -1,8 +1,8 @@
 """A GPU as the device of a rank.
 
-Two streams: *compute* for the sessions, *wire* for all that belongs to calls. Work on one stream runs in the order in
-which it was handed over, and the host runs ahead of both. So memory may be used again as soon as nobody here holds it,
-if only the compute stream has been made to wait for whatever the wire did with it: ``Gpu.order``.
+It has two streams: *compute* for sessions, *communication* for everything that belongs to calls. Work on one stream
+runs in the order in which it was queued, and the host waits for neither. Memory can be reused as soon as nothing here
+references it, if the compute stream first waits for what the communication stream did with it: ``Gpu.order``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _GRAIN = 512
 
 
 class Sessions(SessionCache):
-    """Sessions of ONNX Runtime's CUDA provider, whose work goes on one stream and is not waited for."""
+    """Sessions of ONNX Runtime's CUDA provider. Their work is queued on one stream, and the host does not wait for
+    it."""
 
     def __init__(self, index: int, stream: int) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Sessions(SessionCache):
 
 
 class GpuSegment:
-    """A segment on the GPU. Results of known shape are bound to memory that was free; others the runtime allocates."""
+    """A segment on the GPU. Results of known shape are bound to free memory; ONNX Runtime allocates the others."""
 
     overwrites: frozenset[str] = frozenset()
 
@@ -99,10 +100,10 @@ class GpuSegment:
 
 
 class Gpu:
-    """One GPU: a Device. Values and what is shown are Blocks.
+    """One GPU: a Device. Values and views are Blocks.
 
-    Operators on halves run as the provider has them, each rounding its results; nothing is lowered. ``guard``
-    watches over waits of the host.
+    Operators on float16 and bfloat16 run as the CUDA provider has them, which round each result; nothing is emulated.
+    ``guard`` is the watchdog over waits of the host.
     """
 
     emulates_half = False
@@ -129,8 +130,10 @@ class Gpu:
     # --- memory ---
 
     def empty(self, shape: Sequence[int], dtype: Dtype, beyond: int = 0) -> Block:
-        """A tensor of any values, and room for ``beyond`` elements behind it. For the compute stream, or for the
-        wire once that waits for the compute stream."""
+        """Allocate a tensor with undefined values, and memory for ``beyond`` elements behind it.
+
+        The compute stream may use it at once, the communication stream after it has waited for the compute stream.
+        """
         needed = (math.prod(shape) + beyond) * dtype.itemsize
         nbytes = max(-(-needed // _GRAIN), 1) * _GRAIN
         free = self._pool.setdefault(nbytes, [])
@@ -138,7 +141,7 @@ class Gpu:
         return Block(Memory(value, nbytes, free), 0, dtype, tuple(shape))
 
     def copy(self, target: Block, source: Block, stream: int) -> None:
-        """The bytes of ``source`` to the front of ``target``."""
+        """Copy the bytes of ``source`` to the beginning of ``target``."""
         if source.nbytes:
             kind = self.cuda.kind("DeviceToDevice")
             self.cuda("cudaMemcpyAsync", target.pointer, source.pointer, source.nbytes, kind, stream)
@@ -146,7 +149,8 @@ class Gpu:
     def copy_rows(
         self, target: Block, step: int, source: Block, stride: int, width: int, rows: int, stream: int
     ) -> None:
-        """``rows`` rows of ``width`` bytes, which lie ``stride`` bytes apart in ``source``, ``step`` in ``target``."""
+        """Copy ``rows`` rows of ``width`` bytes. They begin every ``stride`` bytes in ``source`` and every ``step``
+        in ``target``."""
         if width * rows:
             kind = self.cuda.kind("DeviceToDevice")
             self.cuda(
@@ -160,7 +164,7 @@ class Gpu:
         self.cuda("cudaStreamWaitEvent", stream, event.handle, 0)
 
     def synchronize(self) -> None:
-        """Wait until both streams have done all they were given."""
+        """Wait until all work queued on both streams is done."""
         with self.guard():
             self.cuda("cudaStreamSynchronize", self.compute_stream)
             self.cuda("cudaStreamSynchronize", self.comm_stream)
@@ -205,7 +209,8 @@ class Gpu:
         return BufferAssignment(graph)
 
     def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
-        """Buffers for what calls send, except where a tensor would begin at an address that kernels cannot load."""
+        """Allocate buffers for what calls send, unless a tensor would begin at an address that kernels cannot load
+        from."""
         graph = assignment.graph
         members = {
             name: len(node.attributes.get("cuts", ()))
@@ -232,7 +237,7 @@ class Gpu:
     def run(
         self, session: Any, given: Mapping[str, Block], made: Mapping[str, Block], outputs: Sequence[str]
     ) -> list[Block]:
-        """Hand a session's run to its stream; returns its outputs. Raises RunError."""
+        """Queue the run of a session on its stream, and return its outputs. Raises RunError."""
         binding = session.io_binding()
         for name, block in given.items():
             binding.bind_input(name, "cuda", self.index, code(block.dtype), block.shape, block.pointer)
@@ -264,6 +269,6 @@ def code(dtype: Dtype) -> int:
 
 
 def _last_line(error: Exception) -> str:
-    """Without the source lines that the runtime puts in front."""
+    """The last line of an error's message: ONNX Runtime puts lines of its source in front."""
     words = session.first_line(error)
     return words.rpartition(") ")[2] or words

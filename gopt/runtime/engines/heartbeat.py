@@ -1,7 +1,7 @@
 """Heartbeats: each rank of a job publishes its position, so that others can name the one that died or did not arrive.
 
-Under ``--launch`` ranks write into files of the launcher's folder, one each. Under a user's own launcher they write
-into memory without a name, which the other ranks of the host reach through ``/proc``: nothing is left behind.
+Under ``--launch`` ranks write files in the launcher's folder, one each. Under a user's own launcher they write to
+unnamed memory files (memfd), which the other ranks of the host open through ``/proc``; no file stays behind.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
 
 
 class Heartbeat:
-    """Publishes a rank's position; costs one small write to memory at the beginning and the end of a call.
+    """Publishes a rank's position; a call costs one small write to memory at its beginning and one at its end.
 
-    ``number``: the open file that others read, or None where there is no place to say it; ``folder``: the launcher's.
+    ``number``: the open file that others read, or None where there is none. ``folder``: the launcher's folder.
     """
 
     def __init__(self, number: int | None, folder: Path | None) -> None:
@@ -57,7 +57,7 @@ class Heartbeat:
 
     @classmethod
     def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat:
-        """``gather``: what every rank of the job gives; all call it."""
+        """Open a rank's heartbeat. ``gather``: returns the item of every rank of the job; all ranks call it."""
         folder = os.environ.get(HEARTBEATS)
         if not folder:
             return cls._in_memory(rank, gather)
@@ -84,7 +84,7 @@ class Heartbeat:
         return beat
 
     def follow(self) -> None:
-        """End this rank when the launcher is gone: killed outright, it could not end its ranks."""
+        """End this rank when the launcher has ended: a launcher that is killed cannot end its ranks."""
         assert self.folder is not None
         try:
             handle = os.pidfd_open(int((self.folder / LAUNCHER).read_text()))
@@ -106,9 +106,8 @@ class Heartbeat:
         self.at(self.step, self.call, WAITING if waiting else RUNNING)
 
     def first(self, code: int) -> bool:
-        """Return whether this rank is the first to report why the job ends; only the first reports, and sets the exit
-        code.
-        """
+        """Return whether this rank is the first to report why the job ends; only the first reports, and sets the
+        exit code."""
         if self.folder is None:
             return True
         try:
@@ -124,7 +123,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """Last published status of a rank."""
+    """The last published status of a rank."""
 
     rank: int
     process: int
@@ -154,7 +153,7 @@ def _read(rank: int, path: Path) -> RankStatus | None:
 
 
 def follow(watchdog: Watchdog, beat: Heartbeat, rank: int) -> None:
-    """Publish a rank's waits, and let its watchdog see those of others."""
+    """Publish a rank's waits, and give its watchdog the waits of other ranks."""
     watchdog.waits = beat.waits
     watchdog.missing = lambda: missing(beat.others(), rank)
 
@@ -162,7 +161,7 @@ def follow(watchdog: Watchdog, beat: Heartbeat, rank: int) -> None:
 def missing(seen: Sequence[RankStatus], rank: int) -> str:
     """Name the ranks that rank ``rank`` waits for: those that wait for no other rank, or whose process is stopped.
 
-    Ranks that are themselves waiting for such a rank are not named.
+    A rank that waits for one of them is not named.
     """
     others = [each for each in seen if each.rank != rank]
     stopped = {each.rank for each in others if is_stopped(each.process)}
@@ -180,7 +179,7 @@ def missing(seen: Sequence[RankStatus], rank: int) -> str:
 
 
 def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
-    """Describe a deadlock: all ranks wait; the least advanced ones are named, without blame."""
+    """Describe a deadlock, in which all ranks wait: name the least advanced ranks."""
     mine = [each for each in seen if each.rank == rank]
     behind = [each for each in seen if mine and (each.step, each.call) < (mine[0].step, mine[0].call)]
     if not behind:
@@ -190,7 +189,7 @@ def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
 
 
 def is_stopped(process: int) -> bool:
-    """Return whether a process of this host was stopped by a signal or a debugger."""
+    """Return whether a process of this host is stopped by a signal or a debugger."""
     with suppress(OSError):
         text = Path(f"/proc/{process}/stat").read_bytes()
         return text.rpartition(b") ")[2][:1] in (b"T", b"t")
@@ -198,7 +197,7 @@ def is_stopped(process: int) -> bool:
 
 
 def waiting(seen: Iterable[RankStatus], dead: int) -> str:
-    """``; rank 0 waited in call 1``: where the others waited when a rank died."""
+    """Where the other ranks waited when a rank died, such as ``; rank 0 waited in call 1``."""
     places: dict[int, list[int]] = {}
     for each in seen:
         if each.how == WAITING and each.rank != dead and each.call >= 0:

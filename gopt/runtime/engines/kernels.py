@@ -1,7 +1,7 @@
 """Small GPU sessions for the arithmetic of calls, built on first use.
 
-The one use of them is to reduce as the reference does where NCCL would not: halves in float32, short integers at all,
-and a maximum or minimum in which NaN wins.
+They serve reductions for which NCCL does not give the reference's result: float16 and bfloat16 summed in float32,
+16-bit integers, and maxima and minima in which NaN wins.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from gopt.runtime.engines.gpu import Gpu, Sessions, code
 
 
 class Kernels:
-    """Elementwise work on flat blocks, on the wire."""
+    """Elementwise work on flat blocks, on the communication stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._sessions = gpu, Sessions(gpu.index, gpu.comm_stream)
 
     def cast(self, source: Block, target: Block) -> None:
-        """Elements of one block as those of another: rounded, or cut to the width of an integer."""
+        """Write the elements of one block into another of another type: floats are rounded, integers truncated to
+        the width."""
         node = helper.make_node("Cast", ["x"], ["y"], to=code(target.dtype))
         self._run([node], [source], target)
 
     def mark_nan(self, source: Block, target: Block) -> None:
-        """1 where an element is no number, else 0; ``target`` is of uint8."""
+        """Write 1 where an element is NaN, else 0; ``target`` is of uint8."""
         nodes = [helper.make_node("IsNaN", ["x"], ["n"]), helper.make_node("Cast", ["n"], ["y"], to=TensorProto.UINT8)]
         self._run(nodes, [source], target)
 
     def put_nan(self, source: Block, marks: Block, target: Block) -> None:
-        """The elements of ``source``, and NaN where ``marks`` (uint8) are not 0."""
+        """Write the elements of ``source``, and NaN where ``marks`` (uint8) is not 0."""
         nan = helper.make_tensor("v", code(source.dtype), [1], [np.nan])
         nodes = [
             helper.make_node("Constant", [], ["nan"], value=nan),

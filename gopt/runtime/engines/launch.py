@@ -1,4 +1,5 @@
-"""Start ranks under ``mpiexec`` and watch them: one that dies or hangs ends the job and is named, with its step."""
+"""Starts ranks under ``mpiexec`` and watches them: a rank that dies or hangs ends the job and is named, with its
+step."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ _SIGNAL = re.compile(r"signal:? (\d+)", re.I)
 
 
 def mpiexec(extra: str = "mpi") -> str:
-    """The launcher beside this interpreter, or on the PATH; raises RunError, with the extra of gopt that brings it."""
+    """The launcher beside this interpreter, or on the PATH. Raises RunError, which names the extra of gopt that
+    installs it."""
     beside = Path(sys.prefix, "bin", "mpiexec")
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if found is None:
@@ -60,11 +62,11 @@ def launch(
 ) -> int:  # fmt: skip
     """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
 
-    ``show`` is called with a line of JSON for each step of the first rank. Raises RunError when a rank died
-    with no message, or when none moves for twice the deadline; StoppedError at a stop signal. ``patient``:
-    ranks get the signal first, and have the deadline to write a checkpoint; another signal ends them at once.
-    ``names``: what each process is, if no rank. ``start``: makes the command of launcher, processes and program where
-    the others outlive one that dies: they say then why they end, or go on and end well.
+    ``show`` is called with a line of JSON for each step of the first rank. ``patient``: the ranks get a stop signal
+    first, and have the deadline to write a checkpoint; a second signal ends them at once. ``names``: the names of
+    processes that are no ranks. ``start``: returns the command from the launcher, the processes and the program, for a
+    job whose processes outlive one that dies: they report why they end, or go on. Raises RunError when a rank died
+    without a message, or when no rank makes progress for twice the deadline; StoppedError at a stop signal.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals(patient) as caught:
         Path(folder, LAUNCHER).write_text(f"{os.getpid()}")
@@ -97,8 +99,10 @@ def launch(
 
 @contextlib.contextmanager
 def _signals(patient: bool) -> Iterator[list[int]]:
-    """The stop signals that arrived. Ranks get none from the terminal: they have a session of their own.
-    One that is ignored, as under nohup, stays so; only the main thread can listen."""
+    """Collect the stop signals that arrive. Ranks run in a session of their own, so a terminal sends them none.
+
+    An ignored signal, as under nohup, stays ignored. Only the main thread can listen.
+    """
     caught: list[int] = []
     listens = threading.current_thread() is threading.main_thread()
     usual = (signal.SIG_DFL, *((signal.default_int_handler,) if patient else ()))
@@ -114,7 +118,7 @@ def _signals(patient: bool) -> Iterator[list[int]]:
 
 
 def _copy(source: IO[bytes], target: IO[str], words: list[str]) -> None:
-    """Pass on what ranks print, without the launcher's banner: its lines are kept as ``words``."""
+    """Copy what ranks print, without the launcher's banner, whose lines are added to ``words``."""
     for line in source:
         text = line.decode("utf-8", "replace")
         if text.startswith(_NOISE):
@@ -133,7 +137,7 @@ def _signal_name(number: int) -> str:
 
 @dataclass(slots=True)
 class _JobMonitor:
-    """Sees at once when a process of a rank ends, by a handle on each."""
+    """Notices at once when a process of a rank ends, by a handle (pidfd) on each."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -193,7 +197,7 @@ class _JobMonitor:
         return code if 0 <= code <= 70 else RunError("").exit_code
 
     def _stop(self, late: bool) -> None:
-        """Ask the ranks once to end; raises StoppedError if they need not be waited for, or no longer."""
+        """Ask the ranks once to end. Raises StoppedError where they need not be waited for, or their time is up."""
         if not self._asked and self.patient and self._handles and not late:
             self._asked = time.monotonic()
             for handle in self._handles.values():
@@ -203,8 +207,8 @@ class _JobMonitor:
             raise StoppedError(self.caught[0])
 
     def _how_it_died(self, dead: RankStatus) -> RunError:
-        """The refusal that names the rank that died first: by the launcher, which has waited for it, where that says
-        so; else the one of which it was seen first."""
+        """The error that names the rank that died first: the one that the launcher names, else the one whose end was
+        seen first."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(CLEANING)
             for copy in self.copies:
@@ -235,9 +239,7 @@ class _JobMonitor:
         return [rank for rank, handle in self._handles.items() if select.select([handle], [], [], 0)[0]]
 
     def _silent(self, gone: Sequence[int]) -> RankStatus | None:
-        """Return a rank that ended without a report, unless another rank reported: then it was ended because of that
-        one.
-        """
+        """Return a rank that ended without a report, or None where another rank reported and so ended it."""
         seen = {each.rank: each for each in read(self.folder)}
         if any(each.how == REPORTED for each in seen.values()):
             return None
@@ -246,7 +248,7 @@ class _JobMonitor:
         return min(silent, key=lambda each: (each.step, each.call), default=None)
 
     def _went_on(self) -> bool:
-        """Return whether the first process ended well, or some process reported an error."""
+        """Return whether the first process exited with 0, or some process reported an error."""
         seen = read(self.folder)
         return self._said() is not None or any(each.rank == 0 and each.how == ENDED for each in seen)
 
@@ -254,7 +256,7 @@ class _JobMonitor:
         return f"{self.names[rank]} (process {rank})" if rank < len(self.names) else f"rank {rank}"
 
     def _said(self) -> int | None:
-        """Return the exit code of the rank that reported why the job ends; None if none did."""
+        """Return the exit code of the rank that reported why the job ends, or None."""
         path = self.folder / ERROR_CLAIMED
         text = path.read_text() if path.is_file() else ""
         return int(text) if text else None
@@ -283,7 +285,7 @@ class _JobMonitor:
         self._told += len(whole)
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """End all processes of the job."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
             try:

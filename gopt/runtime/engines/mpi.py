@@ -1,7 +1,7 @@
 """Ranks as MPI processes. The only file that imports an MPI binding, and only when ranks are to run on it.
 
-Tensors of one call are sent as one buffer; where they lie one after the
-other in memory they are not copied. Large calls within one host use memory that its ranks share, with MPI as a barrier.
+The tensors of one call are sent as one buffer, without a copy where they are adjacent in memory. Large calls within one
+host use memory that its ranks share, with MPI as a barrier.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def launched() -> bool:
 
 
 def raise_on_all_ranks(work: Callable[[], T]) -> T:
-    """Do what may be refused, on all ranks that the launcher started. Where some refuse, the first of them raises its
+    """Run ``work`` on all ranks that the launcher started. Where it fails on some, the first of them raises its
     error, and the others exit with the same code and no message."""
     world = load_mpi().COMM_WORLD
     found: T | None = None
@@ -71,7 +71,7 @@ def raise_on_all_ranks(work: Callable[[], T]) -> T:
 
 
 def load_mpi(extra: str = "mpi") -> Any:
-    """The module mpi4py.MPI; raises RunError, which names the extra of gopt that brings it."""
+    """Return the module mpi4py.MPI. Raises RunError, which names the extra of gopt that installs it."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -80,7 +80,7 @@ def load_mpi(extra: str = "mpi") -> Any:
 
 
 class MpiEngine:
-    """One process, one rank. A call that takes longer than ``deadline`` seconds ends the whole job."""
+    """One process, one rank. A call that takes longer than ``deadline`` seconds ends the job."""
 
     def __init__(self, mesh: Mesh, deadline: float, explain: Callable[[str], None]) -> None:
         self._mpi: Any = load_mpi()
@@ -115,7 +115,7 @@ class MpiEngine:
         return found
 
     def host_ranks(self) -> list[int]:
-        """The ranks on this machine, this one among them."""
+        """The ranks on this machine, including this one."""
         return self._host_ranks
 
     def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
@@ -132,14 +132,14 @@ class MpiEngine:
         return fits and self._pays(request)
 
     def _pays(self, request: SendRequest | GatherRequest) -> bool:
-        """Return whether a call is large enough to be made in shared memory, and its group is all on this host."""
+        """Return whether a call is large enough for shared memory, and all ranks of its group are on this host."""
         members = self._mesh.members(request.call.attributes["group"], self.rank)
         large = request.count * request.dtype.itemsize >= MIN_BYTES
         return len(members) > 1 and large and set(members) <= set(self._host_ranks)
 
     @property
     def shared_calls(self) -> int:
-        """Calls of this rank that are made in memory which ranks share."""
+        """The number of this rank's calls that use shared memory."""
         return len(self._shared.sends) + sum(gather.calls for gather in self._shared.gathers.values())
 
     def fail(self, error: BaseException) -> None:
@@ -252,8 +252,8 @@ class MpiEngine:
         return unpack_views(flat, shapes)
 
     def _in_place(self, node: Node, memory: Array, views: Callable[[], list[Array]]) -> list[Array]:
-        """The arrays of a call in shared memory: the same ones while the memory is the same, which spares the executor
-        to bind them anew."""
+        """The arrays of a call in shared memory. They are the same objects while the memory is, so the executor
+        keeps its bindings."""
         held = self._results.get(id(node))
         if held is None or held.memory is not memory:
             held = self._results[id(node)] = _Results(node, memory, views())
@@ -262,7 +262,7 @@ class MpiEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The arrays that a call made in a memory."""
+    """The arrays that a call made in one memory."""
 
     node: Node
     memory: Array
@@ -270,8 +270,8 @@ class _Results:
 
 
 def unlink_mpich_files() -> None:
-    """Take the names of the files through which MPICH's ranks of a host talk: all have opened them, and ranks that are
-    killed would leave megabytes of /dev/shm behind."""
+    """Unlink the files through which MPICH's ranks of a host communicate. All ranks have opened them; ranks that are
+    killed would leave megabytes in /dev/shm."""
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
         for path in {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/mpich_shm_" in line}:

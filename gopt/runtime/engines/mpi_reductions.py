@@ -1,6 +1,6 @@
-"""How MPI's ranks combine arrays: the type in which they do, MPI's operator, and the mean.
+"""How MPI's ranks combine arrays: the type, MPI's operator, and the mean.
 
-Halves are reduced in float32 and rounded once.
+float16 and bfloat16 are reduced in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from gopt.runtime.shared_memory import CallBuffer
 
 
 def reduce_op(node: Node) -> str:
-    """How a call combines: sum, mean, max or min."""
+    """The reduction of a call: sum, mean, max or min."""
     how: str = node.attributes.get("reduce", "sum")
     return how
 
 
 class Reductions:
-    """What the calls of a rank share: memory, and operators that are made once."""
+    """What the reductions of a rank share: a memory pool, and MPI operators that are created once."""
 
     def __init__(self, mpi: Any, pool: Pool) -> None:
         self._mpi, self._pool = mpi, pool
         self._nan_ops: dict[tuple[str, str], Any] = {}
 
     def upcast(self, inputs: Sequence[Array], buffer: CallBuffer | None) -> tuple[Array, np.dtype[Any] | None]:
-        """The inputs as one buffer that may be overwritten, in the type in which they are combined."""
+        """The inputs as one flat buffer that may be overwritten, in the type in which they are combined."""
         dtype = inputs[0].dtype
         if dtype.name in HALVES or dtype == np.bool_:
             wide = np.dtype(np.uint8 if dtype == np.bool_ else np.float32)
@@ -43,7 +43,8 @@ class Reductions:
         return flat, None
 
     def mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
-        """A sum, divided in place where the call asks for a mean, in the type that ``upcast`` left."""
+        """Divide a sum in place where the call asks for a mean. Returned in the type of the call, ``narrow``, if
+        ``upcast`` changed it."""
         if reduce_op(node) == "mean":
             with np.errstate(all="ignore"):
                 np.divide(flat, comm.size, out=flat)
@@ -64,7 +65,8 @@ class Reductions:
 
 
 def _nan_op(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
-    """A maximum or minimum in which NaN wins: MPI's own may lose it, and a finite check with it."""
+    """An MPI operator for a maximum or minimum in which NaN wins. MPI's own may lose a NaN, which an overflow check
+    would then miss."""
     take = np.maximum if how == "max" else np.minimum
 
     def combine(given: Any, held: Any, _: Any) -> None:

@@ -1,8 +1,9 @@
-"""Ranks as MPI processes with a GPU each, calls by NCCL. The only file that imports NCCL's binding.
+"""Ranks as MPI processes with one GPU each, and calls by NCCL. The only file that imports NCCL's binding.
 
-A call is queued on the communication stream, after all work queued on the compute stream so far; a reader of its
-outputs makes the compute stream wait for it. The host waits for neither. Sums are of float32 where values are halves,
-rounded once; a mean is NCCL's average, each value divided before it is added. Unique ids and control messages use MPI.
+A call is queued on the communication stream, after all work queued on the compute stream so far. A reader of its
+outputs makes the compute stream wait for it. The host waits for neither. float16 and bfloat16 are summed in float32 and
+rounded once. A mean is NCCL's average, which divides each value before it adds. Unique ids and control messages use
+MPI.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ControlPlane(Protocol):
 
 
 def on_gpus(mesh: Mesh, words: ControlPlane) -> tuple[NcclEngine, Gpu, type[StreamCollectives]]:
-    """The engine, the device and the calls of this rank. All ranks call it together; raises RunError, OptionError."""
+    """Return the engine, the device and the calls of this rank. All ranks call it together. Raises RunError,
+    OptionError."""
     cuda, nccl = raise_on_one_rank(words, lambda: (Cuda(bindings()), library()))
     near = words.host_ranks()
     # A launcher may show each of its ranks one GPU alone.
@@ -56,7 +58,7 @@ def on_gpus(mesh: Mesh, words: ControlPlane) -> tuple[NcclEngine, Gpu, type[Stre
 
 
 def library() -> Any:
-    """The package nccl.core; raises RunError."""
+    """Return the module nccl.core; raises RunError where it is missing."""
     try:
         import nccl.core
     except ImportError as error:
@@ -65,7 +67,7 @@ def library() -> Any:
 
 
 def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
-    """Refuse two ranks on one GPU, which NCCL cannot serve."""
+    """Raise RunError where two ranks have the same GPU, which NCCL does not support."""
     twins = [other for other, name in enumerate(names) if name == names[rank]]
     if len(twins) > 1:
         raise OptionError(
@@ -76,7 +78,7 @@ def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
 
 @dataclass(slots=True)
 class PendingCollective:
-    """A call that has been started. ``held``: blocks that its stream still uses."""
+    """A call that has started. ``held``: blocks that its stream still uses."""
 
     gpu: Gpu
     done: Event
@@ -84,14 +86,14 @@ class PendingCollective:
     held: list[Block]
 
     def result(self) -> list[Block]:
-        """The outputs, for what the compute stream is given from now on."""
+        """The outputs. Work that is queued on the compute stream from now on comes after the call."""
         self.gpu.wait_event(self.gpu.compute_stream, self.done)
         self.held = []  # what gets their memory now comes behind the wait
         return self.outputs
 
 
 class NcclEngine:
-    """One process, one rank, one GPU. An Engine whose arrays are Blocks of the GPU."""
+    """One process, one rank, one GPU: an Engine whose arrays are Blocks of the GPU."""
 
     def __init__(self, mesh: Mesh, words: ControlPlane, gpu: Gpu, nccl: Any) -> None:
         self.rank = words.rank
@@ -124,7 +126,7 @@ class NcclEngine:
         return self._words.gather(item)
 
     def fail(self, error: BaseException) -> None:
-        """End all ranks at once. Kernels that wait for other ranks could keep this process from ending."""
+        """End all ranks at once: kernels that wait for other ranks could keep this process from ending."""
         enders = [threading.Thread(target=comm.abort, daemon=True) for comm in self._comms.values()]
         for ender in enders:
             ender.start()
@@ -136,7 +138,7 @@ class NcclEngine:
         return self.start(index, node, inputs).result()
 
     def start(self, index: int, node: Node, inputs: list[Block]) -> PendingCollective:
-        """Hand a call to the GPU. Raises RunError."""
+        """Queue a call on the GPU, and return its future. Raises RunError."""
         group = node.attributes["group"]
         name = f"call {index} ({node.op_type} over {group})"
         staging = Staging(self._gpu, self._kernels, [*inputs])
@@ -154,14 +156,14 @@ class NcclEngine:
         return PendingCollective(self._gpu, done, outputs, [*staging.held, *outputs])
 
     def _unfinished(self) -> str:
-        """Return the first unfinished call of the GPU, for timeout messages."""
+        """The first call that the GPU has not finished, for messages of the watchdog."""
         late = (name for name, done in list(self._in_flight) if not self._gpu.cuda.finished(done))
         return next(late, "the GPU")
 
 
 @dataclass(slots=True)
 class StreamCollectives:
-    """A rank's calls, started in file order: NCCL runs them on its own stream."""
+    """A rank's calls, started in file order; NCCL runs them on its own stream."""
 
     engine: NcclEngine
     position: Callable[[int], None]
@@ -179,7 +181,8 @@ class StreamCollectives:
 
 
 class _Call:
-    """One call, each method one kind: it gives the outputs, which the wire's stream will have written."""
+    """One call. Each public method makes one kind of collective, and returns outputs that the communication stream
+    will have written."""
 
     def __init__(
         self, comm: Any, nccl: Any, mesh: Mesh, rank: int, staging: Staging, node: Node, inputs: list[Block]
@@ -202,7 +205,7 @@ class _Call:
         return found if self._place == root else []
 
     def _reduced(self, make: Callable[[Block, Block, Any], None]) -> list[Block]:
-        """All tensors, each where it lies; NCCL sees them as one."""
+        """All tensors after the reduction. NCCL is given one flat buffer."""
         how, staging = self._reduction, self._staging
         given = [staging.upcast(each, how) for each in self._inputs]
         marks = [staging.marks(each, how) for each in given]
@@ -265,7 +268,7 @@ class _Call:
         return [self._staging.joined(contiguous_views(whole, shapes), axis)]
 
     def _gathered(self, shard: Block, counts: Sequence[int]) -> Block:
-        """The shards of all members, one behind the other."""
+        """The shards of all members, one after the other."""
         equal = equal_parts(counts)
         whole = self._staging.empty(equal * len(counts) or sum(counts), shard.dtype)
         if equal:
@@ -294,7 +297,7 @@ class _Call:
         return [self._staging.joined(got, axis)]
 
     def send(self) -> list[Block]:
-        """Pairs meet in file order: NCCL has no tags."""
+        """Send tensors. NCCL has no tags, so sends and receives of two ranks match in file order."""
         with self._group():
             self._exchange(self._inputs, self._comm.send, self._peer)
         return []
@@ -311,7 +314,7 @@ class _Call:
                 move(block.bits(), peer, stream=self._stream)
 
     def _stated(self) -> list[Block]:
-        """Memory for the outputs that the attributes state."""
+        """Allocate the outputs, whose types and shapes the node's attributes give."""
         dtype = numpy_dtype(self._attributes["dtype"])
         return [self._staging.empty(shape, dtype) for shape in parse_shapes(self._attributes["shapes"])]
 

@@ -1,10 +1,10 @@
-"""Buffers in memory that the ranks of one host share: which ones, agreed by all ranks together, and the memory itself.
+"""Buffers in memory that the ranks of one host share: all ranks agree which, and map them.
 
-A reduction reads what the other ranks have sent in place; a gather needs no copy, because all members read one buffer
-in which each writes its shard. A file of memory has no name in any folder (memfd), so nothing is left behind however
-a rank ends, and the limit of /dev/shm, small in containers, does not apply. Its pages exist before it is offered, so
-no write can fail for lack of memory. Ranks open each other's files by their numbers in /proc. Where any of that is
-refused, the whole group keeps the call to MPI.
+A reduction reads the inputs of the other ranks in place. A gather needs no copy, because each member writes its shard
+into one buffer that all members read. The memory is an unnamed file (memfd): nothing stays behind when a rank ends, and
+the size of /dev/shm, small in containers, is no limit. Its pages are allocated before it is offered, so that no later
+write fails for lack of memory. Ranks open each other's files through /proc. Where any of that fails, the whole group
+uses MPI.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Source: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """How another rank of the host reaches a file. ``starts``: buffer -> its first byte in the file."""
+    """How another rank of the host opens a file. ``starts``: buffer -> the offset of its first byte in the file."""
 
     process: int
     file: int
@@ -44,10 +44,10 @@ class MemoryHandle:
 
 
 class MemoryFile:
-    """A file of memory with room for some buffers, each at the beginning of a page."""
+    """A memory file with space for some buffers, each at the beginning of a page."""
 
     def __init__(self, requests: Mapping[Key, Request]) -> None:
-        """Raises OSError or AttributeError where the system has none."""
+        """Allocate the file. Raises OSError or AttributeError where the system has no memory files."""
         starts, size = {}, 0
         for key, request in requests.items():
             starts[key] = size
@@ -62,7 +62,7 @@ class MemoryFile:
             raise
 
     def close(self) -> None:
-        """The memory stays as long as somebody has mapped it."""
+        """Close the file. The memory exists as long as a process maps it."""
         os.close(self.file)
 
 
@@ -70,10 +70,10 @@ def share_buffers(
     sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest], members: Members, rank: int,
     exchange: Gather,
 ) -> SharedMemory:  # fmt: skip
-    """Agree on shared buffers and map them; all ranks together, before they compile. Fresh memory is zero.
+    """Agree on shared buffers and map them. All ranks call it together, before they compile. New memory is zero.
 
-    A request is granted to all members of its group or to none: all must ask for the same size and type, for gathers
-    in a safe order of reads and writes, and every member must reach the memory of the others.
+    A request is granted to all members of its group or to none. All members must ask for the same size and type,
+    gathers must read and write in a safe order, and every member must be able to open the memory of the others.
     """
     requests: dict[Key, Request] = {**sends, **gathers}
     asked = exchange({key: _kind(request) for key, request in requests.items()})
@@ -114,7 +114,7 @@ def share_buffers(
 
 
 def _kind(request: Request) -> tuple[Any, ...]:
-    """What must be the same on all members."""
+    """The part of a request that must be equal on all members."""
     calls = request.calls if isinstance(request, GatherRequest) else ()
     return request.call.op_type, request.count, request.dtype.name, calls
 
@@ -132,7 +132,7 @@ def _make_file(requests: Mapping[Key, Request]) -> MemoryFile | None:
 
 
 def open_handle(handle: MemoryHandle, flags: int) -> int | None:
-    """A file of a rank; None where it cannot be reached, or another one has its number."""
+    """Open the file of another rank; None where that fails, or the number now belongs to another file."""
     path = f"/proc/{handle.process}/fd/{handle.file}"
     try:
         return os.open(path, flags) if os.readlink(path).startswith(f"/memfd:{handle.name}") else None

@@ -20,10 +20,11 @@ TILE = 1 << 16
 def reduce_scatter(
     parts: Sequence[Array], member: int, cuts: Sequence[int], how: str, wait: Callable[[], None]
 ) -> Array:
-    """Combine elements ``cuts[member]`` to ``cuts[member + 1]`` over all parts; returns that slice of the member's own.
+    """Combine elements ``cuts[member]`` to ``cuts[member + 1]`` over all parts. Returns that slice of this member's own
+    part.
 
-    ``wait`` returns when all members have called it: before the first one all have written, after the last one all
-    have read, so that each may write its part again. ``how``: sum, mean, max or min.
+    ``wait`` is a barrier over the members: after the first one all parts are written, after the last one all are read
+    and may be written again. ``how``: sum, mean, max or min.
     """
     wait()
     mine = parts[member][cuts[member] : cuts[member + 1]]
@@ -33,7 +34,8 @@ def reduce_scatter(
 
 
 def all_reduce(parts: Sequence[Array], member: int, how: str, wait: Callable[[], None]) -> Array:
-    """Combine all elements over all parts; returns the member's own part. ``wait`` as for ``reduce_scatter``."""
+    """Combine all elements over all parts. Returns the member's own part. ``wait`` and ``how`` as for
+    ``reduce_scatter``."""
     cuts = flat_cuts(parts[member].size, len(parts))
     reduce_scatter(parts, member, cuts, how, wait)
     for part, (start, stop) in zip(parts, pairwise(cuts)):
@@ -44,7 +46,7 @@ def all_reduce(parts: Sequence[Array], member: int, how: str, wait: Callable[[],
 
 
 def _combine(parts: Sequence[Array], how: str, into: Array) -> None:
-    """Combine parts from first to last, with the bits of the reference; ``into`` may be one of them."""
+    """Combine parts from first to last, bit for bit as the reference does; ``into`` may be one of them."""
     combine, half = COMBINE[how], into.dtype.name in HALVES
     scratch = np.empty(min(TILE, into.size), np.float32 if half else into.dtype)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,7 +1,7 @@
-"""Staging memory of one call: what is sent and received, laid out as NCCL requires it.
+"""Staging memory of one call: what is sent and received, in the layout that NCCL requires.
 
-NCCL combines neither booleans nor short integers, loses a NaN in a maximum, and scatters and gathers equal parts only.
-All that is put right here, on the wire's stream.
+NCCL does not reduce bool and 16-bit integers, loses a NaN in a maximum, and scatters and gathers equal parts only. This
+module converts types, marks NaNs and pads, on the communication stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDE: dict[str, Dtype] = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.ui
 
 @dataclass(frozen=True, slots=True)
 class ReductionOp:
-    """How elements of a type are combined: as ``wide`` ones, by an operator of NCCL."""
+    """How elements of a type are combined: cast to ``wide``, by an operator of NCCL."""
 
     dtype: Dtype
     wide: Dtype
@@ -45,13 +45,13 @@ class ReductionOp:
 
     @property
     def casts(self) -> bool:
-        """Whether elements must be computed anew: a boolean's bytes are 0 and 1 already."""
+        """Whether elements must be cast by a kernel. The bytes of a bool are 0 and 1 and need no cast."""
         return self.wide.itemsize != self.dtype.itemsize
 
 
 @dataclass(slots=True)
 class Staging:
-    """The making of one call. ``held``: blocks that the stream uses, which nobody else may get before it is done."""
+    """Memory of one call. ``held``: blocks that the stream uses and that must not be reused before it is done."""
 
     gpu: Gpu
     kernels: Kernels
@@ -68,7 +68,7 @@ class Staging:
     # --- reductions ---
 
     def upcast(self, block: Block, how: ReductionOp) -> Block:
-        """A block, flat, as it is combined; may be the block itself."""
+        """A flat block in the type in which it is combined; may be the block itself."""
         if not how.casts:
             return block.bits() if how.wide != how.dtype else block.part(0, (block.size,))
         made = self.empty(block.size, how.wide)
@@ -76,14 +76,15 @@ class Staging:
         return made
 
     def marks(self, block: Block, how: ReductionOp, buffer: int = 0) -> Block:
-        """1 where a maximum or minimum of floats is given NaN, with memory for ``room`` elements; else empty."""
+        """1 where an input of a maximum or minimum is NaN, with memory for ``room`` elements; an empty block for
+        other reductions."""
         size = block.size if how.extreme else 0
         made = self.empty(size, BYTE, beyond=max(buffer - size, 0))
         self.kernels.mark_nan(self._aligned(block.part(0, (size,))), made)
         return made
 
     def downcast(self, total: Block, marks: Block, how: ReductionOp) -> Block:
-        """A flat total in the type of the call, NaN where any was given."""
+        """A flat result in the type of the call, with NaN where an input was NaN."""
         if how.extreme:
             mended = self.empty(total.size, total.dtype)
             self.kernels.put_nan(total, marks, mended)
@@ -95,7 +96,7 @@ class Staging:
         return made
 
     def _cast(self, source: Block, target: Block) -> None:
-        """Any block to a flat one; a kernel is given none at an odd place."""
+        """Cast any block into a flat one. Kernels get only blocks at aligned addresses."""
         source = self._aligned(source.part(0, (source.size,)))
         made = target if target.offset % ALIGN == 0 else self.empty(target.shape, target.dtype)
         self.kernels.cast(source, made)
@@ -103,7 +104,7 @@ class Staging:
             self.copy(target, made)
 
     def _aligned(self, block: Block) -> Block:
-        """A block, or a copy where it lies at an odd place."""
+        """The block, or a copy where its address is not aligned."""
         if block.offset % ALIGN == 0:
             return block
         made = self.empty(block.shape, block.dtype)
@@ -113,8 +114,8 @@ class Staging:
     # --- layout ---
 
     def packed(self, blocks: Sequence[Block], how: ReductionOp, buffer: int) -> Block:
-        """Blocks one behind the other as they are combined, with memory for ``room`` elements: where they lie, if
-        they do so already, else in a copy."""
+        """The blocks as one flat block in the type of the reduction, with memory for ``room`` elements: a view where
+        they are adjacent, else a copy."""
         size, first = sum(block.size for block in blocks), blocks[0]
         follows = all(here.memory is after.memory and here.end == after.offset for here, after in pairwise(blocks))
         fits = first.offset + buffer * first.dtype.itemsize <= first.memory.nbytes
@@ -132,11 +133,12 @@ class Staging:
         return flat
 
     def unpacked(self, flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
-        """Tensors that lie one behind the other; copies of those at odd places, for sessions read them next."""
+        """The tensors that are adjacent in a flat block. Those at unaligned addresses are copied, because sessions
+        read them."""
         return [self._aligned(part) for part in contiguous_views(flat, shapes)]
 
     def sliced(self, block: Block, axis: int, sizes: Sequence[int]) -> list[Block]:
-        """Slices of an axis, each contiguous: where they lie, or copies."""
+        """Slices of an axis, each contiguous: views or copies."""
         rows, row = math.prod(block.shape[:axis]), math.prod(block.shape[axis + 1 :])
         made = []
         for start, size in zip(accumulate((size * row for size in sizes), initial=0), sizes):
@@ -149,7 +151,7 @@ class Staging:
         return made
 
     def joined(self, pieces: Sequence[Block], axis: int) -> Block:
-        """Slices, which lie one behind the other, joined along an axis."""
+        """Join adjacent slices along an axis."""
         first = pieces[0]
         length = sum(piece.shape[axis] for piece in pieces)
         rows, row = math.prod(first.shape[:axis]), math.prod(first.shape[axis + 1 :])
@@ -164,19 +166,21 @@ class Staging:
         return whole
 
     def _rows(self, target: Block, step: int, source: Block, stride: int, width: int, rows: int) -> None:
-        """Rows of ``width`` elements, which lie ``stride`` apart in ``source``, ``step`` in ``target``."""
+        """Copy rows of ``width`` elements, which begin every ``stride`` elements in ``source`` and every ``step`` in
+        ``target``."""
         item = source.dtype.itemsize
         self.gpu.copy_rows(target, step * item, source, stride * item, width * item, rows, self.gpu.comm_stream)
 
 
 def contiguous_views(flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
-    """Tensors one behind the other in a flat block."""
+    """Views of a flat block as adjacent tensors of these shapes."""
     starts = accumulate(map(math.prod, shapes), initial=0)
     return [flat.part(start, shape) for start, shape in zip(starts, shapes)]
 
 
 def equal_parts(counts: Sequence[int]) -> int:
-    """Elements of a part where all are of one size but for the last ones, and little memory makes them so; else 0."""
+    """The elements of a part where all parts but the last ones have one size and little padding makes all equal;
+    else 0."""
     part, total = counts[0], sum(counts)
     alike = all(count == max(min(part, total - place * part), 0) for place, count in enumerate(counts))
     return part if alike and part * len(counts) - total <= SHARD * len(counts) else 0

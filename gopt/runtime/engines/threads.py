@@ -1,6 +1,6 @@
-"""All ranks in one process, a thread each: the engine of ``verify``, and of machines without anything else.
+"""Ranks as threads of one process: the engine of ``gopt verify``, and of ``gopt run`` without MPI.
 
-Calls are compared before they run, so that ranks which disagree raise an error instead of hanging or mixing values.
+Calls are compared before they run, so that ranks that disagree raise an error instead of a deadlock or wrong values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEADLINE = 120.0
 
 
 class Runnable(Protocol):
-    """A program that a rank runs: an Executor, or a wrapper of one."""
+    """A program of a rank: an Executor, or an object with its ``run``."""
 
     def run(self, feeds: dict[str, Array], call: CollectiveCallback, /) -> dict[str, Array]: ...
 
@@ -70,8 +70,8 @@ class _Wait:
 class ThreadGroup:
     """Rendezvous of ranks that are threads of one process, for one step.
 
-    Members of a group meet at its n-th call; the last to arrive runs the reference for all. A Send is buffered, a
-    Recv waits. The first failure, of a rank or of a call, ends the wait of every rank.
+    Members of a group meet at its n-th call; the last to arrive runs the reference implementation for all. A Send is
+    buffered, a Recv waits. The first failure, of a rank or of a call, ends the wait of every rank.
     """
 
     def __init__(self, mesh: Mesh, deadline: float = DEADLINE) -> None:
@@ -92,9 +92,9 @@ class ThreadGroup:
     def call(self, rank: int, index: int, node: Node, inputs: list[Array]) -> list[Array]:
         """Make a rank's next collective call, the ``index``-th of its file; returns its outputs.
 
-        Outputs that are undefined on the rank (Reduce off its root) are an empty list. Raises RunError in all
-        members when their calls differ, in all ranks when one has failed or none can go on, and when a member has
-        not come by the deadline.
+        The list is empty where the outputs are undefined on the rank (Reduce off its root). Raises RunError on all
+        members when their calls differ; on all ranks when one has failed or none can continue; and when a member has
+        not arrived by the deadline.
         """
         signature = call_signature(node.op_type, node.attributes, [(array_dtype(a), a.shape) for a in inputs])
         entry = _Entry(rank, index, node, inputs, signature)
@@ -104,7 +104,7 @@ class ThreadGroup:
         return self._receive(entry) if node.op_type == "Recv" else self._join_call(entry)
 
     def abort(self, rank: int, error: BaseException) -> None:
-        """Report that a rank has failed: all others raise at their next call, or in their current one."""
+        """Report that a rank has failed: all others raise in their current call or at their next one."""
         with self._changed:
             self._fail(error, rank)
 
@@ -138,7 +138,7 @@ class ThreadGroup:
         return rendezvous.results[rank]
 
     def _complete(self, rendezvous: _Rendezvous, rank: int) -> None:
-        """Run a call for all its members; without the lock, so that other groups go on."""
+        """Run a call for all its members, without the lock, so that other groups continue."""
         try:
             results = _execute([rendezvous.entries[member] for member in rendezvous.members])
         except Exception as error:
@@ -184,7 +184,7 @@ class ThreadGroup:
         return self._members[key]
 
     def _compare(self, rendezvous: _Rendezvous, entry: _Entry) -> None:
-        """Held: refuse a call that differs from those of the members that came before."""
+        """Lock held: raise RunError where a call differs from those of the members that arrived before."""
         for other in rendezvous.entries.values():
             if other.signature != entry.signature:
                 self._disagree(other, entry)
@@ -199,7 +199,7 @@ class ThreadGroup:
         raise error
 
     def _wait(self, wait: _Wait) -> None:
-        """Held: until the wait is over. Raises when it cannot be, or takes too long."""
+        """Lock held: wait until the condition holds. Raises RunError when it cannot hold, or takes too long."""
         rank = wait.entry.rank
         self._waiting[rank] = wait
         self._check_stuck()
@@ -218,9 +218,8 @@ class ThreadGroup:
             self._raise_failure()
 
     def _causes(self, late: Sequence[int]) -> list[int]:
-        """Lock held: return the ranks on which all others wait, directly or not; ranks that wait themselves are not
-        causes. Who waits itself, for others, is not to blame.
-        """
+        """Lock held: return the ranks on which all others wait, directly or indirectly. A rank that waits itself is
+        no cause."""
         seen: set[int] = set()
         left = list(late)
         while left:
@@ -231,7 +230,7 @@ class ThreadGroup:
         return sorted(rank for rank in seen if rank not in self._waiting)
 
     def _check_stuck(self) -> None:
-        """Held: fail at once when every rank waits or has finished, and so none can come for another."""
+        """Lock held: fail at once when every rank waits or has finished, so that none can arrive."""
         stuck = self._waiting.keys() | self._finished
         waits = list(self._waiting.values())
         if self.failure or not waits or len(stuck) < self.mesh.ranks or any(wait.ready() for wait in waits):
@@ -259,7 +258,7 @@ class ThreadGroup:
         self._changed.notify_all()
 
     def _raise_failure(self) -> None:
-        """Held: raise here what has gone wrong elsewhere."""
+        """Lock held: raise the failure of another rank."""
         if self.failure is None:
             return
         message = self.failure.message if isinstance(self.failure, GoptError) else repr(self.failure)
@@ -270,7 +269,7 @@ class ThreadGroup:
 
 
 def _execute(entries: Sequence[_Entry]) -> list[list[Array]]:
-    """The reference's results for every entry; a member whose outputs are undefined gets none."""
+    """The reference's results for every entry; an empty list for a member whose outputs are undefined."""
     first = entries[0]
     record = COLLECTIVES[first.node.op_type]
     results = record.execute(first.node.attributes, [entry.inputs for entry in entries], first.signature.dtype)
@@ -278,13 +277,13 @@ def _execute(entries: Sequence[_Entry]) -> list[list[Array]]:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """``ranks 0, 2``, and not all of many."""
+    """Names of ranks, such as ``ranks 0, 2``; long lists are shortened."""
     listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}" if ranks else ""
 
 
 def _named(error: BaseException, rank: int | None) -> BaseException:
-    """The error with the number of the rank that it befell, where it befell one."""
+    """The error with the number of the rank on which it occurred, if it occurred on one."""
     if rank is None:
         return error
     if isinstance(error, GoptError):
@@ -298,9 +297,9 @@ def _named(error: BaseException, rank: int | None) -> BaseException:
 def run_ranks(
     programs: Sequence[Runnable], feeds: Sequence[dict[str, Array]], mesh: Mesh, deadline: float = DEADLINE
 ) -> list[dict[str, Array]]:
-    """One step of every rank, each in a thread; returns every rank's outputs.
+    """Run one step of every rank, each in a thread; returns every rank's outputs.
 
-    Raises the first failure: that of the rank that failed, whose number it names, not of those that stopped for it.
+    Raises the first failure, with the number of the rank that failed, and not the errors of ranks that stopped for it.
     """
     if not len(programs) == len(feeds) == mesh.ranks:
         raise InvariantError(f"{len(programs)} programs and {len(feeds)} feeds for the {mesh.ranks} ranks of {mesh}")

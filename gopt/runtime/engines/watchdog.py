@@ -1,4 +1,4 @@
-"""Ends the job when a blocking call takes too long: such a call cannot be left, so the whole process ends."""
+"""Ends the job when a blocking call takes too long. Such a call cannot be interrupted, so the whole process ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 class Watchdog:
     """Ends the job when one wait takes longer than ``deadline`` seconds.
 
-    ``explain`` is called with what was waited for, then ``end``, on a thread of the watchdog. That thread ends when
-    the watch is closed or nobody holds it any more.
+    A thread of the watchdog calls ``explain`` with a description of the wait, then ``end``. That thread ends when the
+    watchdog is closed or no longer referenced.
     """
 
     def __init__(self, deadline: float, explain: Callable[[str], None], end: Callable[[], None]) -> None:
@@ -31,7 +31,8 @@ class Watchdog:
         threading.Thread(target=_watch_loop, args=mine, name="watch", daemon=True).start()
 
     def on(self, what: str | Callable[[], str]) -> Watchdog:
-        """Watch over what runs inside ``with``; ``what`` is its name, or finds it when the time is up."""
+        """Watch over the block inside ``with``. ``what`` is its name, or a function that returns it when the time is
+        up."""
         self._what = what
         return self
 
