@@ -1,4 +1,4 @@
-"""Memory that is used again. A fresh page costs more than the work that is done on it: a step should ask for none."""
+"""Memory that is reused. A new page costs more than the work on it, so a step should allocate none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALIGN = 64
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """An array with values of no meaning, at a multiple of ``ALIGN`` bytes."""
+    """An uninitialised array at an address that is a multiple of ``ALIGN`` bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGN, np.uint8)
     start = -address_of(memory) % ALIGN
@@ -39,7 +39,8 @@ class Pool:
         self._alone = _references([np.empty(1, np.uint8)], 0)
 
     def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An array with values of no meaning. Looks on where it found one last: what was taken first is free first."""
+        """An uninitialised array. The search begins where it last found one: memory that was taken first is usually
+        free first."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
             held, first = self._held.setdefault(size, []), self._next.get(size, 0)
@@ -71,13 +72,13 @@ def packed_view(arrays: Sequence[Array]) -> Array | None:
 
 
 def packed(arrays: Sequence[Array]) -> Array:
-    """Arrays as one flat buffer: a view where they lie one behind the other, else a copy."""
+    """The arrays as one flat array: a view where they are adjacent in memory, else a copy."""
     flat = packed_view(arrays)
     return np.concatenate([each.reshape(-1) for each in arrays]) if flat is None else flat
 
 
 def unpack_views(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
-    """Arrays of these shapes that lie one behind the other in a flat one: the inverse of ``joined``."""
+    """Views of a flat array as adjacent arrays of these shapes: the inverse of ``packed``."""
     ends = [0, *accumulate(total_elements([shape]) for shape in shapes)]
     return [flat[start:stop].reshape(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]
 
@@ -87,10 +88,10 @@ def is_aligned(array: Array) -> bool:
 
 
 def same_memory(one: Array, other: Array) -> bool:
-    """Return whether two arrays begin at one place."""
+    """Return whether two arrays begin at the same address."""
     return address_of(one) == address_of(other)
 
 
 def _references(held: list[Array], place: int) -> int:
-    """Of an array in a list, counted alike each time: views of it count, whoever has them."""
+    """The number of references to an array of a list, views of it included."""
     return sys.getrefcount(held[place])

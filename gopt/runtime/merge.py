@@ -1,4 +1,4 @@
-"""The merge of what trainers pushed: in the order of trainers, never in the order in which it came."""
+"""Merges what trainers pushed, in the order of trainers and not of arrival, so that results do not depend on timing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one trainer pushed of a bucket: all keys behind one another, and its weight. Of a table: ``ids``, each once
-    and in ascending order, and a row of values for each."""
+    """What one trainer pushed of a bucket: all keys one after the other, and its weight.
+
+    Of a table: ``ids``, each once and in ascending order, and a row of values for each.
+    """
 
     values: Array
     weight: float = 1.0
@@ -24,10 +26,11 @@ class Contribution:
 
 
 def merge(found: dict[int, Contribution], reduce: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """One value per shape. ``reduce``: mean over those that are there, sum, or weighted: sum of w g over sum of w.
+    """Return one value per shape.
 
-    Halves are summed in float32 and rounded once, to ``dtype``. A trainer of weight zero adds nothing, whatever it
-    sent; where all weights are zero the result is zero.
+    ``reduce``: "mean" over the contributions that are there, "sum", or "weighted": the sum of w g over the sum of w.
+    float16 and bfloat16 are summed in float32 and rounded once, to ``dtype``. A trainer of weight zero adds nothing,
+    whatever it sent; where all weights are zero the result is zero.
     """
     wanted = numpy_dtype(dtype)
     wide = np.dtype(np.float32) if dtype in HALVES else wanted
@@ -54,11 +57,11 @@ def merge(found: dict[int, Contribution], reduce: str, dtype: str, shapes: Seque
 
 
 def merge_rows(found: Mapping[int, Contribution], reduce: str, dtype: str, width: int) -> list[Array]:
-    """The ids that trainers pushed, each once and in ascending order, and their merged rows of ``width`` elements; 0
-    for rows that are scalars.
+    """Return the ids that trainers pushed, each once and in ascending order, and their merged rows.
 
-    As ``merge`` does it to whole gradients, in which rows that a trainer did not push are zero: a mean is over all that
-    are there, also those that pushed no row. A trainer of weight zero adds no rows.
+    Rows have ``width`` elements, or are scalars where it is 0. The result is that of ``merge`` on whole gradients in
+    which rows that a trainer did not push are zero: a mean divides by all contributions, also those without a row. A
+    trainer of weight zero adds no rows.
     """
     wanted = numpy_dtype(dtype)
     wide = np.dtype(np.float32) if dtype in HALVES else wanted

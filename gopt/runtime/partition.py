@@ -1,7 +1,7 @@
-"""A rank's graph cut at its collectives into segments. Pure; no engine is asked.
+"""Splits a rank's graph at its collectives into segments. A pure function of the graph.
 
-The order of the file is the schedule: pass ``overlap`` has moved every call to where it is to start, and its readers as
-late as they may be. So a segment holds the nodes between two calls, and calls overlap the segments after them.
+The order of the file is the schedule: pass ``overlap`` has moved every call to where it starts, and its readers as late
+as possible. A segment holds the nodes between two calls, and calls overlap the segments after them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gopt.ir.graph import COMM, Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Nodes that run together, with inputs in order of first use and outputs in order of making."""
+    """Nodes that run together. Inputs are in the order of first use, outputs in the order of their nodes."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
@@ -24,7 +24,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective, with its number among the collectives of the file."""
+    """A collective, with its index among the collectives of the file."""
 
     index: int
     node: Node
@@ -56,7 +56,7 @@ def partition(graph: Graph) -> list[ProgramStep]:
 
 
 def last_uses(steps: Sequence[ProgramStep], keep: Sequence[str]) -> list[tuple[str, ...]]:
-    """For every step, the values that no later step reads and that are not in ``keep``: it is their last use."""
+    """For every step, the values whose last use it is, without those in ``keep``."""
     needed = set(keep)
     result: list[tuple[str, ...]] = []
     for step in reversed(steps):
@@ -67,7 +67,7 @@ def last_uses(steps: Sequence[ProgramStep], keep: Sequence[str]) -> list[tuple[s
 
 
 def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
-    """The calls, and the nodes before each and after the last, without those whose results are not used."""
+    """The calls, and the nodes before each and after the last. Nodes whose results are not used are left out."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     levels: list[list[Node]] = [[] for _ in range(len(calls) + 1)]
     needed = set(graph.outputs)
@@ -84,7 +84,7 @@ def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
 
 
 def _boundary_values(graph: Graph, calls: Sequence[Node], levels: Sequence[Sequence[Node]]) -> set[str]:
-    """Values that are read outside of the segment that makes them, or by the caller."""
+    """Values that are read outside the segment that makes them, or by the caller."""
     boundary = set(graph.outputs)
     boundary.update(name for call in calls for name in call.reads)
     for nodes in levels:

@@ -25,7 +25,8 @@ def build_model(
     outputs: Mapping[str, TensorType],
     constants: Iterable[TensorProto] = (),
 ) -> ModelProto:
-    """A model around nodes. The header's metadata stay behind: they name the rank, and equal models must be equal."""
+    """A model around nodes. It has none of the header's metadata: they name the rank, and equal models must have
+    equal bytes."""
     model = ModelProto(ir_version=min(header.ir_version, IR_VERSION))
     model.opset_import.extend(entry for entry in header.opset_import if entry.domain != COMM)
     model.functions.extend(header.functions)
@@ -39,17 +40,18 @@ def build_model(
 
 
 def is_constant(graph: Graph, name: str) -> bool:
-    """Return whether a value is stored and cannot be fed."""
+    """Return whether a value is stored and is not an input."""
     return name in graph.initializers and name not in graph.inputs
 
 
 def is_small(tensor: Tensor) -> bool:
-    """Return whether a constant may stand inside a model. Strings always do: no engine takes them by reference."""
+    """Return whether a constant may be stored in a session's model. Strings always are: ONNX Runtime takes none by
+    reference."""
     return tensor.type.dtype == "string" or tensor.nbytes <= EMBEDDED
 
 
 def stored(name: str, tensor: Tensor) -> TensorProto:
-    """A constant as a message under its name."""
+    """A constant as a TensorProto of this name."""
     if tensor.proto is not None and not tensor.external:
         if tensor.proto.name == name:
             return tensor.proto
@@ -63,7 +65,7 @@ def stored(name: str, tensor: Tensor) -> TensorProto:
 
 
 def bodies(node: NodeProto) -> list[onnx.GraphProto]:
-    """The bodies of a control-flow node."""
+    """The subgraphs of a control-flow node."""
     found: list[onnx.GraphProto] = []
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
@@ -74,7 +76,7 @@ def bodies(node: NodeProto) -> list[onnx.GraphProto]:
 
 
 def as_node(proto: NodeProto) -> Node:
-    """A Node of a message, with the outer values that its bodies read."""
+    """A Node of a NodeProto, with the outer values that its subgraphs read."""
     node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name,
                 encoded=proto.SerializeToString(deterministic=True))  # fmt: skip
     node.captures = tuple(dict.fromkeys(name for body in bodies(proto) for name in _outer_reads(body)))

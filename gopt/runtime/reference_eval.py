@@ -1,4 +1,4 @@
-"""Whole graphs run at once: by ONNX Runtime, or by onnx's own evaluator where that knows more types."""
+"""Runs whole graphs at once: by ONNX Runtime, or by onnx's reference evaluator, which has kernels for more types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line
 
 
 def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
-    """One step of a graph without collectives; by the reference evaluator where the runtime has no kernel."""
+    """Run a graph without collectives once; by the reference evaluator where ONNX Runtime has no kernel."""
     for node in graph.nodes:
         if node.domain == COMM:
             raise RunError(f"the graph holds the collective {node.op_type} {node.label!r}: it needs all its ranks")
@@ -34,7 +34,7 @@ def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
 
 
 def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """One step by onnx's reference evaluator: slow, but it knows every type. For float64, above all."""
+    """Run a graph once by onnx's reference evaluator: slow, but with kernels for every type, such as float64."""
     from onnx.reference import ReferenceEvaluator
 
     given = {name: np.asarray(array) for name, array in feeds.items()}
@@ -60,9 +60,11 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def check_halves(cache: SessionCache | None = None) -> None:
-    """Raise RunError if this runtime removes the rounding between operators on halves: 2048 + 1 - 2048 must be 0.
+    """Raise RunError if this ONNX Runtime removes the rounding between half-precision operators: 2048 + 1 - 2048 must
+    be 0.
 
-    1 is lost when added to 2048 in either half. A few milliseconds; worth it before halves are compared.
+    2048 + 1 rounds to 2048 in float16 and in bfloat16. The check takes a few milliseconds, before half-precision values
+    are compared.
     """
     for word, number in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
         feeds = {name: np.full(3, value, number) for name, value in (("a", 2048), ("b", 1))}

@@ -1,6 +1,6 @@
-"""Resize in any precision: one matrix per axis, whose rows are what onnx's reference makes of each unit vector.
+"""Resize in any precision: one matrix per axis, whose rows are the reference's results for each unit vector.
 
-The reference interpolates element by element in Python; a matrix per axis is found once and is exact for every mode.
+The reference interpolates element by element in Python. A matrix per axis is computed once and is exact for every mode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Running graphs on ONNX Runtime's CPU: one session per segment, shared by all ranks that have an equal one.
+"""Runs graphs on ONNX Runtime's CPU: one session per segment, shared by all ranks with an equal segment.
 
-The only file that imports the runtime, and only when something is to run.
+The only file that imports onnxruntime, and only when something is to run.
 
 A session never writes into its inputs. Binding a new state to the memory of its old value would save a copy, but ONNX
 Runtime does not see when the old value is still read, and returns wrong results without an error.
@@ -41,7 +41,7 @@ _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a
 
 
 class NoKernelError(RunError):
-    """The runtime knows an operator, but not for these types."""
+    """ONNX Runtime has the operator, but not for these types."""
 
 
 # --- the runtime ----------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class NoKernelError(RunError):
 
 @functools.cache
 def runtime() -> Any:
-    """The package onnxruntime; raises RunError where it cannot be used."""
+    """The module onnxruntime; raises RunError where it cannot be used."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -66,7 +66,7 @@ def runtime() -> Any:
 
 
 class SessionCache:
-    """Sessions by the bytes of their models. May be shared by threads; sessions too may run in many at once."""
+    """Sessions by the bytes of their models. Threads may share it; a session may run on several threads at once."""
 
     def __init__(self, deadline: float | None = None) -> None:
         self.deadline = deadline
@@ -77,8 +77,8 @@ class SessionCache:
         self._lock = threading.Lock()
 
     def get(self, model: bytes, *, empty: bool = False) -> Any:
-        """The session of a model, built on first use; ``empty``: some value has no elements. Raises NoKernelError, or
-        RunError on anything else."""
+        """The session of a model, built on first use; ``empty``: some value has no elements. Raises NoKernelError
+        where a kernel is missing, RunError on any other error."""
         key = hashlib.sha256(model).digest() + bytes([empty])
         with self._lock:
             if key in self._sessions:
@@ -89,13 +89,13 @@ class SessionCache:
             return self._sessions[key]
 
     def build(self, model: bytes, *, empty: bool = False) -> Any:
-        """A new session; raises as ``get`` does."""
+        """Build a new session; raises as ``get`` does."""
         session = _session(model, _OTHER_BITS | _FULL_ALONE if empty else _OTHER_BITS)
         return session if self.deadline is None else _DeadlineSession(session, self.deadline)
 
 
 class _DeadlineSession:
-    """A session whose runs end after a deadline: what a file's loops do may have no end."""
+    """A session whose runs end after a deadline, because the loops of a file may not terminate."""
 
     def __init__(self, session: Any, deadline: float) -> None:
         self._session, self._deadline = session, deadline
@@ -104,7 +104,7 @@ class _DeadlineSession:
         return getattr(self._session, name)
 
     def run_with_iobinding(self, binding: Any) -> None:
-        """Raises RunError when the time is up; the runtime looks between two operators, in loops too."""
+        """Run. Raises RunError when the time is up, which ONNX Runtime checks between two operators, also in loops."""
         options = runtime().RunOptions()
         over = threading.Event()
 
@@ -178,7 +178,7 @@ def dtype_word(dtype: np.dtype[Any]) -> str:
 
 
 def runtime_value(array: Array) -> Any:
-    """A runtime value over an array's own memory; it keeps the array alive."""
+    """An OrtValue over an array's own memory; it keeps the array alive."""
     dtype = array_dtype(array)
     array = np.require(array, requirements="C")
     values = runtime().OrtValue
@@ -192,7 +192,7 @@ def runtime_value(array: Array) -> Any:
 
 
 class _Memory:
-    """A runtime value's memory, for NumPy to look at. NumPy keeps this, and this the value, alive."""
+    """An OrtValue's memory as NumPy's array interface. The array keeps this object alive, and this object the value."""
 
     def __init__(self, value: Any, shape: Sequence[int], itemsize: int) -> None:
         self.value = value
@@ -203,7 +203,7 @@ class _Memory:
 
 
 def array_of(value: Any) -> Array:
-    """An array over a runtime value's own memory."""
+    """An array over an OrtValue's own memory."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
     shape = value.shape()
     if dtype.hasobject:
@@ -215,9 +215,9 @@ def array_of(value: Any) -> Array:
 
 
 class Value:
-    """A value in host memory: an array, and the runtime's view of the same memory, each made when first asked for.
+    """A value in host memory: an array, and the OrtValue over the same memory, each created on first use.
 
-    ``lasting``: it stays over the steps, so who reads it may go on holding it.
+    ``lasting``: its memory is the same in all steps, so readers may keep references to it.
     """
 
     __slots__ = ("_address", "_array", "_given", "lasting")
@@ -246,7 +246,7 @@ class Value:
 
     @property
     def given(self) -> Any:
-        """For the runtime; raises UnsupportedError, RunError where it takes no such tensor."""
+        """The value for ONNX Runtime; raises UnsupportedError, RunError where it accepts no such tensor."""
         if self._given is None:
             self._given = runtime_value(self.array)
         return self._given
@@ -258,9 +258,9 @@ class Value:
 def session_of(
     segment: Segment, graph: Graph, types: dict[str, TensorType], cache: SessionCache, rows: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Any]:
-    """Those inputs of a segment that are not stored in its session, and the session; ``rows`` have an open length.
+    """The inputs of a segment that are not stored in its session, and the session. ``rows`` have an open length.
 
-    ``types`` learns the types of what it makes.
+    ``types`` gets the types of the segment's results.
     """
     embedded = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
     inputs = tuple(name for name in segment.inputs if name not in set(embedded))
@@ -283,7 +283,7 @@ def session_of(
 
 
 def run_bound(session: Any, binding: Any) -> None:
-    """Run a session on what is bound; raises RunError."""
+    """Run a session on its binding; raises RunError."""
     try:
         session.run_with_iobinding(binding)
     except RunError:
@@ -293,7 +293,7 @@ def run_bound(session: Any, binding: Any) -> None:
 
 
 def bind_memory(bind: Any, name: str, array: Array) -> None:
-    """Bind an array by its address: unlike a value, a binding does not keep it alive, so whoever binds must."""
+    """Bind an array by its address. Unlike a value, a binding does not keep the array alive, so the caller must."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, address_of(array))
 
 

@@ -21,7 +21,8 @@ Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """A reduction whose inputs could lie in one flat buffer of ``count`` elements, which it may overwrite."""
+    """A reduction whose inputs could lie in one flat buffer of ``count`` elements, which the reduction may
+    overwrite."""
 
     call: Node
     count: int
@@ -32,10 +33,10 @@ class SendRequest:
 class GatherRequest:
     """A gather whose result, ``count`` elements, could be one buffer for all members of its group.
 
-    All numbers count the calls of the group. ``calls``: the gathers of a step that make this result. ``reads``: the
-    first call that this rank makes after its last read of the previous result. ``writes``: the last call that all
-    members have entered when this rank writes its shard of the next one. The buffer is safe where no member's
-    ``writes`` is smaller than any member's ``reads``.
+    All numbers index the calls of the group. ``calls``: the gathers of a step with this result. ``reads``: the first
+    call that this rank makes after its last read of the previous result. ``writes``: the last call that all members
+    have entered when this rank writes its shard of the next one. The buffer is safe where no member's ``writes`` is
+    smaller than any member's ``reads``.
     """
 
     call: Node
@@ -56,7 +57,7 @@ class SharedSend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedGather:
-    """A granted buffer of a gather: the same flat ``memory`` on all members, cut at ``cuts``.
+    """A granted buffer of a gather: the same flat ``memory`` on all members, split at ``cuts``.
 
     ``filled``: an earlier gather of the step has filled it already.
     """
@@ -79,7 +80,7 @@ CallBuffer: TypeAlias = Array | SharedSend | SharedGather
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Granted buffers, by ``Key``, or by the number of the call in a file."""
+    """Granted buffers, by ``Key``, or by the index of the call in a file."""
 
     sends: Mapping[Any, SharedSend] = field(default_factory=dict)
     gathers: Mapping[Any, SharedGather] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The same graph in a wider type: every float32, float16 and bfloat16 becomes float64 (or float32)."""
+"""Converts a graph to a wider type: every float32, float16 and bfloat16 value becomes float64 (or float32)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CODES = frozenset(dtype_code(name) for name in NARROW)
 
 
 def widened(graph: Graph, dtype: str) -> Graph:
-    """The graph with every floating type replaced by ``dtype`` (float32 or float64), also inside control flow.
+    """The graph with every floating-point type replaced by ``dtype`` (float32 or float64), also inside control flow.
 
-    Functions of the model are expanded. For finite differences, and to tell rounding from arithmetic.
+    Functions of the model are inlined. For finite differences, and to tell rounding errors from wrong arithmetic.
     """
     if graph.header.functions:
         graph = inlined(graph)
@@ -48,7 +48,7 @@ def _wide_tensor(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def _wide_node(node: Node, dtype: str) -> Node:
-    """A copy of the node, which may be edited; its message is shared where nothing in it changes."""
+    """A copy of the node that may be edited. Its NodeProto is shared where nothing in it changes."""
     proto = NodeProto()
     proto.CopyFrom(node.to_proto())
     _widen_proto(proto, dtype)

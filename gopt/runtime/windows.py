@@ -1,6 +1,6 @@
-"""Convolutions and pools in NumPy, in whatever precision they are given: for types that the runtime has no kernel for.
+"""Convolutions and pooling in NumPy, in the precision of their inputs: for types without a kernel in ONNX Runtime.
 
-A window is a view: dims [N, C, out₁…, k₁…]. Products go through matrix products, so that they take the time of BLAS.
+A window is a view of dims [N, C, out₁…, k₁…]. Products are matrix products, so BLAS computes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a kernel moves: one number per spatial axis; ``begin`` and ``end`` are what is padded, ``out`` the places."""
+    """How a kernel moves, with one number per spatial axis. ``begin``, ``end``: padding. ``out``: output size."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -29,11 +29,11 @@ class Window:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Elements from the first to the last that a kernel touches."""
+        """Elements between the first and the last one that a kernel covers, both included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations))
 
     def of(self, x: Array, fill: float = 0.0) -> Array:
-        """The windows of x[N, C, …], padded with ``fill``: [N, C, out₁…, k₁…], no copy but for the padding."""
+        """The windows of x[N, C, …], padded with ``fill``: [N, C, out₁…, k₁…]. Only padding copies."""
         axes = tuple(range(2, x.ndim))
         if any(self.begin) or any(self.end):
             x = np.pad(x, [(0, 0), (0, 0), *zip(self.begin, self.end)], constant_values=fill)
@@ -46,7 +46,7 @@ def window(
     dims: Sequence[int], kernel: Sequence[int], strides: Sequence[int] | None, dilations: Sequence[int] | None,
     pads: Sequence[int] | None, auto_pad: str | None, ceil: bool = False,
 ) -> Window:  # fmt: skip
-    """The window of an operator's attributes over spatial ``dims``; None stands for an attribute that is not given."""
+    """The window of an operator's attributes over spatial ``dims``; None stands for an attribute that is not set."""
     rank = len(dims)
     steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
     begin, end = tuple((pads or (0,) * 2 * rank)[:rank]), tuple((pads or (0,) * 2 * rank)[rank:])
@@ -101,7 +101,8 @@ def conv_transpose(
     output_padding: Sequence[int] | None = None, output_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
-    """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]: a Conv over x spread out by the strides."""
+    """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]. It is a Conv over x with zeros between
+    its elements, as the strides say."""
     rank, groups = x.ndim - 2, group or 1
     steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
     extra = tuple(output_padding or (0,) * rank)
@@ -127,7 +128,7 @@ def conv_transpose(
 
 
 def _padded_or_cut(x: Array, before: Sequence[int], after: Sequence[int]) -> Array:
-    """x with zeros around its spatial axes; a negative number cuts off."""
+    """x with zeros around its spatial axes; a negative number removes elements."""
     x = np.pad(x, [(0, 0), (0, 0), *((max(b, 0), max(a, 0)) for b, a in zip(before, after))])
     cuts = (slice(max(-b, 0), n - max(-a, 0)) for b, a, n in zip(before, after, x.shape[2:]))
     return x[(slice(None), slice(None), *cuts)]
@@ -138,7 +139,7 @@ def average_pool(
     dilations: Sequence[int] | None = None, kernel_shape: Sequence[int] = (), pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
-    """ONNX AveragePool; padding counts only where ``count_include_pad`` says so, what rounding up adds never does."""
+    """ONNX AveragePool. Padding counts if ``count_include_pad`` is set; elements added by ``ceil_mode`` never count."""
     place = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
     over = tuple(range(-len(place.kernel), 0))
     inside = np.ones((1, 1, *x.shape[2:]), x.dtype)

@@ -1,4 +1,4 @@
-"""One role's side of the messages: what it can do, whatever carries them."""
+"""The interface of messages: what one role of a job can send, receive and wait for, on any transport."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What ``isend`` returns: the arrays may not be written while it is not done."""
+    """What ``isend`` returns. The arrays must not be written before it is done."""
 
     endpoint: Endpoint
     sending: Sending
 
     @property
     def done(self) -> bool:
-        """Whether the memory of the arrays may be used again. Moves nothing on."""
+        """Whether the memory of the arrays may be used again. Does not advance any transfer."""
         return self.sending.done
 
     def wait(self, deadline: float | None = None) -> None:
-        """Until it is done; raises LateError after ``deadline`` seconds."""
+        """Wait until it is done; raises LateError after ``deadline`` seconds."""
         self.endpoint.wait_for(self.sending, deadline)
 
 
 class Endpoint:
-    """One role among the others of a job. One thread uses it at a time.
+    """One role of a job. One thread uses it at a time.
 
     Every wait has a deadline in seconds, by default the job's. A wait raises LateError when it takes longer, LostError
     when an endpoint that it waits for is lost and was not dropped, and RunError when another endpoint has failed. The
-    error names this endpoint, those it waited for, and what.
+    error names this endpoint, the endpoints it waited for, and the awaited message.
     """
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -89,7 +89,7 @@ class Endpoint:
         self.isend(to, message, owned=owned).wait(deadline)
 
     def wait_for(self, sending: Sending, deadline: float | None = None) -> None:
-        """Until a message that was sent is done."""
+        """Wait until a message that was sent is done."""
         if not sending.done:
             awaited = Awaited((sending.to,), f"take {sending.header}")
             self._hub.wait(self.number, lambda: sending.done, deadline, lambda: awaited)
@@ -97,8 +97,11 @@ class Endpoint:
             raise sending.error
 
     def receive(self, deadline: float | None = None, awaited: Callable[[], Awaited] | None = None) -> Message:
-        """The next message from any endpoint. ``awaited`` says what is missing, and from whom: by default, a message of
-        any. The loss of others does not end the wait."""
+        """Return the next message from any endpoint.
+
+        ``awaited`` names the missing message and its sources for errors; by default, any message. The loss of other
+        endpoints does not end the wait.
+        """
         message = self._hub.receive(self.number, deadline, awaited or self._anything)
         self.arrivals.append(Arrival.of(message.header))
         return message
@@ -108,42 +111,43 @@ class Endpoint:
         return Awaited(tuple(number for number in range(self.roster.size) if number not in without), "send a message")
 
     def gather(self, item: Any, deadline: float | None = None, what: str = "the roles' agreement") -> list[Any]:
-        """What every endpoint gives, in the order of their numbers: all call it, in the same order. ``item`` is a small
-        value that JSON can hold. Endpoints that were dropped give None."""
+        """Return what every endpoint passes, in the order of their numbers; None for those that were dropped.
+
+        All endpoints call it, in the same order. ``item`` is a small value that JSON can hold.
+        """
         return self._hub.gather(self.number, item, deadline, what)
 
     def barrier(self, deadline: float | None = None) -> None:
-        """Until all endpoints have come."""
+        """Wait until all endpoints have called it."""
         self.gather(None, deadline, "the barrier")
 
     def heard(self, number: int) -> float:
-        """Seconds since the last message or sign of life of an endpoint; since the start where none came."""
+        """Seconds since the last message or sign of life of an endpoint, or since the start where none came."""
         return self._hub.heard(self.number, number)
 
     def drop(self, number: int) -> None:
-        """Go on without an endpoint that is lost: what is sent to it is done at once and reaches nobody; what has come
-        from it whole can still be received."""
+        """Continue without a lost endpoint. Messages to it count as sent; messages that came from it completely can
+        still be received."""
         self._hub.drop(self.number, number)
 
     @property
     def dropped(self) -> frozenset[int]:
-        """The endpoints without which this one goes on."""
+        """The endpoints that this one has dropped."""
         return frozenset(self._hub.dropped[self.number])
 
     def why_lost(self, number: int) -> str:
-        """Why an endpoint is lost; '' where it is not."""
+        """The reason why an endpoint is lost, or '' where it is not."""
         return self._hub.lost.get(number, "")
 
     def spare(self, numbers: Iterable[int]) -> None:
-        """Drop these endpoints without an error where one is lost while all come together: ``gather`` gives
-        None for it."""
+        """Drop these endpoints without an error if one is lost during a ``gather``, which then returns None for it."""
         with self._hub.changed:
             self._hub.spared[self.number].update(numbers)
 
     def fail(self, error: BaseException) -> None:
-        """Say that this endpoint cannot go on: the waits of all others end with an error that says so."""
+        """Report that this endpoint cannot continue: the waits of all others end with an error that says so."""
         self._hub.fail(self.number, error)
 
     def close(self, deadline: float | None = None) -> None:
-        """End well: wait until all messages of this endpoint are gone and all others close too."""
+        """Close in order: wait until all messages of this endpoint are sent and all other endpoints close too."""
         self._hub.close(self.number, deadline)

@@ -1,4 +1,4 @@
-"""Messages for waits that cannot end: the waiting endpoint, the awaited ones, and the awaited item."""
+"""Errors of waits that cannot end: they name the waiting endpoint, the awaited endpoints and the awaited message."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gopt.runtime.messages.roster import Roster
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """``sources``: the endpoints that are waited for; ``what``: what they are to do, such as ``send VALUES of key 3 in
-    round 7``."""
+    """``sources``: the awaited endpoints. ``what``: what they are to do, such as ``send VALUES of key 3 in round
+    7``."""
 
     sources: tuple[int, ...]
     what: str
@@ -26,7 +26,7 @@ class LateError(RunError):
 
 
 class LostError(RunError):
-    """An endpoint is lost: its thread or process has ended, or shows no sign of life."""
+    """An endpoint is lost: its thread or process has ended, or it sends no sign of life."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class LostError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure that ends all endpoints; ``source`` is the number of the one that reported it."""
+    """A failure that ends all endpoints; ``source`` is the number of the endpoint that reported it."""
 
     source: int
     text: str

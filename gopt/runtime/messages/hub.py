@@ -30,10 +30,10 @@ CLOSED = "closed"
 
 
 class Hub(ABC):
-    """Endpoints of this process. ``changed`` is the lock over all that the hub has; it is notified at each change.
+    """The endpoints of this process. ``changed`` is the lock over the whole hub; it is notified at each change.
 
-    Subclasses say how messages go out and how a thread that waits moves them on. Methods with the comment "held" are
-    called with the lock.
+    Subclasses say how messages are sent and how a waiting thread advances them. Methods with "Lock held" in their
+    docstring are called with the lock.
     """
 
     def __init__(self, roster: Roster, settings: Settings, local: Sequence[int], order: Order | None = None) -> None:
@@ -59,37 +59,37 @@ class Hub(ABC):
 
     @abstractmethod
     def _dispatch(self, to: int) -> None:
-        """Held: send what can be sent of an endpoint's outbox."""
+        """Lock held: send what can be sent of the queue to an endpoint."""
 
     @abstractmethod
     def _tell(self, to: int, item: dict[str, Any]) -> None:
-        """Held: bring a small value to an endpoint, beside all messages."""
+        """Lock held: send a small control value to an endpoint, outside the order of messages."""
 
     def _advance(self) -> bool:
-        """Held: move transfers on; returns whether anything has happened."""
+        """Lock held: advance transfers; returns whether anything has happened."""
         return False
 
     def _pause(self, idle: int, left: float) -> None:
-        """Held: leave the lock and the processor for a moment; ``idle``: how often nothing has happened."""
+        """Lock held: release the lock and the processor for a moment; ``idle``: how often nothing has happened."""
         self.changed.wait(min(left, 1.0))
 
     def _now(self) -> float:
         return time.monotonic()
 
     def _blocked(self, number: int, ready: Ready, until: float) -> None:
-        """Held: an endpoint begins to wait, until a time at the latest."""
+        """Lock held: an endpoint begins to wait, until the time ``until`` at the latest."""
         return None
 
     def _unblocked(self, number: int) -> None:
-        """Held: its wait is over."""
+        """Lock held: the wait of an endpoint is over."""
         return None
 
     def _may_go(self, number: int) -> bool:
-        """Held: whether it is an endpoint's turn."""
+        """Lock held: whether it is an endpoint's turn to run."""
         return True
 
     def _expired(self, number: int, until: float) -> bool:
-        """Held: whether the time of a wait is over."""
+        """Lock held: whether the time of a wait is over."""
         return self._now() >= until
 
     # --- waiting ---
@@ -101,7 +101,8 @@ class Hub(ABC):
     def _wait(
         self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited], together: bool = False
     ) -> None:
-        """Held: until it is ready. What is ready wins over a loss, and a failure over all."""
+        """Lock held: wait until ``ready`` gives a result. A result takes precedence over a loss, and a failure over
+        both."""
         seconds = self.settings.deadline if deadline is None else deadline
         until, idle = self._now() + seconds, 0
 
@@ -135,14 +136,14 @@ class Hub(ABC):
             self._unblocked(number)
 
     def _missed(self, number: int, awaited: Callable[[], Awaited]) -> int | None:
-        """Held: an endpoint that is lost, that this one waits for and has not dropped."""
+        """Lock held: return a lost endpoint that this one waits for and has not dropped, or None."""
         lost = self.lost.keys() - self.dropped[number]
         return min(lost.intersection(awaited().sources), default=None) if lost else None
 
     # --- messages ---
 
     def post(self, sending: Sending) -> Sending:
-        """Begin to send."""
+        """Begin to send a message."""
         source = sending.message.source
         with self.changed:
             if self.failure is not None:
@@ -156,14 +157,14 @@ class Hub(ABC):
         return sending
 
     def _finish(self, sending: Sending, error: RunError | None = None) -> None:
-        """Held: a message is done."""
+        """Lock held: a message is sent, or cannot be."""
         if not sending.done:
             sending.done, sending.error = True, error
             self._unsent[sending.message.source] -= 1
             self.changed.notify_all()
 
     def receive(self, number: int, deadline: float | None, awaited: Callable[[], Awaited]) -> Message:
-        """Take the next message of an endpoint, which makes room for another."""
+        """Take the next message of an endpoint, which makes space for another."""
         mailbox, order = self.mailboxes[number], self.order
         with self.changed:
             self._wait(number, lambda: order.ready(number, mailbox.heads()), deadline, awaited)
@@ -172,11 +173,11 @@ class Hub(ABC):
             return message
 
     def _room(self, number: int) -> None:
-        """Held: a mailbox has room again."""
+        """Lock held: a mailbox has space again."""
         return None
 
     def _hand_over(self, to: int) -> None:
-        """Held: bring messages to an endpoint of this process."""
+        """Lock held: deliver messages to an endpoint of this process."""
         box, mailbox = self._outboxes[to], self.mailboxes[to]
         while box and mailbox.admits():
             sending = box.popleft()
@@ -184,8 +185,8 @@ class Hub(ABC):
             self._finish(sending)
 
     def _place(self, to: int, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot | None:
-        """Held: take a message in, unless its source was dropped. Memory that does not fit it is the receiver's
-        failure: all end."""
+        """Lock held: take a message in, unless its source was dropped. Memory of the wrong size is a failure of the
+        receiver, which ends all endpoints."""
         if header.source in self.dropped[to]:
             return None
         try:
@@ -201,14 +202,14 @@ class Hub(ABC):
         return self._collect(number, deadline, what)
 
     def _offer(self, number: int, item: Any) -> None:
-        """Give a value to all."""
+        """Send an endpoint's value to all endpoints."""
         with self.changed:
             for other in range(self.roster.size):
                 if other not in self.dropped[number]:
                     self._tell(other, {"from": number, "item": item})
 
     def _collect(self, number: int, deadline: float | None, what: str) -> list[Any]:
-        """The values of all."""
+        """Return the values of all endpoints."""
         given, dropped = self.mailboxes[number].items, self.dropped[number]
 
         def missing() -> list[int]:
@@ -222,7 +223,7 @@ class Hub(ABC):
             return [given[n].popleft() if given.get(n) else None for n in range(self.roster.size)]
 
     def _given(self, to: int, item: dict[str, Any]) -> None:
-        """Held: a value has come for an endpoint."""
+        """Lock held: a value has come for an endpoint."""
         mailbox, source = self.mailboxes[to], item["from"]
         mailbox.heard[source] = time.monotonic()
         mailbox.items.setdefault(source, deque()).append(item["item"])
@@ -237,12 +238,12 @@ class Hub(ABC):
             self._lose(number, why)
 
     def _lose(self, number: int, why: str) -> None:
-        """Held."""
+        """Lock held: as ``lose``."""
         self.lost.setdefault(number, why)
         self.changed.notify_all()
 
     def drop(self, number: int, gone: int) -> None:
-        """Let an endpoint go on without another."""
+        """Let an endpoint continue without another."""
         with self.changed:
             self.dropped[number].add(gone)
             self.mailboxes[number].drop(gone)
@@ -255,7 +256,7 @@ class Hub(ABC):
             self.changed.notify_all()
 
     def _cancel(self, number: int, gone: int) -> None:
-        """Held: end the transfers between an endpoint and one that it dropped."""
+        """Lock held: cancel the transfers between an endpoint and one that it dropped."""
         return None
 
     def fail(self, number: int, error: BaseException) -> None:
@@ -269,8 +270,8 @@ class Hub(ABC):
         self.changed.notify_all()
 
     def close(self, number: int, deadline: float | None) -> None:
-        """Wait for what is unsent, then for the others: who leaves early would take in nothing more. Those that are
-        lost are not waited for."""
+        """Wait until this endpoint has sent everything, then until the others have: an endpoint that closes early
+        receives nothing more. Lost endpoints are not awaited."""
 
         def unsent() -> Awaited:
             return Awaited(tuple(self._takers(number)), "take its last messages")
@@ -288,7 +289,7 @@ class Hub(ABC):
             self.changed.notify_all()
 
     def _without_lost(self, number: int, work: Callable[[], object]) -> None:
-        """Do what waits; who is lost meanwhile is dropped."""
+        """Run a wait again whenever it ends because of a lost endpoint, which is dropped."""
         while True:
             try:
                 work()
@@ -301,9 +302,9 @@ class Hub(ABC):
         return {each.to for box in self._outboxes.values() for each in box if each.message.source == number}
 
     def _settled(self) -> bool:
-        """Held: whether nothing is under way beside messages."""
+        """Lock held: whether no control value is under way."""
         return True
 
     def _closed(self) -> None:
-        """Held: an endpoint of this process has closed."""
+        """Lock held: an endpoint of this process has closed."""
         return None

@@ -1,7 +1,4 @@
-"""Messages that arrived for one endpoint and were not received yet.
-
-Callers hold the lock of the hub.
-"""
+"""Messages that arrived for one endpoint and have not been received. Callers hold the lock of the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Allocate = Callable[[Header], Sequence[Array] | None]
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A message that is coming in: its header is here. ``left``: transfers that are under way."""
+    """A message whose header has arrived. ``left``: the number of its transfers that are under way."""
 
     header: Header
     arrays: list[Array]
@@ -32,7 +29,7 @@ class Slot:
 
 
 class Mailbox:
-    """Messages in the order in which their headers came. Those of one source never overtake one another."""
+    """Messages in the order in which their headers arrived. Messages of one source keep their order."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -49,8 +46,11 @@ class Mailbox:
         return len(self._slots) < self._settings.messages and self._bytes < self._settings.bytes
 
     def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot:
-        """Take a message in. ``arrays``: where they are here already; they are copied unless they are ``owned`` and no
-        other place is wanted for them. Raises InvariantError where that place does not fit."""
+        """Take a message in.
+
+        ``arrays``: the arrays, if they have arrived already; they are copied unless they are ``owned`` and the endpoint
+        asks for no memory of its own. Raises InvariantError where that memory has another size.
+        """
         memory = self._memory(header)
         if memory is None and arrays is not None and owned:
             memory = list(arrays)
@@ -93,7 +93,7 @@ class Mailbox:
         return Message.from_header(slot.header, slot.arrays)
 
     def drop(self, source: int) -> None:
-        """Forget what has not come whole from a source that is lost, and what came behind it; the rest stays."""
+        """Remove incomplete messages of a lost source, and those behind them; complete ones before them stay."""
         mine = [slot for slot in self._slots if slot.header.source == source]
         whole = next((place for place, slot in enumerate(mine) if slot.left), len(mine))
         gone = mine[whole:]

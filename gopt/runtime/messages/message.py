@@ -1,6 +1,4 @@
-"""Messages: a kind, the sender, two numbers, a small note, and arrays; and their encoding as bytes. And its form as
-bytes.
-"""
+"""Messages: a kind, the sender, two numbers, a small note and arrays; and their encoding as bytes."""
 
 from __future__ import annotations
 
@@ -68,14 +66,14 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Type and shape of an array that travels; ``dtype`` is a word of the manifest, such as ``bfloat16``."""
+    """Type and shape of an array that is sent; ``dtype`` is a type name of the manifest, such as ``bfloat16``."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, array: Array) -> ArraySpec:
-        """Raises InvariantError where arrays of that type do not travel."""
+        """The specification of an array. Raises InvariantError for a type that cannot be sent."""
         return _spec(array.dtype, array.shape)
 
     @property
@@ -83,7 +81,7 @@ class ArraySpec:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def empty(self) -> Array:
-        """An array of this type and shape, with values of no meaning."""
+        """An uninitialised array of this type and shape."""
         return np.empty(self.shape, numpy_dtype(self.dtype))
 
     def __str__(self) -> str:
@@ -100,7 +98,7 @@ def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A message without its arrays: what a receiver knows before they come."""
+    """A message without its arrays: what a receiver knows before they arrive."""
 
     kind: Kind
     source: int
@@ -120,8 +118,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """What travels. ``source``: number of the endpoint that sends it; ``key`` and ``round`` mean what the two ends
-    agree on; ``note``: a small value that JSON can hold."""
+    """A message. ``source``: number of the endpoint that sends it. ``key`` and ``round``: numbers whose meaning
+    sender and receiver agree on. ``note``: a small value that JSON can hold."""
 
     kind: Kind
     source: int
@@ -141,8 +139,11 @@ class Message:
 
 
 def encode(header: Header, inline: Sequence[Array] | None, number: int = 0) -> bytes:
-    """A header as bytes; ``inline``: its arrays, where their bytes stand behind it; ``number``: what tells apart the
-    messages whose arrays travel by themselves. Raises InvariantError where the note is too large or no JSON."""
+    """A header as bytes.
+
+    ``inline``: arrays whose bytes follow the header. ``number``: identifies a message whose arrays are sent separately.
+    Raises InvariantError where the note is too large or not JSON.
+    """
     try:
         text = _described(header.arrays) if header.note is None else _description(header.arrays, header.note)
     except (TypeError, ValueError) as error:
@@ -159,7 +160,7 @@ def _description(specs: Sequence[ArraySpec], note: Any) -> bytes:
 
 @functools.lru_cache(_DESCRIPTIONS)
 def _described(specs: tuple[ArraySpec, ...]) -> bytes:
-    """The description of arrays without a note."""
+    """The encoded description of arrays without a note."""
     return _description(specs, None)
 
 
@@ -171,12 +172,12 @@ def _parsed(text: bytes) -> tuple[tuple[ArraySpec, ...], Any]:
 
 @functools.lru_cache(_DESCRIPTIONS)
 def _specs_of(text: bytes) -> tuple[ArraySpec, ...]:
-    """The arrays of a description without a note."""
+    """The arrays that a description without a note lists."""
     return _parsed(text)[0]
 
 
 def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None, int]:
-    """The header, its arrays where their bytes stand behind it, and the message's number."""
+    """The header, the arrays whose bytes follow it, and the message's number."""
     kind, source, key, turn, length, number, inline = _FIXED.unpack_from(data)
     text = bytes(data[_FIXED.size : _FIXED.size + length])
     specs, note = (_specs_of(text), None) if text.endswith(_NO_NOTE) else _parsed(text)
@@ -192,5 +193,5 @@ def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None, int]:
 
 
 def bits(array: Array) -> Array:
-    """The bytes of a contiguous array: a view."""
+    """The bytes of a contiguous array, as a view."""
     return array.reshape(-1).view(np.uint8)

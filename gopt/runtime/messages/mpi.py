@@ -1,8 +1,8 @@
-"""Endpoints in MPI processes. A header goes out first; large arrays follow, each straight into its final memory.
+"""Endpoints in MPI processes. A header is sent first; large arrays follow, each received into its final memory.
 
-A header is sent so that it counts as sent when the receiver takes it, and the receiver takes none while its queue is
-full: that is the flow control. All calls of MPI are made under one lock. Whoever waits moves all transfers of its
-process on; while nobody waits, a thread does.
+A header is sent in synchronous mode: it counts as sent when the receiver takes it, and a receiver whose queue is full
+takes none. That is the flow control. All calls of MPI are made under one lock. A waiting thread advances all transfers
+of its process; while none waits, a background thread does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FAREWELL = 1.0
 
 
 class MpiHub(Hub):
-    """The endpoints of this process in a job of MPI processes. All processes make it together.
+    """The endpoints of this process in a job of MPI processes. All processes create it together.
 
     Raises OptionError where the launcher started another number of processes than the roster has.
     """
@@ -143,7 +143,7 @@ class MpiHub(Hub):
         return _FIRST + pair * _NUMBERS + number % _NUMBERS
 
     def _parts(self, arrays: Sequence[Array]) -> list[Array]:
-        """The bytes of arrays as they are sent: those without any not at all, long ones in chunks."""
+        """The bytes of arrays as they are sent: empty arrays are left out, long ones are sent in chunks."""
         flat = [bits(array) for array in arrays if array.size]
         return [each[start : start + self._chunk] for each in flat for start in range(0, each.size, self._chunk)]
 
@@ -191,7 +191,7 @@ class MpiHub(Hub):
         return bool(ended or failed)
 
     def _take_in(self, number: int) -> bool:
-        """Take the next message for an endpoint, and let its arrays come into their memory."""
+        """Receive the next header for an endpoint, and begin to receive its arrays."""
         found = self._comm.Improbe(self._mpi.ANY_SOURCE, self._header_tag(number), self._status)
         if found is None:
             return False
@@ -212,7 +212,7 @@ class MpiHub(Hub):
         return data
 
     def _listen(self) -> bool:
-        """Take in what comes beside messages."""
+        """Receive control values."""
         moved = False
         while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _CONTROL, self._status)) is not None:
             self._alive[self._status.Get_source()] = time.monotonic()
@@ -252,7 +252,7 @@ class MpiHub(Hub):
     # --- signs of life ---
 
     def _beat(self) -> None:
-        """Send a sign of life to each process and take in theirs; who has given none for long is lost."""
+        """Send a sign of life to each process and receive theirs. A process that has sent none for too long is lost."""
         now = time.monotonic()
         while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _BEAT, self._status)) is not None:
             self._alive[self._status.Get_source()] = now
@@ -289,7 +289,7 @@ class MpiHub(Hub):
                 self._finish(each.message)
 
     def _fail(self, failure: Failure) -> None:
-        """Held: tell all processes, and give them a moment to hear it."""
+        """Lock held: tell all processes of a failure, and wait a moment so that they receive it."""
         if self.failure is not None:
             return
         super()._fail(failure)
@@ -315,7 +315,8 @@ class MpiHub(Hub):
             self._stop()
 
     def leave(self, code: int) -> None:
-        """End this process at once, without the end that MPI's processes make together: one that died never comes."""
+        """End this process at once, without MPI's Finalize: it is collective, and a process that died never joins
+        it."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -328,7 +329,7 @@ class MpiHub(Hub):
 
 
 def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
-    """Move transfers on while the threads of the endpoints compute."""
+    """Advance transfers while the threads of the endpoints compute."""
     pause = _LAST_SLEEP
     while not ended.wait(pause):
         if (hub := held()) is None:

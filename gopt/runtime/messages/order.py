@@ -1,4 +1,4 @@
-"""Order in which messages of different endpoints are received: by arrival, by a seed, or from a record."""
+"""The order in which an endpoint receives messages of different sources: by arrival, by a seed, or from a record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.runtime.messages.message import Header, Kind
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One message that was received: what a record keeps of it."""
+    """One message that was received, as a record stores it."""
 
     source: int
     kind: Kind
@@ -38,17 +38,17 @@ class Arrival:
 
 
 class Order(Protocol):
-    """Chooses what an endpoint receives next, of the oldest messages of each source."""
+    """Chooses which message an endpoint receives next, among the oldest message of each source."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
-        """Return whether one of them may be received now."""
+        """Return whether one of these messages may be received now."""
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
-        """The source of the one that is received, where one may be."""
+        """The source of the message that is received."""
 
 
 class AsTheyCome:
-    """The first that came."""
+    """Receives messages in the order in which they arrived."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
         return bool(heads)
@@ -58,7 +58,8 @@ class AsTheyCome:
 
 
 class Seeded:
-    """Any, by a seed. On threads endpoints then go on one at a time, so that the whole run follows from the seed."""
+    """Receives messages in a random order that follows from a seed. On threads, endpoints run one at a time, so that
+    the whole run follows from the seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -75,8 +76,10 @@ class Seeded:
 
 
 class Recorded:
-    """As in another run: ``arrivals`` has of each endpoint what it received, in order. Behind the end of the record,
-    messages are received as they come. Queues have no limit then: who comes next may stand behind any number of others.
+    """Receives messages in the order of an earlier run. ``arrivals``: what each endpoint received, in order.
+
+    Messages after the end of the record are received as they arrive. Queues have no limit, because the next message of
+    the record may be behind any number of others.
     """
 
     def __init__(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
@@ -87,7 +90,8 @@ class Recorded:
         return any(not left or head.source == left[0].source for head in heads)
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
-        """Raises RunError where another message has come from that source."""
+        """The source of the next message of the record. Raises RunError where another message has come from that
+        source."""
         left = self._left.get(receiver)
         if not left:
             return heads[0].source

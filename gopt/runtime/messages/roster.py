@@ -1,4 +1,4 @@
-"""The participants: endpoints with their names and processes, their memory limits and their timeouts."""
+"""The participants of a job: endpoints with their names and processes, their memory limits and their timeouts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gopt.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """All endpoints of a job. An endpoint is one role, not one process: several may live in a process.
+    """All endpoints of a job. An endpoint is one role, not one process: a process may have several.
 
-    ``names``: for people, such as ``server 0``; ``processes``: of each endpoint the number of its process.
+    ``names``: names for messages, such as ``server 0``. ``processes``: the number of each endpoint's process.
     """
 
     names: tuple[str, ...]
@@ -20,7 +20,8 @@ class Roster:
 
     @classmethod
     def of(cls, names: Sequence[str], processes: Sequence[int] | None = None) -> Roster:
-        """``processes``: one each by default. Raises OptionError where a process from 0 to the last has no endpoint."""
+        """``processes``: the process of each endpoint; by default one each. Raises OptionError where a process from
+        0 to the last has no endpoint."""
         numbers = tuple(range(len(names)) if processes is None else processes)
         if not names or len(numbers) != len(names):
             raise OptionError(f"{len(names)} roles stand on {len(numbers)} processes")
@@ -38,13 +39,13 @@ class Roster:
         return [number for number, home in enumerate(self.processes) if home == process]
 
     def describe(self, number: int) -> str:
-        """``server 0 (endpoint 2, process 1)``."""
+        """The name of an endpoint in messages, such as ``server 0 (endpoint 2, process 1)``."""
         if not 0 <= number < self.size:
             return f"endpoint {number}"
         return f"{self.names[number]} (endpoint {number}, process {self.processes[number]})"
 
     def describe_all(self, numbers: Iterable[int]) -> str:
-        """Some endpoints, and not all of many."""
+        """Names of endpoints; long lists are shortened."""
         found = sorted(set(numbers))
         more = f" and {len(found) - 8} others" if len(found) > 8 else ""
         return ", ".join(self.describe(number) for number in found[:8]) + more
@@ -52,9 +53,12 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``deadline``: seconds that one wait may take. ``messages``, ``bytes``: an endpoint takes in another message while
-    it holds fewer and less than these. ``beat``: seconds between signs of life, 0 for none; ``silence``: seconds
-    without any after which an endpoint of another process counts as lost."""
+    """Limits of a job.
+
+    ``deadline``: seconds that one wait may take. ``messages``, ``bytes``: an endpoint accepts another message while it
+    holds fewer messages and bytes than these. ``beat``: seconds between signs of life, 0 for none. ``silence``: seconds
+    without one after which an endpoint of another process counts as lost.
+    """
 
     deadline: float = 60.0
     messages: int = 64

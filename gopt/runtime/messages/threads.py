@@ -1,4 +1,4 @@
-"""Endpoints as threads of one process: for tests, for replay, and for jobs on one machine without MPI."""
+"""Endpoints as threads of one process: for tests, for replays, and for jobs on one machine without MPI."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GRACE = 2.0
 
 
 class ThreadHub(Hub):
-    """All endpoints of a job in this process. Arrays are copied when the receiver takes them in; ones that were given
-    away are handed over.
+    """All endpoints of a job in this process. Arrays are copied when the receiver takes them in, unless the sender gave
+    them away.
 
-    With a ``Seeded`` order endpoints go on one at a time, and time is virtual: where all wait and none can go on, the
-    wait that would end first is over at once.
+    With a ``Seeded`` order endpoints run one at a time, and time is virtual: where all wait and none can continue, the
+    wait with the earliest end is over at once.
     """
 
     def __init__(self, roster: Roster, settings: Settings | None = None, order: Order | None = None) -> None:
@@ -44,12 +44,12 @@ class ThreadHub(Hub):
         return Endpoint(self, number)
 
     def start(self, number: int) -> None:
-        """Called by an endpoint's thread before anything else: a serial run begins when all have come."""
+        """Called by an endpoint's thread first: a serial run begins when all threads have called it."""
         if self._serial is not None:
             self.wait(number, lambda: True, None, lambda: Awaited((), "start"))
 
     def end(self, number: int) -> None:
-        """Called by an endpoint's thread at its end."""
+        """Called by an endpoint's thread last."""
         with self.changed:
             self._ended.add(number)
             if self._running == number:
@@ -88,7 +88,7 @@ class ThreadHub(Hub):
         return number in self._over if self._serial is not None else super()._expired(number, until)
 
     def _schedule(self) -> None:
-        """Held: let one endpoint go on, once all wait."""
+        """Lock held: let one endpoint continue, once all wait."""
         if self._serial is None or self._running is not None or len(self._waits) + len(self._ended) < self.roster.size:
             return
         able = [number for number, (ready, _) in self._waits.items() if ready()]
@@ -103,10 +103,10 @@ class ThreadHub(Hub):
 def run_threads(
     hub: ThreadHub, work: Callable[[Endpoint], T], may_end: Callable[[int], bool] = lambda _: False
 ) -> list[T | None]:
-    """Let every endpoint do its work in a thread; returns what each returns.
+    """Run each endpoint's work in a thread; returns what each returns.
 
-    Raises the first failure, with the name of its endpoint. Where an endpoint ``may_end``, its failure is not one: it
-    is lost, and returns None.
+    Raises the first failure, with the name of its endpoint. An endpoint in ``may_end`` that fails is lost, and returns
+    None.
     """
     results: list[T | None] = [None] * hub.roster.size
     found: list[tuple[int, BaseException]] = []
@@ -139,7 +139,7 @@ def run_threads(
 
 
 def _join(threads: Sequence[threading.Thread], found: Sequence[object]) -> None:
-    """Wait until all have ended; once one has failed, threads that reach no wait are left running: they are daemons."""
+    """Wait until all threads have ended. After a failure, threads that reach no wait are left: they are daemons."""
     until = math.inf
     while alive := [thread for thread in threads if thread.is_alive()]:
         alive[0].join(0.1)
@@ -150,7 +150,7 @@ def _join(threads: Sequence[threading.Thread], found: Sequence[object]) -> None:
 
 
 def _named(roster: Roster, number: int, error: BaseException) -> BaseException:
-    """The error with the name of the endpoint that it befell. Options and files are no fault of one."""
+    """The error with the name of the endpoint on which it occurred. Errors of options and files name none."""
     if isinstance(error, InputError | OptionError):
         return error
     name = roster.names[number]

@@ -1,4 +1,4 @@
-"""Requests of MPI that are under way, and what each is for."""
+"""MPI requests that are under way, and the message of each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from gopt.runtime.session import Array
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """``source``, ``to``: endpoints; ``message``: whose arrays travel, None for a header or what goes beside messages;
-    ``aside``: whether it does; ``memory`` must stay while the transfer is under way."""
+    """One MPI request. ``source``, ``to``: endpoints. ``message``: the message whose arrays are sent, None for a
+    header or a control value. ``aside``: whether it is a control value. ``memory`` is kept alive while the transfer
+    is under way."""
 
     request: Any
     source: int
@@ -28,7 +29,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Transfers:
-    """``arrays``: how many of them bring arrays."""
+    """The requests of a process. ``arrays``: how many of them receive arrays."""
 
     under_way: list[Transfer] = field(default_factory=list)
     arrays: int = 0
@@ -44,7 +45,7 @@ class Transfers:
             self.arrays += 1
 
     def ended(self, mpi: Any) -> tuple[list[Transfer], list[tuple[Transfer, str]]]:
-        """Those that have ended since the last call, and those that MPI gave up, with what it said."""
+        """Return the transfers that have ended since the last call, and those that MPI gave up, with its error."""
         ended: list[Transfer] = []
         failed: list[tuple[Transfer, str]] = []
         while self.under_way:
@@ -65,7 +66,7 @@ class Transfers:
         return ended, failed
 
     def _test(self, test: Callable[[list[Any]], tuple[int, bool]]) -> tuple[int, bool]:
-        """Which has ended. MPI moves a part of the arrays each time."""
+        """Return the index of an ended request, and whether one has ended. MPI advances a part of the arrays at each test."""
         requests = [each.request for each in self.under_way]
         for _ in range(self.looks - 1 if self.arrays else 0):
             place, done = test(requests)
@@ -80,7 +81,7 @@ class Transfers:
         return each
 
     def abandon(self, which: Callable[[Transfer], bool]) -> list[Transfer]:
-        """Look no longer at some of them; what is to be received is cancelled."""
+        """Stop watching some transfers; receives among them are cancelled."""
         gone = [each for each in self.under_way if which(each)]
         self.under_way = [each for each in self.under_way if not which(each)]
         for each in gone:
@@ -93,5 +94,5 @@ class Transfers:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way beside messages."""
+        """Whether no control value is under way."""
         return not any(each.aside for each in self.under_way)

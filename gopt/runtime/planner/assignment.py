@@ -1,4 +1,4 @@
-"""The result of assigning buffers: which values share a buffer, and where in it each lies. No memory yet."""
+"""The result of buffer assignment: which values share a buffer, and at which offset. No memory is allocated yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MemberIndex: TypeAlias = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class BufferSlice:
-    """Elements ``start`` to ``stop`` of the buffer of the gather with the number ``call`` in the file."""
+    """Elements ``start`` to ``stop`` of the buffer of the gather with the index ``call`` in the file."""
 
     call: int
     start: int
@@ -25,7 +25,7 @@ class BufferSlice:
 
 @dataclass(frozen=True, slots=True)
 class SendBuffer:
-    """The flat buffer of what a call sends. ``packed``: worth having even if it is not shared."""
+    """The flat buffer of what a call sends. ``packed``: useful even if ranks do not share it."""
 
     call: Node
     names: tuple[str, ...]
@@ -37,9 +37,9 @@ class SendBuffer:
 
 @dataclass(frozen=True, slots=True)
 class GatherBuffer:
-    """The flat buffer of what a gather makes; ``calls``: the numbers of all gathers that make the same.
+    """The flat buffer of a gather's result; ``calls``: the indices of all gathers with this result.
 
-    ``states``: state -> its elements and shape; ``outputs``: the same of what each of the gathers makes.
+    ``states``: state -> its elements and shape. ``outputs``: the same for the results of each gather.
     """
 
     call: Node
@@ -64,7 +64,8 @@ class GatherBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferAssignment:
-    """Buffers of a rank's graph. ``graph``: without the nodes that only slice states, whose results are views."""
+    """Buffers of a rank's graph. ``graph``: the graph without the nodes that only slice states; their results are
+    views."""
 
     graph: Graph
     sends: dict[int, SendBuffer] = field(default_factory=dict)
@@ -84,11 +85,11 @@ class BufferAssignment:
 
     @property
     def send_names(self) -> frozenset[str]:
-        """What lies in the buffer of the call that sends it, even if nothing is shared."""
+        """The values in each send buffer, also where no memory is shared."""
         return frozenset(name for send in self.sends.values() if send.packed for name in send.names)
 
     def without(self, calls: Collection[int]) -> BufferAssignment:
-        """The same without the buffers of these gathers."""
+        """The assignment without the buffers of these gathers."""
         if not calls:
             return self
         return replace(
@@ -100,15 +101,18 @@ class BufferAssignment:
         )
 
     def aliases_of(self, names: Iterable[str]) -> frozenset[str]:
-        """These values and all others in their buffers: memory that may change when ``names`` are written."""
+        """These values and all others in their buffers, whose memory may change when ``names`` are written."""
         given = frozenset(names)
         calls = {self.slices[name].call for name in given if name in self.slices}
         return given.union(*(self.buffer_values[call] for call in calls))
 
     def input_alias(self, name: str, rows: Sequence[str], step: int, last: Mapping[str, int]) -> str | None:
-        """The row that a step may overwrite with ``name``, which a gather sends: the rank's own slice of the gather's
-        buffer, when the step is its last reader and all other values of the buffer have been read. ``last``: value ->
-        number of the last step that reads it."""
+        """The operand that a step may overwrite with ``name``, which a gather sends.
+
+        It is this rank's own slice of the gather's buffer, if the step is its last reader and all other values of the
+        buffer have been read. ``last``: value -> number of the last step that reads it. None where there is no such
+        operand.
+        """
         own = self.own_slices.get(name, frozenset())
         row = next((row for row in rows if self.slices.get(row) in own), None)
         if row is None:

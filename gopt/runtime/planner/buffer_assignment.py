@@ -1,9 +1,8 @@
-"""Which values share a buffer, so that calls need no copies: what one call sends, and the states one gather makes.
+"""Assigns values to buffers, so that calls need no copies: what one call sends, and the states that one gather makes.
 
-States that one gather makes for the next step lie one after the other in its buffer from the first step on. A rank's
-own shard of them is then a part of that buffer: the update reads and writes it there, and the gather fills in the
-rest. All of it is decided before any memory exists, from the order of the file: everything before a call has run when
-the call is made.
+States that one gather makes for the next step are adjacent in its buffer from the first step on. A rank's own shard of
+them is a slice of that buffer: the update reads and writes it there, and the gather fills the rest. All of it is
+decided before memory is allocated, from the order of the file: everything before a call has run when the call is made.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def assign_buffers(graph: Graph, replaces: Mapping[str, str], member: MemberInde
 def _add_state_gather(
     buffers: BufferAssignment, number: int, node: Node, names: Sequence[str], member: MemberIndex | None
 ) -> None:
-    """The buffer of a gather that makes states for the next step."""
+    """Add the buffer of a gather that makes states for the next step."""
     graph = buffers.graph
     types = [graph.inputs[name] for name in names]
     slices = _consecutive(number, types)
@@ -81,8 +80,10 @@ def _add_shard_gathers(
     buffers: BufferAssignment, replaces: Mapping[str, str], at: Sequence[int], last: Mapping[str, int],
     member: MemberIndex,
 ) -> None:  # fmt: skip
-    """Buffers of what is gathered from states that are shards. They pay only if all members share one: the shards
-    themselves then lie in it, and nothing has to be gathered."""
+    """Add buffers of values that are gathered from states that are shards.
+
+    They pay only if all members share one: the shards then lie in it, and nothing has to be gathered.
+    """
     graph = buffers.graph
     calls: dict[str, list[int]] = {}
     nodes = [node for node in graph.nodes if node.domain == COMM]
@@ -97,7 +98,7 @@ def _add_shard_gathers(
 
 
 def _in_turn(nodes: Sequence[Node], numbers: Sequence[int], at: Sequence[int], last: Mapping[str, int]) -> bool:
-    """Return whether what each of these gathers makes has been read when the next one fills the buffer again."""
+    """Return whether the result of each of these gathers has been read when the next one fills the buffer."""
     ends = [max((last.get(made, -1) for made in nodes[number].outputs), default=-1) for number in numbers]
     return all(end <= at[following] for end, following in zip(ends, numbers[1:]))
 
@@ -128,7 +129,7 @@ def _member(node: Node, member: MemberIndex | None) -> int | None:
 
 
 def _consecutive(call: int, types: Sequence[TensorType]) -> list[tuple[BufferSlice, tuple[int, ...]]]:
-    """Elements and shapes of tensors that lie one after the other from the beginning of a buffer."""
+    """Elements and shapes of tensors that are adjacent from the beginning of a buffer."""
     slices, start = [], 0
     for type in types:
         slices.append((BufferSlice(call, start, start + type.elements), type.dims))
@@ -137,7 +138,7 @@ def _consecutive(call: int, types: Sequence[TensorType]) -> list[tuple[BufferSli
 
 
 def _are_identical(nodes: Sequence[Node], numbers: Sequence[int], graph: Graph) -> bool:
-    """Return whether these gathers make the same, of types that NumPy holds, and for nobody but the step."""
+    """Return whether these gathers have the same result, of types that NumPy has, which only the step reads."""
     first = nodes[numbers[0]]
     types = [[graph.types.get(made) for made in nodes[number].outputs] for number in numbers]
     plain = all(_is_plain(type) for each in types for type in each)
@@ -147,12 +148,12 @@ def _are_identical(nodes: Sequence[Node], numbers: Sequence[int], graph: Graph) 
 
 
 def _is_plain(type: TensorType | None) -> bool:
-    """Return whether NumPy holds it, and its size is known."""
+    """Return whether NumPy has the type, and its size is known."""
     return type is not None and type.static and known(type.dtype) and type.dtype not in _UNSUPPORTED
 
 
 def _gathered_states(node: Node, graph: Graph, replaces: Mapping[str, str]) -> list[str]:
-    """The states that a call makes for the next step, where it makes nothing else; none for other calls."""
+    """The states that a call makes for the next step, if it makes nothing else; else none."""
     states = [replaces.get(name, "") for name in node.outputs]
     if node.op_type != "AllGather" or "cuts" not in node.attributes or not all(name in graph.inputs for name in states):
         return []
@@ -163,7 +164,7 @@ def _gathered_states(node: Node, graph: Graph, replaces: Mapping[str, str]) -> l
 
 
 def _state_slices(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str, BufferSlice]:
-    """States and slices of them: where each lies in the buffer of its gather."""
+    """States and slices of them, with their place in the buffer of their gather."""
     slices: dict[str, BufferSlice] = {}
     for call, names in states.items():
         start = 0
@@ -203,8 +204,10 @@ def _slice_of(node: Node, slices: Mapping[str, BufferSlice], graph: Graph) -> Bu
 
 
 def packed_inputs(graph: Graph) -> list[tuple[tuple[str, ...], list[TensorType]]]:
-    """What calls send together and could lie in one buffer, with the types. Inputs and constants have memory already,
-    and what two calls send cannot lie in two buffers."""
+    """Values that calls send together and that could lie in one buffer, with their types.
+
+    Inputs and constants have memory already, and a value that two calls send cannot lie in two buffers.
+    """
     return [(tuple(call.inputs), types) for _, call, types in _packable_calls(graph) if _can_pack(types)]
 
 
@@ -213,7 +216,7 @@ def _can_pack(types: Sequence[TensorType]) -> bool:
 
 
 def _packable_calls(graph: Graph) -> Iterator[tuple[int, Node, list[TensorType]]]:
-    """Calls whose inputs could lie in one buffer, with their numbers and the types."""
+    """Calls whose inputs could lie in one buffer, with their indices and types."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     made = {name for node in graph.nodes if node.domain != COMM for name in node.outputs} - set(graph.outputs)
     senders = Counter(name for call in calls for name in call.inputs)

@@ -1,4 +1,5 @@
-"""The memory of a buffer assignment: what ranks share, where it was granted, and this rank's own for the rest."""
+"""Allocates the memory of a buffer assignment: memory that ranks share, where it was granted, else memory of this
+rank."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from gopt.runtime.shared_memory import CallBuffer, SharedGather, SharedMemory
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Memory in which values lie at every step, as the device has it."""
+    """Memory in which values lie at every step, in the device's form."""
 
     send_views: Mapping[str, Any] = field(default_factory=dict)
     """Value that a call sends -> its view of the call's buffer."""
@@ -37,8 +38,8 @@ class Buffers:
         return {**self.slice_views, **self.states, **self.gathered_views}
 
     def bind_state(self, name: str, value: Array) -> Array:
-        """Copy a state's value into its buffer, and return it there. Of a shared buffer a rank writes only its own
-        shard: the other members write theirs."""
+        """Copy a state's value into its buffer, and return it there. A rank writes only its own shard of a shared
+        buffer."""
         view, shared = self.states[name], self.shared.get(name)
         if shared is None:
             np.copyto(view, value)
@@ -50,7 +51,7 @@ class Buffers:
 
 
 def allocate_buffers(assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
-    """Memory for all buffers; ``shared``: what was granted, by the number of the call in the file."""
+    """Allocate all buffers; ``shared``: the shared memory that was granted, by the index of the call in the file."""
     send_views: dict[str, Array] = {}
     call_buffers: dict[int, CallBuffer] = {}
     for number, send in assignment.sends.items():

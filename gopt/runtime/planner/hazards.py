@@ -19,8 +19,8 @@ from gopt.runtime.shared_memory import GatherRequest
 
 @dataclass(frozen=True, slots=True)
 class OrderedGather:
-    """A gather whose buffer may be shared. ``step`` writes this rank's shard, and waits for ``waits_for`` first, the
-    result of a call, where it must."""
+    """A gather whose buffer may be shared. ``step`` writes this rank's shard; before it runs, it waits for
+    ``waits_for``, the result of a call, where that is not None."""
 
     request: GatherRequest
     step: int
@@ -30,9 +30,9 @@ class OrderedGather:
 def find_hazards(
     buffers: BufferAssignment, steps: Sequence[ProgramStep], aliases: Mapping[int, Mapping[str, str]]
 ) -> dict[int, OrderedGather]:
-    """The gathers whose buffers may be shared, by number: a call orders this rank's reads and writes. Linear.
+    """The gathers whose buffers may be shared, by index: a call orders this rank's reads and writes. Linear time.
 
-    ``aliases``: number of a step -> result -> the row that it overwrites.
+    ``aliases``: number of a step -> result -> the operand that it overwrites.
     """
     shared = {number: gather for number, gather in buffers.gathers.items() if gather.member is not None}
     if not shared:
@@ -69,10 +69,11 @@ def find_hazards(
 
 
 class HappensBefore:
-    """When a rank's steps read, and which calls all ranks have entered by then. Linear to make."""
+    """The steps at which a rank reads values, and the calls that all ranks have entered by then. Built in linear
+    time."""
 
     def __init__(self, steps: Sequence[ProgramStep], graph: Graph, members: Mapping[str, int]) -> None:
-        """``graph``: of the steps. ``members``: group -> the rank's position in it, of the groups that matter."""
+        """``steps`` of ``graph``; ``members``: group -> this rank's position in it, for the groups that matter."""
         self._last: dict[str, int] = {}
         """Value -> the number of the last step that reads it."""
         self._at: dict[str, list[int]] = {group: [] for group in members}
@@ -102,18 +103,18 @@ class HappensBefore:
         return max((self._last.get(name, -1) for name in names), default=-1)
 
     def first_call_after(self, group: str, step: int) -> int:
-        """The number, among the calls of a group, of the first that is made after a step."""
+        """The index, among the calls of a group, of the first call after a step."""
         return bisect_right(self._at[group], step)
 
     def last_barrier_before(self, group: str, step: int) -> int:
-        """The number, among the calls of a group, of the last that all ranks have entered before a step, or -1."""
+        """The index, among the calls of a group, of the last call that all ranks have entered before a step, or -1."""
         barriers = self._barriers[group]
         found = bisect_right(barriers, self._ended[step], key=lambda entry: entry[0].index)
         return barriers[found - 1][1] if found else -1
 
     def first(self, group: str, least: int, step: int) -> tuple[Call | None, int]:
-        """The first call of a group, from its number ``least`` on, that all ranks have entered when a step has waited
-        for it; None and -1 where there is none before the step."""
+        """The first call of a group, from the index ``least`` on, that all ranks have entered when a step has waited
+        for it. None and -1 where there is none before the step."""
         barriers = self._barriers[group]
         found = bisect_left(barriers, least, key=lambda entry: entry[1])
         here = found < len(barriers) and self._at[group][barriers[found][1]] < step
@@ -121,7 +122,8 @@ class HappensBefore:
 
 
 def _is_barrier(call: Call, member: int, types: Mapping[str, TensorType]) -> bool:
-    """Whether no rank has its result before all have entered it: a reduction, where the rank's result is not empty."""
+    """Return whether no rank has its result before all have entered the call: a reduction with a result that is not
+    empty."""
     cuts = call.node.attributes.get("cuts")
     if call.node.op_type == "ReduceScatter" and cuts is not None:
         return bool(cuts[member + 1] > cuts[member])

@@ -1,9 +1,9 @@
-"""Assigns memory to every result of a program once, so that no step allocates memory or binds it anew.
+"""Assigns memory to every result of a program once, so that no step allocates memory or binds it again.
 
-Results that a call sends lie in the call's buffer, and the results of a gather one after the other. A result that
-outlives a step has two buffers that alternate: one may still be read while the other is written. All other results
-reuse memory: a buffer is free for results of the same size after the last use of what lies in it. What a call reads is
-never reused within a step, because the call may overlap the steps that follow.
+Results that a call sends lie in the call's buffer, and the results of a gather are adjacent. A result that outlives a
+step has two buffers that alternate: one may still be read while the other is written. All other results reuse memory: a
+buffer is free for results of the same size after the last use of its value. What a call reads is not reused within a
+step, because the call may overlap the steps that follow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMPY_TYPES = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """``views``: result -> its memory; ``output_buffers``: number of a gather -> the flat buffer of its results."""
+    """``views``: result -> its memory. ``output_buffers``: index of a gather -> the flat buffer of its results."""
 
     views: dict[str, list[Value]]
     output_buffers: dict[int, Array]
@@ -41,10 +41,10 @@ def plan_memory(
     steps: Sequence[ProgramStep], last_uses: Sequence[Sequence[str]], types: Mapping[str, TensorType],
     buffers: Buffers, aliases: Collection[str], kept: Collection[str],
 ) -> MemoryPlan:  # fmt: skip
-    """Memory for the results of these steps, in this order; ``last_uses``: per step, the values whose last use it is.
-    Linear.
+    """Assign memory to the results of these steps, in this order. Linear time.
 
-    ``aliases``: results that overwrite an operand; ``kept``: results that outlive a step.
+    ``last_uses``: per step, the values whose last use it is. ``aliases``: results that overwrite an operand. ``kept``:
+    results that outlive a step.
     """
     views = {name: [Value(view, lasting=True)] for name, view in buffers.send_views.items()}
     output_buffers: dict[int, Array] = {}
@@ -90,7 +90,7 @@ def plan_memory(
 
 @dataclass(slots=True)
 class _ReusedMemory:
-    """Memory, and how many of its results may still be read."""
+    """Memory, and how many of its results are still to be read."""
 
     memory: Array
     users: int
@@ -102,7 +102,7 @@ def _is_planned(name: str, types: Mapping[str, TensorType]) -> bool:
 
 
 def _has_output_buffer(call: Call, types: Mapping[str, TensorType]) -> bool:
-    """Return whether a call makes values that lie one after the other."""
+    """Return whether the results of a call are adjacent in one buffer."""
     if call.node.op_type != "AllGather" or "cuts" not in call.node.attributes:
         return False
     names = call.node.outputs
