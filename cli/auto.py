@@ -59,7 +59,7 @@ def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
 
 
 def auto_of(given: dict[str, Any]) -> Auto | None:
-    """What ``--auto`` asks of ``gopt.shard``; None without it."""
+    """The ``auto`` argument of ``gopt.shard`` for ``--auto``; None without it."""
     from gopt.verbs.shard import Auto
 
     return Auto(memory=given["memory"], link=given["link"]) if given["auto"] else None

@@ -10,7 +10,7 @@ from .terminal import print_json, print_text
 KINDS = (
     "added", "removed", "op", "attribute", "rewired", "input", "output", "value", "state", "bytes", "model", "record",
 )  # fmt: skip
-"""What a difference may be."""
+"""The kinds of differences."""
 
 
 @click.command("diff")

@@ -181,7 +181,7 @@ def pass_option(text: str) -> tuple[str, str, str]:
 
 
 def is_given(value: object) -> bool:
-    """Whether an option was on the command line: 0 is, an absent flag is not."""
+    """Return whether an option was on the command line: 0 counts, an absent flag does not."""
     return value is not None and value is not False and value != ()
 
 

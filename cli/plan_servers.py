@@ -18,7 +18,7 @@ _OF_SERVERS = ("mode", "minimum", "wire")
 
 
 def plans_servers(given: dict[str, Any]) -> bool:
-    """Whether servers are to be weighed; raises OptionError for options of both kinds."""
+    """Return whether to rank splits over servers; raises OptionError for options of both kinds."""
     asked = [name for name in ("trainers", "servers") if given[name] is not None]
     others = [name for name in _OF_RANKS if given[name] not in (None, ())]
     alone = [name for name in _OF_SERVERS if given[name] is not None]

@@ -68,7 +68,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], rig
 
 
 def render_report(report: Report, output: Path | None) -> None:
-    """What ``gopt shard`` shows."""
+    """Print the result of ``gopt shard``."""
     from .render_before_after import render_before_after
 
     out = console()
@@ -160,7 +160,7 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
 
 
 def describe(stage: int, partition: str, bucket_mb: float | None) -> str:
-    """What a choice of ``gopt plan`` sets."""
+    """The settings of a choice of ``gopt plan``."""
     return f"stage {stage}, {partition}, {'default' if bucket_mb is None else f'{bucket_mb:g} MiB'} buckets"
 
 
@@ -173,7 +173,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def render_merged(merged: Mapping[str, Any]) -> None:
-    """What ``gopt merge`` shows."""
+    """Print the result of ``gopt merge``."""
     out = console()
     beside = f", values in {merged['data']}" if merged["data"] else ""
     out.print(f"{merged['states']} states, {format_bytes(merged['bytes'])}: written to {merged['model']}{beside}")
@@ -182,7 +182,7 @@ def render_merged(merged: Mapping[str, Any]) -> None:
 
 
 def render_inference(written: Inference) -> None:
-    """What ``gopt merge --inference`` shows."""
+    """Print the result of ``gopt merge --inference``."""
     out = console()
     beside = f", values in {written.data}" if written.data else ""
     out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}", soft_wrap=True)
@@ -194,7 +194,7 @@ def render_inference(written: Inference) -> None:
 
 
 def render_state_dict(saved: StateDict) -> None:
-    """What ``gopt merge --state-dict`` shows."""
+    """Print the result of ``gopt merge --state-dict``."""
     out = console()
     out.print(f"{saved.tensors} tensors, {format_bytes(saved.nbytes)}: written to {saved.file}", soft_wrap=True)
     if saved.missing:
@@ -202,7 +202,7 @@ def render_state_dict(saved: StateDict) -> None:
 
 
 def render_loaded(loaded: Loaded) -> None:
-    """What ``gopt load-state`` shows."""
+    """Print the result of ``gopt load-state``."""
     out = console()
     out.print(f"{loaded.loaded} states loaded, {len(loaded.kept)} kept: written to {loaded.model}", soft_wrap=True)
     if loaded.unknown:
@@ -211,7 +211,7 @@ def render_loaded(loaded: Loaded) -> None:
 
 
 def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
-    """What ``gopt passes`` shows."""
+    """Print the table of ``gopt passes``."""
     out = console()
     for row in rows:
         mark = "" if row["default"] else "  (not in the default pipeline)"

@@ -1,4 +1,4 @@
-"""The table that opens ``gopt shard``, ``gopt split`` and ``gopt inspect DIR``: the source against what holds most."""
+"""The table that opens ``gopt shard``, ``gopt split`` and ``gopt inspect DIR``: the source beside its largest part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def render_before_after(
     pipeline: Sequence[PassRecord],
     sizes: BeforeAfter | None,
 ) -> None:
-    """What was asked, on one line, and what it saves."""
+    """Print the request on one line, and its savings."""
     out.print(Text.assemble((file, "bold"), f"  {_asked(mesh, pipeline)}"), soft_wrap=True)
     if sizes is None:
         return

@@ -1,4 +1,4 @@
-"""What ``gopt derive`` shows."""
+"""Prints the result of ``gopt derive``."""
 
 from __future__ import annotations
 

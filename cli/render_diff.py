@@ -1,4 +1,4 @@
-"""What ``gopt diff`` shows."""
+"""Prints the result of ``gopt diff``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gopt explain`` shows."""
+"""Prints the result of ``gopt explain``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gopt export`` shows."""
+"""Prints the result of ``gopt export``."""
 
 from __future__ import annotations
 

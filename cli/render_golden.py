@@ -1,4 +1,4 @@
-"""What ``gopt golden check`` shows."""
+"""Prints the result of ``gopt golden check``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gopt import`` shows."""
+"""Prints the result of ``gopt import``."""
 
 from __future__ import annotations
 

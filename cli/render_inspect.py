@@ -1,4 +1,4 @@
-"""What ``gopt inspect`` and ``gopt diff`` show."""
+"""Prints the results of ``gopt inspect`` and ``gopt diff``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gopt inspect`` shows of each kind of file and folder."""
+"""Prints the result of ``gopt inspect`` for each kind of file and folder."""
 
 from __future__ import annotations
 

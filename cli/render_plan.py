@@ -47,11 +47,7 @@ def render_plan(
     *,
     every_column: bool = False,
 ) -> None:
-    """What ``gopt plan`` shows: choices, best first, each with the reason for its place.
-
-    ``mesh``: the one that all rows are of; '': there are several, and of each the best row of every stage is shown.
-    ``remarks``: by mesh. ``every_column``: all of them, whatever the width of the terminal.
-    """
+    """Print the choices of ``gopt plan``, best first, each with the reason for its rank."""
     out = console()
     if not out.is_terminal and "COLUMNS" not in os.environ:
         out = Clean(file=out.file, highlight=False, markup=False, width=WIDTH)

@@ -1,4 +1,4 @@
-"""Progress of work that can be counted: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of countable work: a bar on a terminal, elsewhere a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -113,6 +113,6 @@ class PlainLines:
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """What is left of work of which ``done`` of ``total`` took ``seconds``: ``about 40 s left``."""
+    """The estimated time for the rest of work of which ``done`` of ``total`` took ``seconds``: ``about 40 s left``."""
     left = seconds / done * (total - done)
     return f"about {left / 60:.0f} min left" if left >= 120 else f"about {max(left, 1):.0f} s left"

@@ -1,4 +1,4 @@
-"""What ``gopt run`` shows: the loss as it falls, and a small plot of it at the end."""
+"""Prints the result of ``gopt run``: the loss, and a small plot of it at the end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
 
 
 def _render_servers(servers: Sequence[Mapping[str, Any]]) -> None:
-    """What each server did, and for whom it waited: at most three trainers of each, those that cost most."""
+    """Print each server's counts and waits, with at most three trainers per server: those with the longest waits."""
     out = console()
     out.print(f"{'server':>6} {'answers':>8} {'MB in':>9} {'MB out':>9} {'dropped':>7}  waited for trainers, s")
     for each in servers:

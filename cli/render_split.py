@@ -1,4 +1,5 @@
-"""What ``gopt split`` shows, and ``gopt inspect`` of its folders. Every line and table fits in 80 columns."""
+"""Prints the result of ``gopt split``, and of ``gopt inspect`` for its folders. Every line and table fits in 80
+columns."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _COLUMNS = ("server", "pieces", "parameters", "states", "gradients", "pushed", "
 
 
 def print_split(manifest: Manifest, report: Report, output: Path | None) -> None:
-    """What was split just now; ``output`` is None where nothing was written."""
+    """Print a new split; ``output`` is None where nothing was written."""
     from gopt.offline.inspect_split import inspect_split
 
     assert manifest.parameter_server is not None
@@ -94,7 +95,7 @@ def render_role(found: RoleInspection) -> None:
 
 
 def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
-    """What ``gopt plan --servers`` shows: choices, best first, each with the reason for its place."""
+    """Print the choices of ``gopt plan --servers``, best first, each with the reason for its rank."""
     out = console()
     first = rows[0].choice
     lines = []

@@ -1,4 +1,4 @@
-"""What ``gopt verify`` shows."""
+"""Prints the result of ``gopt verify``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _gradients(record: Mapping[str, Any], out: Any) -> None:
 
 
 def _sample(sample: Mapping[str, Any] | None) -> str:
-    """What was looked at, where that was a sample."""
+    """The size of the sample, where only a sample was checked."""
     if sample is None:
         return ""
     kinds = f"{sample['kinds']} kinds of {sample['classes']} classes"

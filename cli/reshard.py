@@ -128,7 +128,7 @@ def _split(path: str, target: Path, given: dict[str, Any]) -> None:
 
 
 def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
-    """What ``--axis`` says, and of other axes that the mesh names again, what was said when they were sharded."""
+    """The kinds of axes that ``--axis`` gives, and for other axes with the same names those of the first sharding."""
     from gopt.offline.folder_contents import read_mesh
 
     again = {part.partition("=")[0].strip() for part in (mesh or "").split(",")}

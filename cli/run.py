@@ -155,7 +155,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
 
 
 def _options(given: dict[str, Any]) -> RunOptions:
-    """What the command line asks of the verb."""
+    """The options of the command line as the record of the verb."""
     from gopt.verbs.run_options import RunOptions
 
     same = (

@@ -1,4 +1,4 @@
-"""What ``gopt run`` tells as it goes on and at its end: lines of steps, the log, notes, and the result."""
+"""Prints a run: lines of steps, the log, notes, and the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .terminal import print_json_text, print_note
 
 
 def step_line(line: str) -> dict[str, Any]:
-    """What the first rank tells of a step."""
+    """The record of a step that the first rank prints."""
     from gopt.documents import TOLD, as_run_error, parse_json
     from gopt.errors import InputError
 
@@ -96,7 +96,7 @@ def _resume_step(job: Any) -> int | None:
 
 
 def report_resume(job: Any) -> Callable[[int], None]:
-    """What says on stderr which step a run resumes at, when all that could refuse it has passed."""
+    """Return a function that prints on stderr at which step a run resumes, once all checks have passed."""
     there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
 
     def say(step: int) -> None:

@@ -18,7 +18,7 @@ SILENCE = 10.0
 
 
 def has_servers(folder: str) -> bool:
-    """Whether a folder is a split; False for one that cannot be read: who runs it says why."""
+    """Return whether a folder is a split; False for one that cannot be read, which the run then reports."""
     from gopt.artifact.manifest_check import read_manifest
     from gopt.errors import GoptError
 
@@ -63,7 +63,8 @@ def endpoints(job: Any, options: RunOptions, servers: list[Any]) -> Any:
 
 
 def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What ``launch`` takes for a split; raises OptionError where the processes are not those of the roles."""
+    """The arguments of ``launch`` for a split; raises OptionError where the number of processes differs from the
+    roles'."""
     from pathlib import Path
 
     from gopt.runtime.messages.shield import shielded
@@ -163,7 +164,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
 
 
 def _continues(job: Any, options: RunOptions) -> bool:
-    """Whether the run goes on without a trainer that is lost."""
+    """Return whether the run continues without a lost trainer."""
     from gopt.artifact.manifest_check import read_manifest
 
     plan = read_manifest(job.folder)[0].parameter_server

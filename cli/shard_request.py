@@ -1,4 +1,4 @@
-"""What ``gopt shard`` is asked for: options of the command line over those of a configuration."""
+"""The request of ``gopt shard``: options of the command line override those of a configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """What the command line and the configuration ask of ``gopt.load`` and ``gopt.shard``."""
+    """The arguments of ``gopt.load`` and ``gopt.shard`` from the command line and the configuration."""
 
     model: str
     mesh: Mesh
@@ -96,7 +96,7 @@ def _passes_in_order(given: dict[str, Any], config: dict[str, Any]) -> list[tupl
 
 
 def _printer(name: str | None, folder: str | None) -> Any:
-    """What to call after each pass: write the graph's canonical text."""
+    """The function to call after each pass, which prints the graph's canonical text."""
     if name is None:
         if folder is not None:
             raise OptionError("--print-dir needs --print-after")

@@ -88,10 +88,10 @@ def command(model: str, **given: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """What the command line and the configuration ask of ``gopt.load`` and ``gopt.split``.
+    """The arguments of ``gopt.load`` and ``gopt.split`` from the command line and the configuration.
 
-    Without servers it is what ``gopt shard --mesh dp=T --stage 0`` makes: ``mesh`` and ``shard`` are given then, else
-    ``split``.
+    Without servers the request is that of ``gopt shard --mesh dp=T --stage 0``: ``mesh`` and ``shard`` are set then,
+    else ``split``.
     """
 
     model: str

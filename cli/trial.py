@@ -64,7 +64,7 @@ def _kill(child: int) -> None:
 
 
 def _answer(reader: int, end: float) -> bytes | None:
-    """What the child writes until it closes its side; None where that takes too long."""
+    """The bytes that the child writes until it closes its side; None where that takes too long."""
     data = b""
     while (left := end - time.monotonic()) > 0 and len(data) < _ANSWER:
         if select.select([reader], [], [], left)[0]:

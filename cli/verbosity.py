@@ -10,7 +10,7 @@ import click
 
 
 class Verbosity(IntEnum):
-    """What a command prints beside what ``--json``, ``--text`` and ``--explain`` ask for."""
+    """How much a command prints beside the output of ``--json``, ``--text`` and ``--explain``."""
 
     QUIET = 0
     """Errors alone."""

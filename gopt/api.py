@@ -1,4 +1,4 @@
-"""What the package makes of a step, under one name: see ``gopt.steps``."""
+"""The functions and records of the public package, under one name: see ``gopt.steps``."""
 
 from gopt.analysis.role_map import RoleMap as RoleMap
 from gopt.ir.graph import ROLES as ROLES

@@ -53,7 +53,7 @@ def processes(jobs: int | None) -> Iterator[None]:
     """Let ``begin`` fork in this block, so that at most ``jobs`` processes work at once, this one included.
 
     None: as many as there are usable cores, and only for graphs of at least ``LEAST_NODES`` nodes. At the end, children
-    whose results nobody took are killed. Outside of such a block nothing is forked.
+    whose results were not read are killed. Outside of such a block nothing is forked.
     """
     room = _Room(usable_cores() - 1, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
     before = _room.set(room)
@@ -79,7 +79,7 @@ class Task(Generic[T]):
         return self._child is not None
 
     def result(self) -> T:
-        """What the work returns; raises what it raises, and RunError where its process was killed."""
+        """Return the work's result; raises the work's error, and RunError where its process was killed."""
         if not self._found:
             assert self._work is not None
             child, self._child = self._child, None
@@ -109,7 +109,7 @@ class _Child:
         self._number, self._answer = number, answer
         self._status: int | None = None
         self.dropped = False
-        """Whether nobody may ask for its answer any more."""
+        """Whether its answer is no longer wanted."""
 
     @classmethod
     def fork(cls, work: Callable[[], Any]) -> _Child:
@@ -134,7 +134,7 @@ class _Child:
         return self._status is not None
 
     def result(self) -> Any:
-        """What its work returned; raises what it raised, or RunError. Asked for once."""
+        """Return the work's result; raises the work's error, or RunError. Called once."""
         if self._status is None:
             self._status = os.waitpid(self._number, 0)[1]
         self.dropped = True
@@ -163,7 +163,7 @@ class _Child:
 
 
 def _calm(parent: int) -> None:
-    """What a child must not share with its parent: handlers, further children, walks over all objects."""
+    """Drop what a child must not share with its parent: handlers, further children, walks over all objects."""
     for number in INTERRUPT + STOPS:
         signal.signal(number, signal.SIG_DFL)
     gc.disable()  # a collection would touch, and so copy, every page
@@ -177,7 +177,7 @@ def _calm(parent: int) -> None:
 
 
 def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:
-    """Whether the work is done, and what it returned or raised."""
+    """Return whether the work is done, and its result or error."""
     try:
         return True, work()
     except Exception as error:

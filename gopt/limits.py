@@ -1,4 +1,4 @@
-"""What gopt takes at most of any input: constants, and nowhere else. The refusal names the limit that it met."""
+"""The largest inputs that gopt accepts: constants, only here. An error names the limit that it met."""
 
 from __future__ import annotations
 

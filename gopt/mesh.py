@@ -14,10 +14,10 @@ from gopt.limits import RANKS
 
 
 class Sees(str, Enum):
-    """What ranks along an axis see of the data."""
+    """Which data the ranks along an axis read."""
 
     DATA = "data"
-    """Each rank samples of its own."""
+    """Each rank its own samples."""
     REPLICA = "replica"
     """All the same samples."""
     PART = "part"
@@ -29,7 +29,7 @@ AXES = {
     "tp": Sees.REPLICA, "ep": Sees.REPLICA, "pp": Sees.REPLICA,
     "cp": Sees.PART, "sp": Sees.PART, "h": Sees.PART, "w": Sees.PART,
 }  # fmt: skip
-"""The axes that everybody knows by name (contract section 1); of any other the user says what it sees."""
+"""The axes with known names (contract section 1). For any other axis the user gives the kind of data."""
 
 SHARD = "shard"
 _ELSEWHERE = {
@@ -37,7 +37,7 @@ _ELSEWHERE = {
     "fsdp": "shard", "zero": "shard", "dp_shard": "shard", "sharding": "shard",
     "tensor": "tp", "mp": "tp", "model": "tp", "expert": "ep", "pipe": "pp", "context": "cp", "seq": "sp",
 }  # fmt: skip
-"""What other tools call them."""
+"""Their names in other tools."""
 
 
 def nearest(name: str) -> str:
@@ -138,7 +138,7 @@ class Mesh:
         return record | ({"kinds": {name: kind.value for name, kind in self.kinds}} if self.kinds else {})
 
     def sees(self, axis: str) -> Sees:
-        """What ranks along an axis of the mesh see of the data."""
+        """Which data the ranks along an axis of the mesh read."""
         return dict(self.kinds).get(axis) or AXES[axis]
 
     @property

@@ -1,4 +1,4 @@
-"""What a request lacks, said before any work: axes that are not supported, passes without which ranks are wrong."""
+"""Refuses incomplete requests before any work: axes that are not supported, passes without which ranks are wrong."""
 
 from __future__ import annotations
 

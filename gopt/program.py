@@ -71,7 +71,7 @@ class Accumulator:
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
     def present(self, coordinates: Mapping[str, int]) -> bool:
-        """Whether a rank has it. Of a bucket every rank has its part, also an empty one."""
+        """Return whether a rank has it. Every rank has its part of a bucket, which may be empty."""
         return self.sharding.flat is not None or self.sharding.covers(coordinates)
 
     def local_type(self, coordinates: Mapping[str, int]) -> TensorType:
@@ -101,7 +101,7 @@ class SpmdProgram:
     states: list[ShardedState]
     layout: list[tuple[str, ...]] = field(default_factory=list)
     passes: list[PassRun] = field(default_factory=list)
-    """What ran, in order, with its results."""
+    """The passes that ran, in order, with their results."""
     micro_steps: int = 1
     accumulators: list[Accumulator] = field(default_factory=list)
     loop_carried: dict[str, str] = field(default_factory=dict)
@@ -116,11 +116,11 @@ class SpmdProgram:
     fed: dict[str, Sharding] = field(default_factory=dict)
     """Input of the batch -> its sharding, where ranks are fed parts of it."""
     explanations: list[Explains] = field(default_factory=list)
-    """What the axes along which the computation is split did to the values of the source."""
+    """The effects on values of the source of axes along which the computation is split."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
-    """What ranks average in the forward and the backward."""
+    """Values that ranks average in the forward and the backward."""
     warnings: list[str] = field(default_factory=list)
-    """What passes warn of, beside their notes: options that the step contradicts."""
+    """Warnings of passes, beside their notes: options that the step contradicts."""
     statistics_of_root: bool = False
     """New running statistics are those of the first of the ranks that see different data, and not their mean."""
     split: dict[str, str] = field(default_factory=dict)
@@ -213,14 +213,14 @@ class SpmdProgram:
         return sharding.sharding_axes if sharding is not None else ()
 
     def box(self, tensor: str, coordinates: Mapping[str, int]) -> Box | None:
-        """What a rank has of a state of the source where dimensions of it are sharded; None: all of it."""
+        """The part of a state of the source that a rank has where dimensions of it are sharded; None: all of it."""
         sharding = self.parts.get(tensor)
         if sharding is None:
             return None
         return box_of(sharding, self.source.graph.types[tensor].dims, coordinates)
 
     def fed_boxes(self, coordinates: Mapping[str, int]) -> dict[str, Box]:
-        """What a rank is fed of inputs of the batch that ranks are fed parts of."""
+        """The parts of the batch's inputs that are fed to a rank, for inputs that ranks are fed parts of."""
         types = self.source.graph.types
         boxes = {name: box_of(sharding, types[name].dims, coordinates) for name, sharding in self.fed.items()}
         return {name: box for name, box in boxes.items() if box is not None}

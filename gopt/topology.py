@@ -54,7 +54,7 @@ class Link:
         return self.start(rounds, members) + sent / self.bandwidth
 
     def slower(self, other: Link) -> Link:
-        """What a message meets that takes both."""
+        """The link of a message that crosses both."""
         return Link(min(self.bandwidth, other.bandwidth), max(self.latency, other.latency))
 
 
@@ -92,7 +92,7 @@ class Topology:
         return next(link for ranks, link in self.tiers if not ranks or self._inside(axes, ranks))
 
     def _inside(self, axes: Sequence[str], ranks: int) -> bool:
-        """Whether every group over the axes stays inside a block of so many neighbouring ranks."""
+        """Return whether every group over the axes stays inside a block of ``ranks`` neighbouring ranks."""
         strides, stride = {}, 1
         for name, size in reversed(self.mesh.axes):
             strides[name] = (size, stride)

@@ -46,7 +46,7 @@ def _permutation(node: Node, rank: int) -> list[int]:
 
 
 def _moves_ones(node: Node, shape: tuple[int, ...]) -> bool:
-    """Whether a Transpose, a reduction or a Slice moves dimensions of one element alone."""
+    """Return whether a Transpose, a reduction or a Slice only moves dimensions of size 1."""
     if node.is_a("Transpose"):
         real = [each for each in _permutation(node, len(shape)) if shape[each] != 1]
         return real == sorted(real)

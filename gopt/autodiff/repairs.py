@@ -1,4 +1,4 @@
-"""What onnx-ad writes and runtimes read otherwise, put right by its own shapes."""
+"""Repairs of nodes that onnx-ad writes and runtimes read differently, by the shapes that onnx-ad infers."""
 
 from __future__ import annotations
 

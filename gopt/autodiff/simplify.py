@@ -1,5 +1,8 @@
-"""Makes a graph smaller and changes no arithmetic: constants are folded, copies, layout moves that change nothing and
-equal nodes are merged, and what nobody reads is dropped. One sweep, in the order of the nodes."""
+"""Simplifies a graph without changing its arithmetic, in one sweep over the nodes.
+
+Constants are folded; copies, layout operators without effect and equal nodes are merged; results that are not read are
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def simplify(graph: Graph) -> dict[str, str]:
 
 
 def rename(graph: Graph, names: Mapping[str, str]) -> None:
-    """Give results of nodes other names, where nobody has them; outputs keep theirs."""
+    """Rename results of nodes where the new name is free; outputs keep their names."""
     taken = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.outputs)}
     fixed = {
         *graph.inputs,
@@ -66,7 +69,7 @@ class _Simplifier:
         drop_unread(self.graph)
 
     def _merged(self, node: Node) -> bool:
-        """Whether a node is a copy of a value, or of another node."""
+        """Return whether a node is a copy of a value, or of another node; its readers then read that one."""
         if len(node.outputs) == 1 and node.outputs[0] not in self.kept:
             same = aliased(node, self.values)
             if same is not None:
@@ -82,7 +85,7 @@ class _Simplifier:
         return True
 
     def _folded(self, node: Node) -> bool:
-        """Whether a node's only result is a constant from now on."""
+        """Return whether a node's only result becomes a constant."""
         if len(node.outputs) != 1 or node.captures or node.is_in(RANDOM) or node.domain not in ("", "ai.onnx"):
             return False
         name = node.outputs[0]

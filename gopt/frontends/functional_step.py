@@ -1,4 +1,4 @@
-"""What all front ends write: a functional step, its names, and its roles as metadata."""
+"""Names and role metadata of a functional step, which all front ends share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def add_roles(
     model: onnx.ModelProto, loss: str, states: Mapping[str, str], batch: Sequence[str],
     gradients: Mapping[str, str] = {},
 ) -> None:  # fmt: skip
-    """What is the loss, a state, the batch and a gradient, as metadata that ``gopt`` reads first; data flow finds the
-    rest."""
+    """Write the loss, states, batch and gradients as metadata, which gopt reads first; data flow finds the other
+    roles."""
     record = {"loss": loss, "states": dict(states), "params": dict(gradients), "batch": list(batch)}
     entry = model.metadata_props.add()
     entry.key, entry.value = ROLES, json.dumps(record, ensure_ascii=False)

@@ -15,7 +15,7 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one trainer pushed of a bucket: all keys one after the other, and its weight.
+    """The push of one trainer to a bucket: all keys one after the other, and its weight.
 
     Of a table: ``ids``, each once and in ascending order, and a row of values for each.
     """

@@ -1,4 +1,4 @@
-"""What ``gopt shard`` is asked for, as one record, and the pipeline that it means."""
+"""The options of ``gopt shard`` as one record, and the pipeline that they select."""
 
 from __future__ import annotations
 

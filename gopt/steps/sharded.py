@@ -45,7 +45,7 @@ class Sharded(HtmlTable):
     removed: Task[RemovedItems] = field(repr=False)
     """The removed operators and variables, as the report lists them."""
     choice: ChoiceEntry | None = None
-    """What ``--auto`` chose and why; None without it."""
+    """The choice of ``--auto`` and its reason; None without it."""
 
     def __repr__(self) -> str:
         ranks = len({each.rank for each in self.ranks})

@@ -55,7 +55,7 @@ class Source(HtmlTable):
         return [("file", self.name), ("bytes", self.nbytes), ("loss", self.training.loss), *entry.counts.items()]
 
     def entry(self) -> SourceEntry:
-        """What the report says of the source."""
+        """The report's entry of the source."""
         graph = self.training.graph
         kinds: dict[str, int] = {}
         for state in self.training.states:

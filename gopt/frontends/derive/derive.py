@@ -1,4 +1,4 @@
-"""From a forward ONNX model to a training step on disk, with gradients that finite differences confirm."""
+"""Derives a training step from a forward ONNX model, and checks its gradients by finite differences."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ BATCHES = 3
 
 @dataclass(frozen=True, slots=True)
 class Derived(HtmlTable):
-    """What ``derive`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
-    ``lr``: the optimizer's usual rate, None where the rate is in the graph; ``confirmed``: gradients that were."""
+    """The result of ``derive``.
+
+    ``data``: the file of values beside the model, or ''. ``inputs``: inputs that a run feeds. ``lr``: the optimizer's
+    default learning rate, None where the rate is computed in the graph. ``confirmed``: the number of gradients that the
+    check confirmed.
+    """
 
     model: str
     data: str
@@ -94,7 +98,7 @@ def derive(
 
 
 def _confirm(graph: Graph, options: DeriveOptions) -> list[GradientCheck]:
-    """The gradients that were looked at; raises UnsupportedError where one of them is not confirmed."""
+    """The number of gradients that were checked; raises UnsupportedError where one is not confirmed."""
     copy, seed = graph.twin(), options.seed
     training = read_roles(copy, with_stored_roles(copy, RoleMap(), "the step"))
     sample = sample_gradients(training, seed)
@@ -111,13 +115,13 @@ def _confirm(graph: Graph, options: DeriveOptions) -> list[GradientCheck]:
 
 
 def _is_gradient(check: GradientCheck, scale: float) -> bool:
-    """Whether a value is ``scale`` times the gradient. ``gopt verify`` asks less: it may be averaged over ranks."""
+    """Return whether a value is ``scale`` times the gradient. ``gopt verify`` also accepts an average over ranks."""
     right = all(abs(ratio / scale - 1) < NEAR for ratio in check.ratios)
     return check.holds and (check.why == ZERO or (check.why == PROPORTIONAL and right))
 
 
 def _points(training: TrainingGraph, seed: int) -> list[dict[str, np.ndarray]]:
-    """The stored states with batches that are drawn."""
+    """The stored states with random batches."""
     graph, ranges = training.graph, sampling.without_ignored(sampling.integer_ranges(training))
     states = {name: np.array(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
     hyper = {name: sampling.hyper(graph.types[name]) for name in training.hyper}

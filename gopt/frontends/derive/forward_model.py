@@ -1,4 +1,4 @@
-"""Reads a forward model into the form that derivatives need: inlined, of one operator set, with static shapes."""
+"""Reads a forward model and prepares it for differentiation: functions inlined, one operator set, static shapes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _INSIDE = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class ForwardModel:
-    """A forward model. ``model`` has every stored value as an input, so that it is small.
+    """A forward model. Every stored value is an input of ``model``, so that it is small.
 
-    ``stored``: constants by name. ``literals``: those that were Constant nodes. ``inputs``: what is fed. ``types``: of
-    inputs and outputs.
+    ``stored``: constants by name. ``literals``: those that were Constant nodes. ``inputs``: inputs that a run feeds.
+    ``types``: types of inputs and outputs.
     """
 
     model: ModelProto
@@ -38,10 +38,10 @@ class ForwardModel:
 
 
 def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> ForwardModel:
-    """Read a model and give its symbolic dimensions sizes.
+    """Read a model and set its symbolic dimensions to sizes.
 
-    Raises InputError for a damaged file, OptionError where a dimension is open or unknown, UnsupportedError for a
-    model that cannot be converted to operator set 20.
+    Raises InputError for a damaged file, OptionError where a dimension has no size or is unknown, UnsupportedError for
+    a model that cannot be converted to operator set 20.
     """
     graph = load(path)
     for name in graph.initializers:
@@ -63,8 +63,8 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
 
 
 def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProto:
-    """The model with constants of up to 4 KiB inside, but those that are ``trained``, for derivatives of a Slice or a
-    Pad must see their axes. Larger ones are inputs."""
+    """The model with constants of up to 4 KiB as initializers, without those that are ``trained``, because the
+    derivatives of a Slice or a Pad need their axes. Larger constants stay inputs."""
     model = ModelProto()
     model.CopyFrom(forward.model)
     inside = {name for name, each in forward.stored.items() if each.nbytes <= _INSIDE and name not in trained}
@@ -78,7 +78,7 @@ def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProt
 
 
 def _bare(graph: Graph) -> ModelProto:
-    """The model with every stored value as an input: it is small, however large the values are."""
+    """The model with every stored value as an input, which is small whatever the size of the values."""
     model = ModelProto()
     model.CopyFrom(graph.header)
     del model.metadata_props[:]
@@ -114,7 +114,8 @@ def _converted(model: ModelProto) -> ModelProto:
 
 
 def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[str]:
-    """Floating tensors of more than one element that are written as Constant nodes become stored values; which."""
+    """Turn floating-point tensors of more than one element in Constant nodes into stored values; returns their
+    names."""
     kept, lifted = [], set()
     for node in model.graph.node:
         value = next((each.t for each in node.attribute if each.name == "value"), None)
@@ -134,7 +135,7 @@ def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[s
 
 
 def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
-    """Give symbolic dimensions their sizes; ``NAME.AXIS`` names one without a symbol."""
+    """Set symbolic dimensions to sizes; ``NAME.AXIS`` names a dimension without a symbol."""
     unused, open_ = set(dims), {}
     for info in model.graph.input:
         for axis, each in enumerate(info.type.tensor_type.shape.dim):

@@ -1,4 +1,4 @@
-"""ONNX functions written as text, and their calls written out as plain nodes."""
+"""ONNX functions written as text, and their expansion into nodes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OPSET = 20
 
 @functools.cache
 def function(text: str) -> FunctionProto:
-    """The function ``text``: ``NAME <ATTRIBUTES> (INPUTS) => (OUTPUTS) { NODES }``."""
+    """Parse the function ``text``: ``NAME <ATTRIBUTES> (INPUTS) => (OUTPUTS) { NODES }``."""
     return onnx.parser.parse_function(f'<domain: "gopt.derive", opset_import: ["" : {OPSET}]>\n{text}')
 
 
 def call(
     text: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, np.ndarray], prefix: str
 ) -> list[NodeProto]:
-    """The nodes of one call; values inside are named ``prefix.NAME``. ``attributes`` are tensors."""
+    """The nodes of one call; values inside are named ``prefix.NAME``. Values of ``attributes`` are tensors."""
     body = function(text)
     missing = set(body.attribute) - set(attributes)
     assert not missing and len(body.input) == len(inputs) and len(body.output) == len(outputs), (body.name, missing)

@@ -1,4 +1,4 @@
-"""What happens to gradients between the backward and the update: loss scale, and clips by norm and by value."""
+"""Changes of gradients between the backward and the update: loss scale, clip by norm, clip by value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses that can be attached to a forward model: one record each."""
+"""The losses that can be added to a forward model, one record each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A loss on a prediction: its nodes, which make ``loss``, and the type of its second operand, an input."""
+    """A loss of a prediction: its nodes, which compute ``loss``, and the type of its second operand, an input."""
 
     nodes: list[NodeProto]
     target: TensorType
@@ -26,7 +26,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """``attach`` takes the prediction, its type, the name of the target and the axis of classes or None."""
+    """A loss. ``attach`` takes the prediction, its type, the name of the target, and the axis of classes or None."""
 
     target: str
     """The name of the input that holds the target."""

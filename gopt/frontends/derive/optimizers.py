@@ -1,8 +1,8 @@
-"""The optimizers: one record each, in PyTorch's formulas and with PyTorch's defaults.
+"""The optimizers, one record each, with PyTorch's formulas and defaults (the pages of ``torch.optim``).
 
-An update is an ONNX function of one parameter. What depends on scalars alone, such as the corrections of Adam, is a
-second function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter
-and gradient; ``lr``: the rate; ``t``: the number of this update, from 1.
+An update is an ONNX function of one parameter. What depends on scalars alone, such as the bias corrections of Adam, is
+a second function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter
+and gradient; ``lr``: the learning rate; ``t``: the number of this update, from 1.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Decay(Enum):
 class Optimizer:
     """One optimizer.
 
-    ``lr``: the default rate. ``update``: a function (the results of ``scalars``, else lr; p; g; states) -> (new p, new
-    states), with the knobs as attributes. ``states``: tensors of each parameter, zero at first. ``scalars``: a function
-    (lr, t, ``carried``) -> (results, new ``carried``), or ''. ``carried``: scalar states with their first values.
-    ``knobs``: names with their defaults.
+    ``lr``: the default learning rate. ``update``: a function (the results of ``scalars``, else lr; p; g; states) ->
+    (new p, new states), with the knobs as attributes. ``states``: tensors of each parameter, zero before the first
+    step. ``scalars``: a function (lr, t, ``carried``) -> (results, new ``carried``), or ''. ``carried``: scalar states
+    with their first values. ``knobs``: names of options with their defaults.
     """
 
     lr: float
@@ -276,6 +276,6 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 
 def attributes(knobs: Mapping[str, float]) -> dict[str, float]:
-    """Knobs and what is one less them, rounded once: 1 - beta in float64."""
+    """Each knob, and 1 minus it rounded once: 1 - beta in float64."""
     rests = {"beta1": "rest1", "beta2": "rest2", "alpha": "rest_alpha"}
     return {**knobs, **{rests[name]: 1 - value for name, value in knobs.items() if name in rests}}

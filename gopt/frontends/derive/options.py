@@ -1,4 +1,4 @@
-"""What ``gopt derive`` is asked for, beside the model."""
+"""The options of ``gopt derive``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DYNAMIC = "dynamic"
 
 
 class Norms(Enum):
-    """What BatchNormalization and Dropout of the forward do: stay in inference form, or train."""
+    """Whether BatchNormalization and Dropout keep the inference form of the forward model, or train."""
 
     KEEP = "keep"
     TRAIN = "train"
@@ -27,9 +27,9 @@ class Norms(Enum):
 class DeriveOptions:
     """Options of a derivation; raises OptionError for values that make no step.
 
-    ``loss``: a name in LOSSES, or a scalar output of the model. ``knobs``: of the optimizer, ``schedule_knobs``: of the
-    schedule; what is missing has its default. ``dims``: sizes of symbolic dimensions. ``trainable``, ``freeze``:
-    patterns of names. ``seed``: of the check's batches.
+    ``loss``: a name in LOSSES, or a scalar output of the model. ``knobs``, ``schedule_knobs``: options of the optimizer
+    and of the schedule; missing ones have their defaults. ``dims``: sizes of symbolic dimensions. ``trainable``,
+    ``freeze``: patterns of names. ``seed``: of the batches of the check.
     """
 
     loss: str
@@ -94,12 +94,12 @@ class DeriveOptions:
 
 
 def flag(name: str) -> str:
-    """``clip_norm`` -> ``--clip-norm``; the two betas are one option."""
+    """The option of a knob: ``clip_norm`` -> ``--clip-norm``. The two betas of Adam are one option."""
     return "--betas" if name in ("beta1", "beta2") else f"--{name.replace('_', '-')}"
 
 
 def _check_knobs(owner: str, given: Mapping[str, float], known: Mapping[str, object]) -> None:
-    """Raise OptionError for a knob that ``owner`` lacks, or that is out of range."""
+    """Raise OptionError for a knob that ``owner`` does not have, or that is out of range."""
     for name, value in given.items():
         if name not in known:
             has = ", ".join(dict.fromkeys(map(flag, known))) or "none"

@@ -1,4 +1,4 @@
-"""Which constants of a forward model are trained."""
+"""Chooses which constants of a forward model are trained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _NO_WEIGHTS: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``trained``: names in the order of the file; ``asked``: those that ``--trainable`` names; ``notes``: remarks."""
+    """The trained constants.
+
+    ``trained``: names in the order of the file. ``asked``: those that ``--trainable`` names. ``notes``: remarks for the
+    user.
+    """
 
     trained: tuple[str, ...]
     asked: frozenset[str]
@@ -37,10 +41,11 @@ class Choice:
 
 
 def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str]) -> Choice:
-    """Choose parameters: floating constants, without running statistics, scalars and masks, or what patterns name.
+    """Choose parameters: floating-point constants without running statistics, scalars and masks, or those that patterns
+    match.
 
-    ``trainable``: only what matches is trained; ``freeze``: what matches is not. Raises OptionError for a pattern that
-    matches nothing, and where nothing is left.
+    ``trainable``: only constants that match are trained. ``freeze``: constants that match are not. Raises OptionError
+    for a pattern that matches nothing, and where no parameter is left.
     """
     floats = [name for name, each in forward.stored.items() if each.type.dtype in FLOATS]
     asked = _matching(floats, trainable, "--trainable")
@@ -93,7 +98,7 @@ def running_statistics(forward: ForwardModel) -> set[str]:
 
 
 def _no_weights(forward: ForwardModel) -> set[str]:
-    """Constants that operators read in places where no weight is."""
+    """Constants that operators read as operands that are never weights."""
     return {
         node.input[place]
         for node in forward.model.graph.node
@@ -103,13 +108,14 @@ def _no_weights(forward: ForwardModel) -> set[str]:
 
 
 def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
-    """Those that several operators read."""
+    """Constants that several operators read."""
     counts = Counter(name for node in forward.model.graph.node for name in set(node.input))
     return [name for name in names if counts[name] > 1]
 
 
 def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of equal values, or of one and its transpose: an exporter that folds constants splits a tied weight so."""
+    """Pairs of constants that are equal, or of which one is the other's transpose: an exporter that folds constants
+    splits a tied weight in this way."""
     first: dict[object, str] = {}
     found = []
     for name in names:

@@ -1,4 +1,5 @@
-"""Schedules of the learning rate: closed forms of the number of steps taken, in PyTorch's formulas and defaults."""
+"""Learning rate schedules: closed forms of the number of steps taken, with PyTorch's formulas and defaults (the
+pages of ``torch.optim.lr_scheduler``)."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``rule``: a function (lr, t) -> (rate) in float64; ``t``: the steps that were taken. ``knobs``: names with their
-    defaults; None: it must be given."""
+    """A schedule. ``rule``: a function (lr, t) -> (rate) in float64; ``t``: the number of steps taken. ``knobs``:
+    names of options with their defaults; None where the user must give one."""
 
     rule: str
     knobs: Mapping[str, float | None]

@@ -1,4 +1,4 @@
-"""Puts a step together: forward, loss, backward, update, simplified."""
+"""Builds a training step: forward, loss, backward and update, simplified."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gopt.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A derived step. ``parameters``: what is trained; ``states``: how many values a step replaces."""
+    """A derived step. ``parameters``: the names of trained constants. ``states``: how many values a step replaces."""
 
     graph: Graph
     loss: str
@@ -68,7 +68,7 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
 
 
 def _attach_loss(model: ModelProto, forward: ForwardModel, options: DeriveOptions) -> tuple[list[str], str]:
-    """Append the loss; returns the names of the batch's inputs, and the loss's."""
+    """Append the loss; returns the names of the batch's inputs, and of the loss."""
     batch = list(forward.inputs)
     if options.loss not in LOSSES:
         return batch, _own_loss(forward, options)
@@ -90,7 +90,7 @@ def _attach_loss(model: ModelProto, forward: ForwardModel, options: DeriveOption
 
 
 def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
-    """An output of the model that is a loss already."""
+    """The output of the model that ``--loss`` names; raises OptionError where it is no scalar."""
     name = options.loss
     if name not in forward.outputs:
         known = [*LOSSES, *forward.outputs]
@@ -122,7 +122,7 @@ def _prediction(forward: ForwardModel, wanted: str) -> str:
 
 
 def _scale(model: ModelProto, options: DeriveOptions) -> str:
-    """The value by which the gradients are multiplied, or ''."""
+    """The name of the loss scale, or ''."""
     if options.loss_scale is None:
         return ""
     if options.loss_scale == DYNAMIC:
@@ -134,7 +134,7 @@ def _scale(model: ModelProto, options: DeriveOptions) -> str:
 
 
 def _unread(choice: Choice, unread: tuple[str, ...]) -> list[str]:
-    """Remarks on parameters without a gradient; raises OptionError for one that was asked for."""
+    """Remarks on parameters without a gradient; raises OptionError for one that ``--trainable`` names."""
     asked = [name for name in unread if name in choice.asked]
     if asked:
         raise OptionError(f"--trainable: the loss does not depend on {show(asked[0])}", "leave it out")
@@ -145,7 +145,7 @@ def _unread(choice: Choice, unread: tuple[str, ...]) -> list[str]:
 
 
 def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> None:
-    """Batch, hyper-parameters, states: parameters first, their states behind them."""
+    """Order the inputs: batch, hyper-parameters, parameters, their states."""
     inputs = {each.name: each for each in model.graph.input}
     states = list(writer.states)
     order = [*batch, *(name for name in inputs if name not in batch and name not in writer.states), *states]
@@ -154,7 +154,7 @@ def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> No
 
 
 def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str]) -> None:
-    """Roles as metadata: the gradients as well, so that the check confirms these very values."""
+    """Write roles as metadata. Gradients are among them, so that the check confirms these values."""
     known = {name for node in graph.nodes for name in node.outputs}
     gradients = {name: f"{name}{GRADIENT}" for name in writer.states if f"{name}{GRADIENT}" in known}
     add_roles(graph.header, loss, writer.states, batch, gradients)
@@ -162,7 +162,7 @@ def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str]
 
 
 def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:
-    """Give states their first values; what is stored and no state becomes a constant again."""
+    """Give states their first values; a stored value that is no state becomes a constant again."""
     for name, value in {**forward.stored, **writer.values}.items():
         if name in graph.inputs:
             graph.initializers[name] = Tensor(graph.inputs[name], value.proto, value.array, value.path, value.offset)

@@ -1,6 +1,6 @@
-"""BatchNormalization and Dropout of a forward model: left in inference form, with a note, or written out for training.
+"""BatchNormalization and Dropout of a forward model: kept in inference form, with a note, or expanded for training.
 
-onnx-ad differentiates neither in training mode. Written out in elementary operators they need no rule of their own.
+onnx-ad differentiates neither in training mode. Expanded into elementary operators they need no rule of their own.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _DROP = """dropout <ratio, factor> (x, draw) => (y)
 
 @dataclass(frozen=True, slots=True)
 class TrainingMode:
-    """What was written out. ``statistics``: running statistic -> its new value; ``draws``: inputs of random numbers;
-    ``notes``: what was left."""
+    """The operators that were expanded. ``statistics``: running statistic -> its new value. ``draws``: inputs of
+    random numbers. ``notes``: remarks on operators kept in inference form."""
 
     statistics: dict[str, str]
     draws: tuple[str, ...]
@@ -79,7 +79,7 @@ class TrainingMode:
 
 
 def write_out(model: ModelProto, forward: ForwardModel, batchnorm: Norms, dropout: Norms) -> TrainingMode:
-    """Rewrite the model in place. Raises UnsupportedError for a Dropout of an unknown ratio."""
+    """Expand the operators of the model in place. Raises UnsupportedError for a Dropout whose ratio is computed."""
     types = _types(model)
     statistics: dict[str, str] = {}
     draws: list[str] = []
@@ -146,7 +146,7 @@ def _normalized(node: NodeProto, kind: TensorType, statistics: dict[str, str]) -
 
 
 def _dropout(node: NodeProto, forward: ForwardModel) -> tuple[float, bool]:
-    """The share that is dropped, and whether the file says that it is; raises UnsupportedError where it is computed."""
+    """The ratio of a Dropout, and whether the file gives it; raises UnsupportedError where it is computed."""
     given = [*node.input[1:], "", ""][:2]
     values = []
     for name, default in zip(given, (0.5, False)):
@@ -179,7 +179,7 @@ def _dropped(
 
 
 def add_outputs(model: ModelProto, mode: TrainingMode) -> None:
-    """New statistics as outputs, so that nobody drops them."""
+    """Add new statistics as outputs, so that simplification keeps them."""
     types = {each.name: each for each in model.graph.input}
     for name, updated in mode.statistics.items():
         info = onnx.ValueInfoProto()

@@ -1,4 +1,4 @@
-"""Writes the update: loss scale, clip, schedule and optimizer behind the gradients."""
+"""Writes the update behind the gradients: loss scale, clip, schedule and optimizer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gopt.ir.types import TensorType, numpy_dtype
 
 LR, STEP, SCHEDULE_STEP, SCALE, TRACKER = "lr", "step", "schedule.step", "loss_scale", "loss_scale.growth_tracker"
 GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
-"""What torch.amp.GradScaler does to its scale."""
+"""The changes of torch.amp.GradScaler to its scale."""
 FIRST_SCALE = 65536.0
 TINY = 1e-6
-"""What clip_grad_norm_ adds to the norm."""
+"""The number that torch's clip_grad_norm_ adds to the norm."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Update:
     """States that an overflow leaves as they were, with their types."""
 
     def write(self, scale: str) -> None:
-        """Append everything; ``scale``: the value that the gradients are multiplied by, or ''."""
+        """Append the update; ``scale``: the loss scale by which gradients are multiplied, or ''."""
         self._scale(scale)
         self._clip()
         results = self._scalars()
@@ -96,7 +96,7 @@ class Update:
     # --- scalars ----------------------------------------------------------------------------------------------------
 
     def _scalars(self) -> list[str]:
-        """What the updates read beside their tensors, in float32."""
+        """The scalar operands of the updates, in float32."""
         writer, options, rule = self.writer, self.options, self.options.rule
         rate = self._rate()
         results = {LR: rate}
@@ -174,7 +174,7 @@ class Update:
     # --- behind the update ------------------------------------------------------------------------------------------
 
     def _new(self, state: str) -> str:
-        """The name of a state's new value, in front of the gate if there is one."""
+        """The name of a state's new value, before the selection of ``_gate`` where there is one."""
         return f"{state}.next" if self.overflowed else f"{state}{UPDATED}"
 
     def _gate(self, state: str) -> None:

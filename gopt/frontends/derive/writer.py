@@ -1,4 +1,4 @@
-"""Appends nodes, states and constants to a model that becomes a step."""
+"""Appends nodes, states and constants to a model that becomes a training step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gopt.sanitize import show
 
 
 class StepWriter:
-    """Writes a step behind a backward.
+    """Writes the nodes after the backward.
 
     ``values``: first values of states and values of constants, by input. ``states``: input -> the output that replaces
     it.
@@ -34,7 +34,7 @@ class StepWriter:
         }  # fmt: skip
 
     def claim(self, name: str) -> str:
-        """A name that nobody has; raises UnsupportedError for one that the forward model has."""
+        """Reserve a name; raises UnsupportedError for one that the forward model has."""
         if name in self._taken:
             raise UnsupportedError(
                 f"the model has a value {show(name)}, a name that the step needs", "rename it in the model"
@@ -56,21 +56,21 @@ class StepWriter:
         return list(outputs)
 
     def append(self, *nodes: NodeProto) -> None:
-        """Append nodes; raises UnsupportedError where the forward model has one of their results' names."""
+        """Append nodes; raises UnsupportedError where the forward model has a value with the name of a result."""
         for node in nodes:
             for name in node.output:
                 self.claim(name)
         self.model.graph.node.extend(nodes)
 
     def cast(self, name: str, dtype: str) -> str:
-        """A value in another type."""
+        """The name of a value in another type."""
         made = f"{name}.as_{dtype}"
         if made not in self._taken:
             self.append(onnx.helper.make_node("Cast", [name], [made], to=dtype_code(dtype)))
         return made
 
     def number(self, name: str, value: float, dtype: str) -> str:
-        """A scalar constant."""
+        """The name of a scalar constant."""
         if name not in self._taken:
             self._taken.add(name)
             self.model.graph.initializer.append(numpy_helper.from_array(array(value, dtype), name))
@@ -81,22 +81,22 @@ class StepWriter:
         return name
 
     def state(self, name: str, first: Tensor) -> str:
-        """An input that a step replaces, with its first value."""
+        """Add an input that a step replaces, with its first value."""
         self.values[name] = first
         return self.input(name, first.type)
 
     def replace(self, name: str, kind: TensorType) -> None:
-        """The value ``NAME_out`` replaces a state: it is an output from now on."""
+        """Make the value ``NAME_out`` an output, which replaces the state ``NAME``."""
         updated = f"{name}{UPDATED}"
         self.model.graph.output.append(value_info(updated, kind))
         self.states[name] = updated
 
 
 def array(value: float, dtype: str) -> np.ndarray:
-    """A scalar of a type."""
+    """A NumPy array of no dimensions, of a type."""
     return np.array(value, numpy_dtype(dtype))
 
 
 def scalar(value: float, dtype: str = "float32") -> Tensor:
-    """A scalar as a stored value."""
+    """A scalar as a Tensor of the graph."""
     return Tensor(TensorType(dtype, ()), array=array(value, dtype))

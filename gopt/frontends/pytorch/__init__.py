@@ -1,1 +1,1 @@
-"""From eager PyTorch training code to a functional step. torch is imported by nothing else in gopt."""
+"""From eager PyTorch training code to a functional step. No other package of gopt imports torch."""

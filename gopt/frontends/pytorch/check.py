@@ -1,7 +1,7 @@
-"""An exported step beside eager PyTorch: every state and the loss, over several steps.
+"""Compares an exported step with eager PyTorch: every state and the loss, over several steps.
 
-A state may differ by a share of its change, or by what a disturbance of all states in the last place does to it:
-gradients that are zero but for rounding move states by full steps (docs of ``gopt verify``).
+The limit for a state is a share of its change, or the effect of disturbing all states in the last place: a gradient
+that is zero but for rounding moves a state by a full step (docs/verifying.md).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gopt.runtime.session import SessionCache
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, and a disturbance in the
-    last place."""
+    """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, and the disturbance in
+    units of the last place."""
 
     loss: float
     share: float
@@ -51,8 +51,8 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How far an export is from eager PyTorch: losses of both, and the largest difference of a state as a share of its
-    change with the state's name."""
+    """How far an export is from eager PyTorch: losses of both, and the largest difference of a state as a share of
+    its change, with the state's name."""
 
     losses: tuple[float, ...]
     eager_losses: tuple[float, ...]
@@ -61,7 +61,7 @@ class Checked:
 
 
 def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
-    """The example batch, and others made of it: rows of each input in another order, floats scaled."""
+    """The example batch, and others made of it: the rows of each input in another order, floats scaled."""
     found = []
     for step in range(count):
         batch = {}
@@ -75,10 +75,11 @@ def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
 def compare(
     graph: Graph, recipe: Recipe, seen: FirstStep, options: ExportOptions, draws: Sequence[Draw], hyper: Arrays
 ) -> Checked:
-    """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError that names the
+    """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 
-    ``hyper``: what is fed for hyper-parameters; a scheduler that is not in the graph is answered by its own rates.
+    ``hyper``: values of hyper-parameters. The learning rate of a scheduler that is not in the graph comes from eager
+    PyTorch.
     """
     data = batches(recipe, options.check)
     generator = torch.Generator().manual_seed(options.seed + 1)
@@ -115,7 +116,7 @@ def compare(
 
 
 def _check_output(name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float) -> None:
-    """Raise where an output of the module is not the eager one."""
+    """Raise UnsupportedError where an output of the module differs from eager PyTorch's."""
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     difference, size = float(np.linalg.norm((a - b).ravel())), float(np.linalg.norm(b.ravel()))
     if not difference <= limit * max(size, 1.0):
@@ -125,7 +126,7 @@ def _check_output(name: str, step: int, mine: np.ndarray, theirs: np.ndarray, li
 def _distance(
     name: str, step: int, mine: np.ndarray, theirs: np.ndarray, other: np.ndarray, first: np.ndarray, share: float
 ) -> float:
-    """The difference as a share of the change; raises where it is too large."""
+    """The difference as a share of the change; raises UnsupportedError where it exceeds the limit."""
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     if not np.isfinite(a).all() and np.isfinite(b).all():
         raise _differs(name, step, "not finite, eager PyTorch is")
@@ -154,17 +155,17 @@ def _no_calls(*_: Any) -> Any:
 
 
 class _Eager:
-    """Eager training with given random numbers, and its states by the names of the export."""
+    """Eager training with given random numbers; its states have the names of the export."""
 
     def __init__(
         self, recipe: Recipe, seen: FirstStep, options: ExportOptions, taken: Container[str] = (), shake: bool = False
     ) -> None:
-        """``taken``: names that outputs of the module do not get."""
+        """``taken``: names that outputs of the module cannot have."""
         self._taken = taken
         self._training = EagerTraining(copy.deepcopy(recipe), options)
         self._options = options
         self.outputs: Arrays = {}
-        """What the module returned in the last step, where that is kept."""
+        """Outputs of the module in the last step, where they are kept."""
         self._places = [each for each in find_places(self._training.recipe, seen) if each.kind is not Kind.CONSTANT]
         if shake:
             generator = torch.Generator().manual_seed(5)
@@ -188,7 +189,7 @@ class _Eager:
         return loss
 
     def states(self) -> Arrays:
-        """All states as they are, copied."""
+        """Copies of all states."""
         found = {each.name: _array(each.current) for each in self._places}
         if self._options.ema is not None:
             found |= {f"ema.{name}": _array(value) for name, value in self._training.averages.items()}

@@ -1,4 +1,4 @@
-"""From a traced step to an ONNX model: torch's exporter, then a light clean-up that changes no arithmetic."""
+"""Converts a traced step to an ONNX model: torch's exporter, then a clean-up that changes no arithmetic."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _FOLDED = 1024
 
 
 def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
-    """The step as an ONNX model without values: inputs in the order of ``step.arguments``, outputs ``loss`` and the
-    states' names with ``_out``, then ``step.outputs``. Constants are inputs. Raises torch.onnx.OnnxExporterError."""
+    """The step as an ONNX model without values.
+
+    Inputs are in the order of ``step.arguments``, constants among them. Outputs are ``loss``, the states' names with
+    ``_out``, then ``step.outputs``. Raises torch.onnx.OnnxExporterError.
+    """
     outputs = [LOSS, *(f"{each}{UPDATED}" for each in step.states), *step.outputs]
     names = {"input_names": list(step.arguments), "output_names": outputs}
     arguments = tuple(step.arguments.values())
@@ -44,7 +47,7 @@ def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
 
 
 def _exported(graph: torch.fx.GraphModule, arguments: tuple[Any, ...], names: dict[str, list[str]]) -> Any:
-    """Without the exporter's optimizer: it deletes ``+ 1e-8``, the epsilon of Adam."""
+    """Export without the exporter's optimizer, which deletes ``+ 1e-8``, the epsilon of Adam."""
     program = torch.onnx.export(
         graph, arguments, dynamo=True, optimize=False, verbose=False, opset_version=OPSET, **names
     )
@@ -65,7 +68,7 @@ def _without_second_decomposition() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch: the exporter prints its progress, and much warns of its own internals."""
+    """Silence torch: the exporter prints its progress and warnings about its own internals."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -76,7 +79,7 @@ def quiet() -> Iterator[None]:
 
 
 def _clean(model: Any) -> None:
-    """Fold constants, merge equal nodes and constants, drop what nobody reads."""
+    """Fold constants, merge equal nodes and constants, and remove nodes whose results are not read."""
     common.InlinePass()(model)
     onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False, output_size_limit=_FOLDED)
     common.LiftConstantsToInitializersPass(size_limit=0)(model)
@@ -88,7 +91,7 @@ def _clean(model: Any) -> None:
 
 
 def _strip(model: onnx.ModelProto, name: str) -> None:
-    """Drop the exporter's metadata: five entries a node, which say nothing of a traced step."""
+    """Remove the exporter's metadata, five entries per node."""
     graph = model.graph
     for item in [model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer]:
         item.ClearField("metadata_props")
@@ -98,7 +101,7 @@ def _strip(model: onnx.ModelProto, name: str) -> None:
 
 
 def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Take inputs away."""
+    """Remove inputs."""
     known = set(names)
     kept = [each for each in model.graph.input if each.name not in known]
     del model.graph.input[:]
@@ -106,7 +109,7 @@ def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 
 def with_random_nodes(model: onnx.ModelProto, draws: Sequence[Draw]) -> None:
-    """A random node, without a seed, in place of each input of random numbers."""
+    """Replace each input of random numbers by a random node without a seed."""
     names = draw_names(len(draws))
     without_inputs(model, names)
     nodes = [
@@ -122,7 +125,7 @@ def with_random_nodes(model: onnx.ModelProto, draws: Sequence[Draw]) -> None:
 
 
 def unread_inputs(model: onnx.ModelProto) -> list[str]:
-    """Inputs that nothing reads."""
+    """Inputs that no node reads."""
     read = {name for node in model.graph.node for name in node.input}
     for node in model.graph.node:
         for attribute in node.attribute:

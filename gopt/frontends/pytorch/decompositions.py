@@ -1,4 +1,4 @@
-"""ATen operators without an ONNX form, written with operators that have one."""
+"""Decompositions of ATen operators that have no ONNX form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def convolution_backward(
     groups: Any,
     mask: Any,
 ) -> Any:
-    """Gradients of an n-d convolution with groups, as convolutions and a sum."""
+    """Gradients of an n-d convolution with groups, x[N, C, …], w[M, C / group, k…], as convolutions and a sum."""
     if transposed:  # the gradient of a convolution from the output's space to the input's, with the same weights
         gx = aten.convolution.default(g, w, None, stride, pad, dilation, False, [0] * len(stride), groups)
         gw = weight_gradient(x, g, w, stride, pad, dilation, groups) if mask[1] else None
@@ -44,7 +44,8 @@ def convolution_backward(
 
 
 def weight_gradient(g: Any, x: Any, w: Any, stride: Any, pad: Any, dilation: Any, groups: Any) -> Any:
-    """Batch and channel change places: (groups, N, C/groups) convolved with one kernel for each sample."""
+    """The gradient of a convolution's weights. Batch and channels change places: (groups, N, C / groups) is
+    convolved with one kernel for each sample."""
     batch, channels, *space = x.shape
     samples = x.reshape(batch, groups, channels // groups, *space).permute(2, 1, 0, *range(3, x.dim() + 1))
     samples = samples.reshape(channels // groups, groups * batch, *space)
@@ -67,7 +68,7 @@ def max_pool_backward(
 
 
 def resampling(size: Any, scale: Any, align: Any) -> Any:
-    """The matrix that interpolates `size` samples of a line linearly to `scale` samples."""
+    """The matrix that interpolates ``size`` samples of a line linearly to ``scale`` samples."""
     eye = torch.eye(size)[None]
     return torch.nn.functional.interpolate(eye, size=scale, mode="linear", align_corners=align)[0]
 
@@ -98,7 +99,7 @@ def copy(x: Any, source: Any, non_blocking: Any = False) -> Any:
 
 
 def as_strided_scatter(x: Any, source: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    """For a tensor that lies in memory row by row."""
+    """Only for a tensor that is contiguous in row-major order."""
     places = sum(
         (torch.arange(n).mul(step).reshape([-1] + [1] * (len(size) - axis - 1))
          for axis, (n, step) in enumerate(zip(size, stride))),
@@ -114,7 +115,7 @@ def squeeze(x: Any, dims: Any) -> Any:
 
 
 def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
-    """In float32 where input and weight differ in type: ONNX has one type for both."""
+    """In float32 where input and weight have different types: ONNX has one type for both."""
     if weight is None or weight.dtype == x.dtype == torch.float32:
         return NotImplemented
     axes = list(range(x.dim() - len(shape), x.dim()))
@@ -127,7 +128,7 @@ def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> A
 
 
 def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
-    """Bounds of one kind: the exporter knows no clamp between a float and an integer."""
+    """Both bounds are converted to one type: the exporter has no clamp between a float and an integer."""
     bounds = [bound for bound in (low, high) if bound is not None]
     if not x.is_floating_point() or all(isinstance(bound, float) for bound in bounds):
         return NotImplemented
@@ -135,12 +136,12 @@ def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 def lerp(x: Any, end: Any, weight: Any) -> Any:
-    """As the kernel does it: from the nearer end."""
+    """As PyTorch's kernel computes it: from the nearer end."""
     return x + weight * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - weight)
 
 
 def table() -> Any:
-    """Core ATen plus what has no ONNX translation."""
+    """PyTorch's core ATen decompositions, and those of operators without an ONNX form."""
     found = dict(core_aten_decompositions())
     found.pop(aten.squeeze.dim, None)  # it would become squeeze.dims
     found |= get_decompositions(

@@ -1,5 +1,5 @@
-"""A training step in eager PyTorch, with torch's own clip, scaler, autocast and scheduler: what an export is held
-against."""
+"""A training step in eager PyTorch, with torch's own clip, scaler, autocast and scheduler; exports are compared with
+it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NARROW = {Autocast.FP16: torch.float16, Autocast.BF16: torch.bfloat16}
 
 
 def autocast(options: ExportOptions) -> AbstractContextManager[Any]:
-    """``torch.autocast`` as the options ask for it."""
+    """The ``torch.autocast`` of the options."""
     if options.autocast is None:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=NARROW[options.autocast])
 
 
 def clip(recipe: Recipe, options: ExportOptions) -> None:
-    """Bound the gradients of all that the optimizers train, in place."""
+    """Clip the gradients of all parameters that the optimizers train, in place."""
     trained = [each for optimizer in recipe.optimizers for group in optimizer.param_groups for each in group["params"]]
     if options.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(trained, options.clip_norm, foreach=False)
@@ -34,7 +34,7 @@ def clip(recipe: Recipe, options: ExportOptions) -> None:
 
 
 class EagerTraining:
-    """Steps with a recipe. ``averages``: parameter name -> its moving average, with ``--ema``."""
+    """Trains a recipe. ``averages``: parameter name -> its moving average, with ``--ema``."""
 
     def __init__(self, recipe: Recipe, options: ExportOptions) -> None:
         """Trains ``recipe`` itself, not a copy."""

@@ -1,4 +1,4 @@
-"""What makes eager code traceable: answers to "are you compiling?", and tensors where Python numbers are wanted."""
+"""Makes eager code traceable: patches what asks whether it is compiled, and what needs Python numbers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ QUOTIENTS = {torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_}
 
 
 class TensorsForNumbers(TorchFunctionMode):
-    """Writes out ``alpha=`` and ``value=`` that are tensors, and lets ``item()`` give the tensor itself.
+    """Expands ``alpha=`` and ``value=`` that are tensors, and makes ``item()`` return the tensor itself.
 
-    ``settings``: id of an input -> its name, and the number it stands for. Code that compares one with a number,
-    such as ``weight_decay != 0``, gets the answer for that number; ``fixed`` notes whose.
+    ``settings``: id of an input -> its name and the number it stands for. Code that compares one with a number, such as
+    ``weight_decay != 0``, gets the result for that number; ``fixed`` records the name.
     """
 
     def __init__(self, settings: Any = None, fixed: Any = None) -> None:
@@ -96,7 +96,7 @@ class Maths:
 
 
 def extreme(builtin: Any, function: Any) -> Any:
-    """`min` or `max` that does not ask a tensor for its truth."""
+    """``min`` or ``max`` that does not convert a tensor to bool."""
 
     def either(*args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 2 or not any(isinstance(a, Tensor) for a in args):
@@ -109,7 +109,7 @@ def extreme(builtin: Any, function: Any) -> Any:
 
 @contextlib.contextmanager
 def readable(settings: Any = None, fixed: Any = None) -> Any:
-    """Patched for the duration of a trace: looks at data that `transformers` and `torch.optim` would take."""
+    """Patch torch during a trace, so that code of ``transformers`` and ``torch.optim`` reads no values of tensors."""
     with contextlib.ExitStack() as stack:
         for name in ("is_compiling", "is_exporting", "is_dynamo_compiling"):
             stack.enter_context(mock.patch.object(torch.compiler, name, lambda: True))
@@ -129,6 +129,7 @@ def readable(settings: Any = None, fixed: Any = None) -> Any:
 
 @contextlib.contextmanager
 def on_attention_math() -> Any:
-    """Scaled dot-product attention written out, as the trace has it: fused kernels draw and round otherwise."""
+    """Compute scaled dot-product attention by its formula, as the trace does: fused kernels draw random numbers and
+    round in another order."""
     with sdpa_kernel(SDPBackend.MATH):
         yield

@@ -1,4 +1,4 @@
-"""From a factory of eager training code to a functional step on disk, checked against eager PyTorch."""
+"""Exports a factory of eager training code as a functional step on disk, compared with eager PyTorch."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class Exported(HtmlTable):
-    """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds;
-    ``checked``: None of a step without values."""
+    """The result of ``export``.
+
+    ``data``: the file of values beside the model, or ''. ``inputs``: inputs that a run feeds. ``checked``: the
+    comparison with eager PyTorch; None for a step without values.
+    """
 
     model: str
     data: str
@@ -130,7 +133,7 @@ def _recipe(factory: Any, options: ExportOptions) -> Recipe:
 
 @dataclass(slots=True)
 class _Step:
-    """A recipe that was tried for one eager step."""
+    """A recipe that has run for one eager step."""
 
     recipe: Recipe
     options: ExportOptions
@@ -142,7 +145,8 @@ class _Step:
 
     @classmethod
     def of(cls, recipe: Recipe, options: ExportOptions) -> _Step:
-        """Raises InputError or UnsupportedError where eager code fails or cannot be exported."""
+        """Run the recipe for one step. Raises InputError where eager code fails, UnsupportedError where it cannot be
+        exported."""
         scheduled, why = in_graph(recipe, options.schedules)
         notes = [f"the schedule is not in the graph ({why}): feed lr"] if why else []
         recorded = RecordedDraws(options.seed)
@@ -184,7 +188,7 @@ class _Step:
             ) from error
 
     def convert(self, traced: TracedStep, name: str) -> onnx.ModelProto:
-        """As a model without values; raises UnsupportedError where an operator has no ONNX form."""
+        """Convert to a model without values; raises UnsupportedError where an operator has no ONNX form."""
         try:
             model = to_onnx(traced, name)
         except torch.onnx.OnnxExporterError as error:
@@ -202,26 +206,26 @@ class _Step:
 
 
 def _root(error: BaseException) -> str:
-    """What the exporter stumbled over: the last cause that says something."""
+    """The cause of the exporter's error: the last exception in its chain with a message."""
     while error.__cause__ is not None and str(error.__cause__).strip():
         error = error.__cause__
     return _line(error)
 
 
 def _line(error: BaseException) -> str:
-    """The first line of a message that says something."""
+    """The first line of a message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:400]
 
 
 def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
-    """What is a state and the batch, as metadata that ``gopt`` reads first."""
+    """Write states and batch as metadata, which gopt reads first."""
     inputs = {each.name for each in model.graph.input}
     states = {name: f"{name}{UPDATED}" for name in traced.states}
     add_roles(model, LOSS, states, [name for name in (*traced.batch, *traced.draws) if name in inputs])
 
 
 def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:
-    """The model as a graph with the first values of states, and those of constants, which are no inputs any more."""
+    """The model as a graph with the first values of states and with constants, which are no longer inputs."""
     graph = graph_of(model)
     for name, value in (traced.states | traced.constants).items():
         if name in graph.inputs and not isinstance(value, FakeTensor):

@@ -1,4 +1,4 @@
-"""The user's factory: what it returns, and how ``MODULE:FACTORY`` finds it."""
+"""Loads and checks the user's factory, ``MODULE:FACTORY`` or a function."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Recipe:
     """Whether the batch was given as a tuple."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
-        """A copy of all that trains. An optimizer copies its groups and states alone: its other attributes, such as
-        the settings of third-party ones, are copied here."""
+        """A copy of everything that trains. Optimizers copy only their groups and states; their other attributes,
+        such as the settings of third-party ones, are copied here."""
         for mode in {vars(each).get("fake_mode") for each in self.module.parameters()} - {None}:
             memo[id(mode)] = mode  # tensors of two modes do not mix
         made = Recipe(*(copy.deepcopy(getattr(self, each.name), memo) for each in fields(self)))
@@ -62,7 +62,7 @@ class Recipe:
 
 
 def _one_element(found: Any) -> torch.Tensor:
-    """The loss in what a module or loss function returned."""
+    """The loss in the result of a module or loss function."""
     if isinstance(found, Mapping) and "loss" in found:
         found = found["loss"]
     elif not isinstance(found, torch.Tensor) and isinstance(getattr(found, "loss", None), torch.Tensor):
@@ -79,7 +79,7 @@ def _one_element(found: Any) -> torch.Tensor:
 
 
 def make_recipe(given: Any) -> Recipe:
-    """Check what a factory returned; raises InputError that says what is missing."""
+    """Check what a factory returned; raises InputError, which says what is missing."""
     if isinstance(given, Recipe):
         return given
     if not isinstance(given, tuple) or len(given) not in (4, 5):
@@ -152,7 +152,7 @@ def load_factory(text: str) -> Callable[[], Any]:
 
 
 def call_factory(factory: Callable[[], Any], name: str) -> Recipe:
-    """What the factory returns; raises InputError for whatever it raises."""
+    """Call the factory; raises InputError for any error in it."""
     try:
         given = factory()
     except GoptError:

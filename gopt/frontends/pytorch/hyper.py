@@ -1,4 +1,4 @@
-"""Options of parameter groups that are inputs of a step: the learning rate, and any that is asked for."""
+"""Options of parameter groups that are inputs of a step: the learning rate, and those of ``--hyper``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ LR = "lr"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option of one group: ``factor`` times an input, the member ``index`` of a tuple (None: the whole option)."""
+    """An option of one group: ``factor`` times an input. ``index``: its position in a tuple option; None for the
+    whole option."""
 
     optimizer: int
     group: int
@@ -31,13 +32,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """Hyper-parameter inputs with their values in the recipe, and where they go."""
+    """Hyper-parameter inputs with their values in the recipe, and the options that they set."""
 
     values: dict[str, torch.Tensor]
     settings: list[Setting]
 
     def apply(self, group: dict[str, Any], optimizer: int, position: int, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Put inputs into a group; ``optimizer`` and ``position`` say which group it is."""
+        """Set the options of a group to inputs; ``optimizer`` and ``position`` identify the group."""
         for each in self.settings:
             if (each.optimizer, each.group) != (optimizer, position):
                 continue

@@ -1,4 +1,4 @@
-"""What ``gopt export`` is asked for, beside the model."""
+"""The options of ``gopt export``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Draws(Enum):
 class ExportOptions:
     """Options of an export; raises OptionError for values that make no step.
 
-    ``clip_norm``, ``clip_value``: bounds of gradients over all optimizers. ``loss_scale``: a number, or DYNAMIC.
+    ``clip_norm``, ``clip_value``: clips over the gradients of all optimizers. ``loss_scale``: a number, or DYNAMIC.
     ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
     steps that are compared with eager PyTorch. ``outputs``: keep what the module returns. ``values``: False for shapes
     alone, which cannot be compared.

@@ -1,4 +1,4 @@
-"""What a module itself returns, such as logits, as outputs of the step beside the loss."""
+"""Outputs of the module itself, such as logits, as outputs of the step beside the loss."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gopt.frontends.pytorch.factory import Recipe
 
 @contextlib.contextmanager
 def returned(recipe: Recipe, taken: Container[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yields a dict that the module's call fills: name -> tensor that it returned, without the loss.
+    """Yield a dict that the module's call fills: name -> tensor that it returned, without the loss.
 
-    Names are the keys of what it returns, ``output`` for a tensor, ``output_0``, ... for a tuple; one of ``taken`` gets
-    ``output.`` in front. Raises UnsupportedError at the end where the module was not called exactly once.
+    Names are the keys of what it returns, ``output`` for a tensor, ``output_0``, ... for a tuple; a name in ``taken``
+    gets the prefix ``output.``. Raises UnsupportedError at the end where the module was not called exactly once.
     """
     found: dict[str, torch.Tensor] = {}
     calls = []
@@ -41,7 +41,7 @@ def returned(recipe: Recipe, taken: Container[str]) -> Iterator[dict[str, torch.
 
 @contextlib.contextmanager
 def no_outputs() -> Iterator[dict[str, torch.Tensor]]:
-    """In place of ``returned`` where nothing is kept."""
+    """The context where outputs of the module are not kept."""
     yield {}
 
 

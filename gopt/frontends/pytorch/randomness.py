@@ -1,4 +1,4 @@
-"""Random numbers of a step as inputs: eager code and trace take the same numbers, in the order of the calls."""
+"""Random numbers of a step as inputs: eager code and trace use the same numbers, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 class Distribution(Enum):
-    """What an input of random numbers is drawn from."""
+    """The distribution of an input of random numbers."""
 
     UNIFORM = "uniform"
     """From 0 (included) to 1 (excluded)."""
@@ -42,7 +42,8 @@ def draw_names(count: int) -> list[str]:
 
 
 class _Source(TorchDispatchMode):
-    """Answers random operators of ATen by numbers that ``next`` gives; raises UnsupportedError for others."""
+    """Replaces random operators of ATen by the numbers of ``next``; raises UnsupportedError for other random
+    operators."""
 
     def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
         raise NotImplementedError
@@ -67,7 +68,7 @@ class _Source(TorchDispatchMode):
 
 
 class RecordedDraws(_Source):
-    """Draws numbers, and remembers what was drawn."""
+    """Draws random numbers, and records each draw."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class RecordedDraws(_Source):
 
 
 class GivenDraws(_Source):
-    """Takes the numbers from inputs, in turn."""
+    """Returns the numbers of inputs, in order."""
 
     def __init__(self, values: Sequence[torch.Tensor]) -> None:
         super().__init__()

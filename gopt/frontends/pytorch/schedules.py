@@ -1,4 +1,4 @@
-"""Learning rates of a scheduler as a function of the number of steps: its closed form, written into the graph."""
+"""A scheduler's learning rates as a function of the number of steps: its closed form, written into the graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ HORIZON = 300
 
 
 def closed_form(scheduler: Any, step: torch.Tensor, rates: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The rates of all groups behind ``step`` steps, from base rates; raises whatever the closed form raises."""
+    """The learning rates of all groups after ``step`` steps, from base rates; raises whatever the closed form
+    raises."""
     tried = copy.copy(scheduler)
     tried.last_epoch, tried.base_lrs = step, list(rates)
     if type(tried) is torch.optim.lr_scheduler.MultiStepLR:
@@ -32,20 +33,22 @@ def closed_form(scheduler: Any, step: torch.Tensor, rates: Sequence[torch.Tensor
 
 
 def _milestones(scheduler: Any) -> Any:
-    """MultiStepLR: gamma to the number of milestones that are reached; its own form looks at the step's value."""
+    """MultiStepLR: gamma to the power of the number of milestones reached. Its own closed form reads the step's
+    value."""
     passed = sum((scheduler.last_epoch >= mark).float() * count for mark, count in scheduler.milestones.items())
     return [base * scheduler.gamma**passed for base in scheduler.base_lrs]
 
 
 def _lambdas(scheduler: Any) -> Any:
-    """LambdaLR: its rate is a closed form already."""
+    """LambdaLR: its learning rate is a closed form already."""
     if type(scheduler) is not torch.optim.lr_scheduler.LambdaLR:
         raise UnsupportedError(f"{type(scheduler).__name__} has no closed form")
     return [base * rule(scheduler.last_epoch) for base, rule in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
 
 
 def in_graph(recipe: Recipe, wanted: Schedules) -> tuple[bool, str]:
-    """Whether the schedule goes into the graph, and why not; raises UnsupportedError where it was to and cannot."""
+    """Return whether the schedule is computed in the graph, and why not. Raises UnsupportedError where ``--scheduler
+    graph`` cannot be met."""
     if recipe.scheduler is None:
         return False, ""
     _check_changes(recipe)
@@ -61,7 +64,8 @@ def in_graph(recipe: Recipe, wanted: Schedules) -> tuple[bool, str]:
 
 
 def _check_changes(recipe: Recipe) -> None:
-    """Refuse a scheduler that changes other options than the rate: they would be constants of the graph."""
+    """Raise UnsupportedError for a scheduler that changes other options than the learning rate: they would be
+    constants of the graph."""
     optimizers, scheduler = copy.deepcopy((recipe.optimizers, recipe.scheduler))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -77,7 +81,7 @@ def _check_changes(recipe: Recipe) -> None:
 
 
 def _is_traceable(recipe: Recipe) -> bool:
-    """Whether the closed form looks at no value of a tensor."""
+    """Return whether the closed form reads no value of a tensor."""
     rates = [torch.tensor(float(rate)) for rate in recipe.scheduler.base_lrs]
     with readable():
         try:
@@ -88,7 +92,7 @@ def _is_traceable(recipe: Recipe) -> bool:
 
 
 def _differs(recipe: Recipe) -> str:
-    """Why the closed form is not the schedule; '' where it is, over HORIZON steps."""
+    """Return why the closed form differs from the scheduler within HORIZON steps; '' where it does not."""
     optimizers = recipe.optimizers
     if len(optimizers) > 1:
         return "there are several optimizers"

@@ -1,6 +1,6 @@
-"""Training code without values: parameters have shapes alone, so that a model needs no memory.
+"""Training code without values: parameters have only shapes, so a model needs no memory.
 
-Buffers and the batch keep their values, for constants of the graph are made of them.
+Buffers and the batch keep their values, because constants of the graph are computed from them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gopt.sanitize import show
 
 @contextlib.contextmanager
 def without_values() -> Iterator[FakeTensorMode]:
-    """Parameters that modules register meanwhile become fake: a shape and a type, no memory."""
+    """Parameters that modules register inside the block are fake tensors: a shape and a type, no memory."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     register = torch.nn.Module.register_parameter
     known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
@@ -53,7 +53,7 @@ def check_trained(recipe: Recipe) -> None:
 
 
 def one_step(recipe: Recipe, options: ExportOptions) -> None:
-    """Forward, backward and update on shapes alone; only what is stored on the way is of use."""
+    """Run forward, backward and update on shapes, for the states that the optimizers store."""
     with _numbers_as_tensors(recipe):
         with autocast(options):
             loss = recipe.loss_of(recipe.batch)
@@ -65,7 +65,7 @@ def one_step(recipe: Recipe, options: ExportOptions) -> None:
 
 @contextlib.contextmanager
 def _numbers_as_tensors(recipe: Recipe) -> Iterator[None]:
-    """Optimizers that do not look at their counters, which have no values here."""
+    """Set the options of optimizers so that they do not read their counters, which have no values here."""
     for optimizer in recipe.optimizers:
         for group in optimizer.param_groups:
             for key, value in (("capturable", True), ("foreach", False), ("fused", False)):

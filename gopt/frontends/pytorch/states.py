@@ -1,4 +1,4 @@
-"""What a training step carries from step to step, and its values before the first one."""
+"""The values that a training step carries from step to step, and their values before the first one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gopt.sanitize import show
 
 
 class Kind(Enum):
-    """What a place holds."""
+    """The role of the tensor at a place."""
 
     PARAMETER = "parameter"
     OPTIMIZER = "optimizer state"
@@ -29,10 +29,11 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class Place:
-    """A tensor that training code reads at a place which another tensor can take.
+    """A tensor of training code that can be replaced by another.
 
-    ``value``: its value before the first step. ``read`` gives None where the optimizer has not stored it yet, and to
-    ``write`` None removes it. ``owner``: index of the optimizer that updates it, None for buffers and constants.
+    ``value``: its value before the first step. ``read`` returns None where the optimizer has not stored it yet, and
+    ``write`` removes it if given None. ``owner``: index of the optimizer that updates it, None for buffers and
+    constants.
     """
 
     name: str
@@ -44,17 +45,17 @@ class Place:
 
     @property
     def current(self) -> torch.Tensor:
-        """What stands there, or its value before the first step."""
+        """The current tensor, or its value before the first step."""
         found = self.read()
         return self.value if found is None else found
 
 
 @dataclass(slots=True)
 class FirstStep:
-    """What the first eager step, taken by a copy, showed.
+    """Values that the first eager step, taken by a copy, stored.
 
-    ``states``: by optimizer, parameter name and key, the value before the first step; ``counters``: by optimizer and
-    group, options that are numbers and changed, with their first value; ``buffers``: names of those that changed.
+    ``states``: by optimizer, parameter name and key, the value before the first step. ``counters``: by optimizer and
+    group, numeric options that changed, with their first value. ``buffers``: names of buffers that changed.
     """
 
     states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -107,8 +108,8 @@ class _RecordedStates(dict[Any, Any]):
 
 
 def first_step(recipe: Recipe, step: Callable[[Recipe], None]) -> FirstStep:
-    """Take one ``step`` with a copy of a recipe and see what it stores; raises UnsupportedError for states that belong
-    to no parameter."""
+    """Take one ``step`` with a copy of a recipe and record what it stores; raises UnsupportedError for states that
+    belong to no parameter."""
     tried = copy.deepcopy(recipe)
     names = parameter_names(tried)
     before = {name: _kept(value) for name, value in tried.module.named_buffers(remove_duplicate=False)}
@@ -144,8 +145,8 @@ def first_step(recipe: Recipe, step: Callable[[Recipe], None]) -> FirstStep:
 
 
 def find_places(recipe: Recipe, seen: FirstStep) -> list[Place]:
-    """Every place of a recipe: parameters, optimizer states, buffers, constants. Raises UnsupportedError where nothing
-    is trained."""
+    """Every place of a recipe: parameters, optimizer states, buffers, constants. Raises UnsupportedError where
+    nothing is trained."""
     parameters, constants = _parameters(recipe)
     if not parameters:
         raise UnsupportedError(
@@ -175,7 +176,7 @@ def parameter_names(recipe: Recipe) -> dict[int, str]:
 
 
 def _parameters(recipe: Recipe) -> tuple[list[Place], list[Place]]:
-    """Those that an optimizer updates, and all others."""
+    """Parameters that an optimizer updates, and all others."""
     owners = {
         id(parameter): index
         for index, optimizer in enumerate(recipe.optimizers)
@@ -267,7 +268,7 @@ def _copy(value: Any) -> Any:
 
 
 def _kept(value: torch.Tensor) -> torch.Tensor | int:
-    """A copy to compare with later; of a tensor without values, its number of changes."""
+    """A copy for a later comparison; for a tensor without values, its version counter."""
     return value._version if isinstance(value, FakeTensor) else value.detach().clone()
 
 
@@ -288,7 +289,7 @@ def _is_value(value: Any) -> bool:
 
 
 def _unique(places: list[Place]) -> list[Place]:
-    """The same places; of two of one name the later one gets a number."""
+    """The places with unique names: the later one of two equal names gets a number."""
     taken: set[str] = set()
     for place in places:
         name, count = place.name, 1

@@ -1,7 +1,7 @@
-"""Trace plain eager training code - module, loss, backward, clip, optimizer.step() - into one functional graph.
+"""Trace eager training code (module, loss, backward, clip, optimizer.step()) into one functional graph.
 
-``make_fx`` runs the code over functional tensors, which turn updates in place into values. Parameters, changed buffers
-and optimizer states are swapped for traced tensors before the run and read back behind it.
+``make_fx`` runs the code over functional tensors, which turn in-place updates into values. Parameters, changed buffers
+and optimizer states are replaced by traced tensors before the run and read back after it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TracedStep:
 
 
 def _extra_states(options: ExportOptions, places: Sequence[Place], scheduler: Any) -> dict[str, torch.Tensor]:
-    """States of what surrounds the optimizer, before the first step."""
+    """States of the loss scaler, moving averages and scheduler, before the first step."""
     values: dict[str, torch.Tensor] = {}
     if options.ema is not None:
         values |= {f"ema.{each.name}": each.value.clone() for each in places if each.kind is Kind.PARAMETER}
@@ -154,7 +154,7 @@ def _step(
 
 
 def _unscale(optimizer: torch.optim.Optimizer, scale: Any) -> torch.Tensor:
-    """Divide the gradients of an optimizer by the scale; returns whether one of them is not finite."""
+    """Divide the gradients of an optimizer by the scale; returns whether one of them is NaN or infinite."""
     inverse = torch.as_tensor(scale, dtype=torch.float32).double().reciprocal().float()
     finite = []
     for group in optimizer.param_groups:
@@ -181,7 +181,8 @@ def swapped(
     recipe: Recipe, places: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper,
     settings: Mapping[str, torch.Tensor], rates: Sequence[torch.Tensor] | None,
 ) -> Iterator[None]:  # fmt: skip
-    """Every place filled with a traced value, and options of groups with inputs; all as before at the end."""
+    """Replace the tensor of every place by a traced one, and options of groups by inputs; everything is restored at
+    the end."""
     kept = [place.read() for place in places]
     optimizers = [(each, each.state, [dict(group) for group in each.param_groups]) for each in recipe.optimizers]
     replaced: dict[int, torch.Tensor] = {}

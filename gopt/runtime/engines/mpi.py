@@ -43,7 +43,7 @@ from gopt.runtime.shared_memory import (
 T = TypeVar("T")
 
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-"""What launchers put into the environment of a rank."""
+"""Variables that launchers set in the environment of a rank."""
 
 
 def launched() -> bool:

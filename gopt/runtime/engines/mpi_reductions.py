@@ -24,7 +24,7 @@ def reduce_op(node: Node) -> str:
 
 
 class Reductions:
-    """What the reductions of a rank share: a memory pool, and MPI operators that are created once."""
+    """A memory pool and MPI operators, created once, for all reductions of a rank."""
 
     def __init__(self, mpi: Any, pool: Pool) -> None:
         self._mpi, self._pool = mpi, pool

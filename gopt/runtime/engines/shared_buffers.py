@@ -24,7 +24,7 @@ from gopt.runtime.shared_memory import GatherRequest, Key, SendRequest, SharedGa
 PAGE = mmap.ALLOCATIONGRANULARITY
 
 Gather: TypeAlias = Callable[[Any], list[Any]]
-"""What every rank passes -> the list of all, in rank order."""
+"""Item of this rank -> the items of all ranks, in rank order."""
 Members: TypeAlias = Callable[[str], Sequence[int]]
 """Group -> its ranks in order, this rank among them."""
 Request: TypeAlias = SendRequest | GatherRequest

@@ -21,7 +21,7 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What ``isend`` returns. The arrays must not be written before it is done."""
+    """A message that ``isend`` has begun to send. The arrays must not be written before it is done."""
 
     endpoint: Endpoint
     sending: Sending

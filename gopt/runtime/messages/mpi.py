@@ -35,11 +35,11 @@ CHUNK = 1 << 30
 INLINE = 8 << 10
 """Bytes of arrays that travel with the header: two copies cost less than two transfers."""
 UNTAKEN = 8
-"""Headers to one endpoint that the receiver has not taken: the rest wait here.
+"""How many headers may be on their way to one endpoint before it takes them; further ones wait here.
 
-MPICH's processes on one host have 64 cells each for all that they have sent and nobody has looked at: what is sent to a
-process that is dead or stands still takes them for good, and without cells nothing goes to anybody. So little is sent
-unasked.
+MPICH gives each process of a host 64 cells for everything that it has sent and that was not received. Messages to a
+process that is dead or stopped occupy them for good, and a process without free cells can send nothing to any other.
+So few headers are sent ahead.
 """
 _CONTROL, _BEAT, _FIRST = 1, 2, 4
 """Tags: values beside all messages, signs of life, then headers to each endpoint, and arrays."""

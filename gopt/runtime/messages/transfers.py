@@ -66,7 +66,8 @@ class Transfers:
         return ended, failed
 
     def _test(self, test: Callable[[list[Any]], tuple[int, bool]]) -> tuple[int, bool]:
-        """Return the index of an ended request, and whether one has ended. MPI advances a part of the arrays at each test."""
+        """Return the index of a request that has ended, and whether one has. MPI advances a part of the arrays at
+        each test."""
         requests = [each.request for each in self.under_way]
         for _ in range(self.looks - 1 if self.arrays else 0):
             place, done = test(requests)

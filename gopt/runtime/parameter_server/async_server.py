@@ -1,10 +1,11 @@
-"""A server without rounds: it applies every push when it comes, and answers every pull with what is there.
+"""A server without rounds: it applies every push when it arrives, and answers every pull with the current values.
 
-One thread does all, so a key has one writer, and an answer has all keys of its bucket as they are between two pushes.
-Messages of a trainer are taken in the order in which it sent them: a trainer that pulls sees what it pushed before. A
-push is applied once at most: one of a trainer and bucket whose round is not later than the last is dropped and counted.
+One thread does everything, so a key has one writer, and an answer has all keys of its bucket as they are between two
+pushes. Messages of a trainer are received in the order in which it sent them: a trainer that pulls sees what it pushed
+before. A push is applied at most once: a push whose round is not later than the last one of its trainer and bucket is
+dropped and counted.
 
-At a checkpoint trainers stop, and servers have applied all pushes of the rounds before it and none behind it.
+At a checkpoint trainers stop, and servers have applied all pushes of the rounds before it and none of later rounds.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from gopt.runtime.tuning.tuning import tuning_of
 
 
 class AsyncServer:
-    """One server of an asynchronous split. ``continues``: whether it goes on without a trainer that is lost, unless it
-    is the chief; ``bound``: rounds that a trainer may be ahead of the slowest one, which holds back its pulls, or None.
+    """One server of an asynchronous split.
 
-    Raises InputError, OptionError and RunError for files and options that do not fit.
+    ``continues``: whether it continues without a lost trainer, unless that is the chief. ``bound``: how many rounds a
+    trainer may be ahead of the slowest one before its pulls wait, or None. Raises InputError, OptionError and RunError
+    for unusable files and options.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class AsyncServer:
         self._answer()
 
     def _forget_lost(self) -> None:
-        """Trainers that were lost while all came together take no part any more: nothing else of them will come."""
+        """Remove trainers that were lost at a synchronisation point: they send nothing more."""
         for number in self.endpoint.dropped & self.trainers.live:
             self._without(number, self.endpoint.why_lost(number))
 
@@ -184,8 +186,8 @@ class AsyncServer:
         self.usage.accepted += 1
 
     def _spoilt(self, message: Message, keys: Sequence[KeyEntry], what: str) -> bool:
-        """Whether a push is not applied because of a value that is no number: gradients of ``keys``, or of rows, which
-        come last in a message. Raises RunError with --nan abort."""
+        """Return whether a push is dropped because of a value that is NaN or infinite, in gradients of ``keys`` or
+        of rows, which are the last arrays of a message. Raises RunError with --nan abort."""
         if self._nan is OnNan.PASS:
             return False
         wrong = not_finite({message.source: Contribution(message.arrays[-1])}, keys, message.round, what)
@@ -196,7 +198,7 @@ class AsyncServer:
         return bool(wrong)
 
     def _answer(self) -> None:
-        """Answer the pulls of all that are not too far ahead."""
+        """Answer the pulls of all trainers that are not too far ahead."""
         waiting, self._held_back = self._held_back, []
         for message in waiting:
             if self._bound is not None and self._ahead(message) > self._bound:
@@ -223,7 +225,7 @@ class AsyncServer:
         return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), note)
 
     def _ahead(self, message: Message) -> int:
-        """How many rounds the sender of a pull is before the slowest trainer that goes on."""
+        """How many rounds the sender of a pull is ahead of the slowest trainer that continues."""
         # Rows are pulled as they are before the step, whenever parameters are.
         own = message.round - (self.server_job.plan.pull is PullAt.END and message.kind is Kind.PULL)
         others = [self._begun[each] for each in self.trainers.live - self._come if each != message.source]
@@ -236,7 +238,7 @@ class AsyncServer:
 
     @property
     def _held(self) -> list[BlockState]:
-        """All keys and parts of tables."""
+        """All keys and parts of tables of this server."""
         return [*self.keys.values(), *self.tables.values()]
 
     def _bucket(self, message: Message) -> Sequence[KeyState]:
@@ -247,7 +249,7 @@ class AsyncServer:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, Array]:
-        """All states that the manifest lists of this server. Of counters, the copy of the first key that has them."""
+        """All states that the manifest lists of this server. Counters are those of the first key that has them."""
         found: dict[str, Any] = dict(self._rest)
         for each in reversed(self._held):
             found |= each.counters

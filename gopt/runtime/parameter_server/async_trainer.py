@@ -1,6 +1,6 @@
-"""A trainer without rounds: it does not wait for others, but in mode half-async, at checkpoints and at the end.
+"""A trainer without rounds: it waits for others only in mode half-async, at checkpoints and at the end.
 
-Where all come together, each trainer tells the servers so first: they go on serving until the last one has come.
+Before trainers synchronise, each tells the servers, which serve pushes and pulls until the last trainer has told them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from gopt.runtime.training.job import Progress
 
 
 class AsyncTrainer(PushPullTrainer):
-    """One trainer of an asynchronous split. Half-async: once servers have applied what it pushed, it waits for the
-    other trainers behind every step. The chief reports its own loss where it does not wait.
+    """One trainer of an asynchronous split.
 
-    ``spread``: the most by which versions of keys differed in one step's pulls.
+    In mode half-async it waits for the other trainers after every step, once servers have applied what it pushed.
+    Otherwise the chief reports its own loss. ``spread``: the largest difference between versions of keys in one step's
+    pulls.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class AsyncTrainer(PushPullTrainer):
         super().__init__(server_job, endpoint, position, stop_signal=stop_signal)
         self._continues = True
         self.met = Met()
-        """What came of the last time when all came together."""
+        """The combined report of the last synchronisation point."""
         self.spread = 0
         self._versions: list[int] = []
         self._applied: dict[int, int] = {}
@@ -41,7 +42,7 @@ class AsyncTrainer(PushPullTrainer):
         self._waits = server_job.plan.mode is Mode.HALF_ASYNC
 
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
-        """Run all steps of the job, or those until a signal comes to one of the trainers."""
+        """Run all steps of the job, or those until one of the trainers receives a signal."""
         agree(self.endpoint, self.server_job)
         self.endpoint.spare(range(1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
@@ -70,7 +71,8 @@ class AsyncTrainer(PushPullTrainer):
             super()._look_ahead(ready)
 
     def _has_data(self) -> bool:
-        """Whether this trainer goes on, where it does not wait for the others: half-async goes on without a step."""
+        """Return whether this trainer continues. In mode half-async a trainer without data continues without
+        computing steps."""
         if self._waits or self._more():
             return True
         ends = self._faults.stop is Stop.FIRST
@@ -92,7 +94,7 @@ class AsyncTrainer(PushPullTrainer):
         return meet(engine, mine)
 
     def _noted(self, note: Any) -> None:
-        """What a server says beside values: the versions of their keys, and whether another trainer stops."""
+        """Read what a server sends beside values: the versions of their keys, and whether another trainer stops."""
         self._versions += note["versions"]
         self.stopped = self.stopped or int(note["signal"])
 

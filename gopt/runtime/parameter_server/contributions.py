@@ -1,4 +1,4 @@
-"""What trainers pushed of a round, bucket by bucket."""
+"""The pushes of trainers to a round, by bucket."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from gopt.runtime.messages.message import Kind, Message
 
 @dataclass(slots=True)
 class Contributions:
-    """Contributions by round and bucket, or table. A second one of the same trainer to the same round and bucket, and
-    one to a round that is over, is dropped and counted: a message is applied once at most."""
+    """Contributions by round and by bucket or table.
+
+    A message is applied at most once: a second contribution of a trainer to a round and bucket, and one to a round that
+    is over, is dropped and counted.
+    """
 
     round: int = 0
     dropped: int = 0
@@ -32,19 +35,19 @@ class Contributions:
         return True
 
     def of(self, bucket: int, kind: Kind = Kind.PUSH) -> dict[int, Contribution]:
-        """What came of a bucket in this round, or of a table where the kind is PUSH_ROWS, by trainer."""
+        """The contributions to a bucket in this round, by trainer; to a table where the kind is PUSH_ROWS."""
         return self._held.get((self.round, kind, bucket), {})
 
     def any(self) -> bool:
-        """Return whether anything came of this round."""
+        """Return whether there is any contribution to this round."""
         return any(number == self.round for number, _, _ in self._held)
 
     def sources(self) -> set[int]:
-        """Trainers of whom anything came of this round."""
+        """Trainers with a contribution to this round."""
         return {source for (number, _, _), slot in self._held.items() if number == self.round for source in slot}
 
     def next_round(self) -> None:
-        """Forget this round."""
+        """Remove the contributions to this round."""
         for key in [key for key in self._held if key[0] <= self.round]:
             del self._held[key]
         self.round += 1

@@ -1,4 +1,4 @@
-"""Fault policy of a split's run: options, and the handling of non-finite pushes."""
+"""Fault policy of a split's run: options, and the handling of NaN and infinite pushes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class OnNan(StrEnum):
 
 
 class Stop(StrEnum):
-    """When a run ends whose trainers have unequal data: with the first that has no more, or with the last."""
+    """When a run ends whose trainers have unequal amounts of data: with the first trainer that has no more, or with
+    the last."""
 
     FIRST = "first"
     ALL = "all"
@@ -42,10 +43,12 @@ def _nothing(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
-    """``continues``: rounds go on without a trainer that is lost; ``stop``: None where data that ends is an error;
-    ``staleness``: the ``bound`` of AsyncServer. ``tell``: called with a line for each trainer that is lost or has no
-    more data, and for gradients that were not applied. ``summarise``: the chief calls it at the end, with what each
-    server did."""
+    """Options of a run.
+
+    ``continues``: rounds go on without a lost trainer. ``stop``: None where data that ends is an error. ``staleness``:
+    the ``bound`` of AsyncServer. ``tell``: called with a line for each trainer that is lost or has no more data, and
+    for gradients that were not applied. ``summarise``: the chief calls it at the end, with what each server did.
+    """
 
     nan: OnNan = OnNan.PASS
     stop: Stop | None = None
@@ -56,11 +59,11 @@ class FaultOptions:
 
     @property
     def decides_rounds(self) -> bool:
-        """Whether servers decide together, in every round, whose contributions it has."""
+        """Whether servers decide together, in every round, whose contributions it uses."""
         return self.continues or self.nan is OnNan.SKIP or self.stop is not None
 
     def check(self, plan: ServerPlanEntry) -> None:
-        """Raise OptionError for options that mean nothing with a split."""
+        """Raise OptionError for options that have no effect with a split."""
         if self.staleness is not None and plan.mode.rounds:
             raise OptionError("--staleness: in rounds trainers wait for one another in every step", "leave it out")
         if self.nan is not OnNan.SKIP:
@@ -81,7 +84,7 @@ class FaultOptions:
 
 @dataclass(slots=True)
 class Teller:
-    """Tells the first faults of a kind one by one."""
+    """Reports the first faults of a kind one by one, and counts the others."""
 
     tell: Callable[[str], None]
     count: int = 0
@@ -94,9 +97,12 @@ class Teller:
 
 
 def not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str) -> str:
-    """Which trainer pushed which value that is NaN or infinite, for which parameter and in which round; '' where all
-    are numbers. ``keys`` lie one behind the other; where there are none, ``what`` says what was asked of trainers. A
-    contribution of weight zero counts for nothing."""
+    """A message on the first pushed value that is NaN or infinite, with its trainer, parameter and round; '' where all
+    values are finite.
+
+    ``keys`` are adjacent in the push; where there are none, ``what`` describes the push. A contribution of weight zero
+    is not looked at.
+    """
     for trainer in sorted(found):
         place = _first(found[trainer].values)
         if place is not None and found[trainer].weight:
@@ -108,7 +114,7 @@ def not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry], roun
 
 
 def overflow(merged: Sequence[Array], keys: Sequence[KeyEntry], round_number: int, what: str) -> str:
-    """As ``not_finite``, of what finite contributions were merged to."""
+    """As ``not_finite``, for the result of merging finite contributions."""
     start = 0
     for value in merged:
         place = _first(value)
@@ -128,7 +134,7 @@ def _first(values: Array) -> int | None:
 
 
 def _name(keys: Sequence[KeyEntry], place: int) -> str:
-    """Return the key and the parameter that contain an element of a bucket."""
+    """The key and the parameter that contain an element of a bucket."""
     for key in keys:
         if place < key.elements:
             for piece in key.pieces:
@@ -141,6 +147,6 @@ def _name(keys: Sequence[KeyEntry], place: int) -> str:
 
 
 def refuse(wrong: str) -> None:
-    """Raise RunError where something is wrong."""
+    """Raise RunError with the message, unless it is ''."""
     if wrong:
         raise RunError(wrong, HINT)

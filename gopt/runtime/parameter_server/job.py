@@ -1,4 +1,5 @@
-"""What a run of trainers and servers is: the folder, who takes part, and how all agree before the first step."""
+"""A run of trainers and servers: the folder, the participants, and the checks on which all agree before the first
+step."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from gopt.runtime.training.job import Job
 
 @dataclass(frozen=True, slots=True)
 class ServerJob:
-    """A job and its split. ``trainers``: how many take part in this run."""
+    """A job and its split. ``trainers``: the number of trainers in this run."""
 
     job: Job
     manifest: Manifest
@@ -38,8 +39,11 @@ class ServerJob:
 
     @classmethod
     def read(cls, job: Job, trainers: int | None = None, roles: str | None = None) -> ServerJob:
-        """Read the folder of a job; ``roles``: the map of the user. Raises InputError, and OptionError where the split
-        fixes another number of trainers, or the map is of another number of roles."""
+        """Read the folder of a job. ``roles``: the user's map of roles.
+
+        Raises InputError for a damaged folder, and OptionError where the split has another fixed number of trainers, or
+        the map another number of roles.
+        """
         check_folder(job.folder)
         manifest, mesh = manifest_check.read_manifest(job.folder)
         plan = manifest.parameter_server
@@ -74,7 +78,7 @@ class ServerJob:
 
     @property
     def endpoints(self) -> int:
-        """Trainers are endpoints 0 to T-1, servers those behind them."""
+        """The number of endpoints. Trainers are endpoints 0 to T-1, servers those after them."""
         return self.trainers + self.servers
 
     def server(self, number: int) -> int:
@@ -87,18 +91,18 @@ class ServerJob:
         return Roster.of([*names, *(f"server {number}" for number in range(self.servers))], processes)
 
     def describe_process(self, process: int) -> str:
-        """``trainer 0``, or ``trainer 0 and server 1``: the roles of a process."""
+        """The roles of a process, such as ``trainer 0`` or ``trainer 0 and server 1``."""
         roles = self.roles or Roles.default(self.trainers, self.servers)
         homes = (*roles.trainer_ranks, *roles.server_ranks)
         names = self.roster().names
         return " and ".join(names[number] for number, home in enumerate(homes) if home == process)
 
     def entry(self, endpoint: int) -> RankEntry:
-        """What the manifest says of an endpoint."""
+        """The manifest's entry of an endpoint."""
         return self.manifest.ranks[endpoint]
 
     def graphs(self, endpoint: int) -> dict[str, Graph]:
-        """The graphs of an endpoint by phase, loaded anew; raises RunError where a file is missing."""
+        """The graphs of an endpoint by phase, newly loaded; raises RunError where a file is missing."""
         found = {}
         for phase, name in self.entry(endpoint).files.items():
             path = self.job.folder / Path(name).name
@@ -110,7 +114,7 @@ class ServerJob:
 
 @dataclass(slots=True)
 class EndpointEngine:
-    """What checkpoints ask of an engine: a number, and a gather of small objects."""
+    """The part of an engine that checkpoints use: a rank, and a gather of small objects."""
 
     endpoint: Endpoint
 
@@ -119,14 +123,15 @@ class EndpointEngine:
         return self.endpoint.number
 
     def gather(self, item: Any) -> list[Any]:
-        """What every endpoint passes; None for one that is gone."""
+        """Return the items of all endpoints; None for a lost one."""
         text = base64.b85encode(pickle.dumps(item)).decode()
         found = self.endpoint.gather(text, what="the endpoints' agreement")
         return [None if each is None else pickle.loads(base64.b85decode(each)) for each in found]
 
 
 def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
-    """Compare what all endpoints were started with. All raise RunError where they differ, and name the field."""
+    """Compare the options with which all endpoints were started. All raise RunError, which names the field, where
+    they differ."""
     job = server_job.job
     mine: dict[str, Any] = {
         "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,
@@ -150,8 +155,8 @@ count; one that dies is seen."""
 
 
 def get_ready(endpoint: Endpoint, item: Any = None) -> list[Any]:
-    """Wait until all endpoints have compiled: the first round's deadlines begin behind that. Returns what each gave, a
-    small value that JSON can hold."""
+    """Wait until all endpoints have compiled, because the deadlines of the first round begin then. Returns what each
+    passed, a small value that JSON can hold."""
     return endpoint.gather(item, START, "the first round")
 
 

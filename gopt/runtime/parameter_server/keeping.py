@@ -13,7 +13,7 @@ from gopt.runtime.training.checkpoint import NOTHING, Checkpoints
 
 
 class Keeping:
-    """When an endpoint writes a checkpoint, and what it starts from. ``step``: the rounds that the start has."""
+    """When an endpoint writes a checkpoint, and the one from which it starts. ``step``: the rounds before the start."""
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
         self._job, self._number = server_job.job, endpoint
@@ -36,7 +36,7 @@ class Keeping:
 
     @contextmanager
     def open(self, engine: EndpointEngine) -> Iterator[None]:
-        """Hold the folder while the block runs."""
+        """Lock the folder while the block runs."""
         if self.checkpoints is None:
             yield
             return
@@ -44,12 +44,12 @@ class Keeping:
             yield
 
     def due(self, step: int) -> bool:
-        """Return whether all endpoints write a checkpoint behind a step before the last."""
+        """Return whether all endpoints write a checkpoint after a step before the last."""
         every = self._job.every
         return self.checkpoints is not None and bool(every) and step % every == 0 and step != self._job.steps
 
     def load_extra(self, name: str) -> Array | None:
-        """What this endpoint kept beside its states in the newest checkpoint; None where there is none."""
+        """The value that this endpoint saved beside its states in the newest checkpoint; None where there is none."""
         if self.checkpoints is None or not self.step:
             return None
         return self.checkpoints.load_extra(self._number, self.step, name)
@@ -64,6 +64,6 @@ class Keeping:
             self._saved = step
 
     def finish(self, engine: EndpointEngine, step: int, save: Callable[[], None]) -> None:
-        """Write the last checkpoint, unless one of this step is there."""
+        """Write the last checkpoint, unless this step has one."""
         if self.checkpoints is not None and any(each not in (None, self._saved) for each in engine.gather(step)):
             save()

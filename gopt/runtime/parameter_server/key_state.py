@@ -1,6 +1,6 @@
-"""What an asynchronous server holds of one key: its states, its own counters, its version, and what was pulled of it.
+"""One key of an asynchronous server: its states, its own counters, its version, and the versions that trainers pulled.
 
-One thread writes a key, and every update makes new arrays: what a pull was answered with stays as it was.
+One thread writes a key, and every update makes new arrays: the answer to a pull does not change afterwards.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ CHIEF = 0
 
 @dataclass(slots=True)
 class Counting:
-    """When the counters of a key go on. ``advances``: how often they have; ``due``: pushes since the last time."""
+    """When the counters of a key advance. ``advances``: how often they have. ``due``: pushes since the last time."""
 
     rule: str
     advances: int = 0
     due: int = 0
 
     def accept(self, trainer: int, trainers: int) -> bool:
-        """Note a push that was accepted; whether the counters go on behind it.
+        """Record an accepted push, and return whether the counters advance after it.
 
-        ``trainers``: how many take part. Where one leaves, those that are left make a round.
+        ``trainers``: the number of trainers that take part. When one leaves, the remaining trainers make a round.
         """
         self.due += 1
         enough = self.rule == "push" or self.due >= trainers
@@ -47,15 +47,15 @@ class Counting:
 
 
 class Part:
-    """A part of a block, ready to run."""
+    """A part of a block, compiled."""
 
     def __init__(self, graph: Graph, results: Mapping[str, str], device: Host, cache: SessionCache) -> None:
-        """``results``: what a result is called -> the output of the graph that it is."""
+        """``results``: name of a result -> the output of the graph with its value."""
         self.results, self._inputs = results, graph.inputs
         self._program = Executor(plan_execution(graph, {}, device), cache)
 
     def __call__(self, *given: Mapping[str, Array]) -> dict[str, Array]:
-        """New values of its states; ``given``: values of which it takes those that it reads."""
+        """New values of its states. It takes those inputs that it reads from ``given``."""
         feeds = {name: value for values in given for name, value in values.items() if name in self._inputs}
         made = self._program.run(feeds, _no_call)
         return {name: made[new] for name, new in self.results.items()}
@@ -66,13 +66,13 @@ def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
 
 
 class BlockState(ABC):
-    """What keys and parts of tables have alike. ``states``: the server's at the start; ``hyper``: values by number of a
-    round."""
+    """The common base of keys and parts of tables. ``states``: the server's at the start. ``hyper``:
+    hyper-parameters by the number of a round."""
 
     @property
     @abstractmethod
     def states(self) -> Mapping[str, Array]:
-        """All states, flattened as the manifest lists them."""
+        """All states, flattened, as the manifest lists them."""
 
     def __init__(
         self, block: Block, states: Mapping[str, Array], rule: str, hyper: Sequence[HyperParameter], device: Host,
@@ -85,7 +85,7 @@ class BlockState(ABC):
         self.pulled: dict[int, int] = {}
         """Trainer -> the version that it has."""
         self._first_version = 0
-        """What a trainer has that pulled nothing in this run."""
+        """The version of a trainer that has pulled nothing in this run."""
         self._hyper = [each for each in hyper if each.name in block.hyper]
         self._counter = Part(block.counter, block.counters, device, cache) if block.counter is not None else None
 
@@ -94,7 +94,7 @@ class BlockState(ABC):
         return {each.name: each.at(self.counting.advances) for each in self._hyper}
 
     def _count(self, trainer: int, trainers: int, fed: Mapping[str, Array]) -> int:
-        """Go on behind an update; returns how many updates the push was late."""
+        """Advance the version after an update; returns how many updates late the push was."""
         late = self.version - self.pulled.get(trainer, self._first_version)
         self.version += 1
         if self.counting.accept(trainer, trainers) and self._counter is not None:
@@ -105,18 +105,21 @@ class BlockState(ABC):
 
     @property
     def root(self) -> str:
-        """What its values in a checkpoint begin with."""
+        """The first part of the names of its values in a checkpoint."""
         return f"gopt.async.key{self.block.key}"
 
     def extra(self, trainers: int) -> dict[str, Array]:
-        """What a checkpoint takes beside the states that the manifest lists, by name."""
+        """Values of a checkpoint beside the states that the manifest lists, by name."""
         numbers = np.array([self.version, self.counting.advances, self.counting.due], np.int64)
         counters = {f"{self.root}.counter{n}": value for n, value in enumerate(self.counters.values())}
         return {f"{self.root}.numbers": numbers, **counters}
 
     def restore(self, read: Callable[[str], Array | None]) -> None:
-        """Take over what ``extra`` gave; ``read``: name -> its value, None where there is none. Trainers that were not
-        there have what is there now. Raises InputError where something is missing."""
+        """Take over what ``extra`` gave.
+
+        ``read``: name -> its value, None where there is none. Trainers that are new get the current values. Raises
+        InputError where a value is missing.
+        """
         numbers = read(f"{self.root}.numbers")
         if numbers is None:
             raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated")
@@ -141,7 +144,7 @@ class KeyState(BlockState):
         self.backups: dict[int, Array] = {}
         """Trainer -> the parameter that it has, where delays are compensated."""
         self._first = self.value if block.backup else None
-        """What a trainer has that pulled nothing in this run, where delays are compensated."""
+        """The value of a trainer that has pulled nothing in this run, where delays are compensated."""
         self._update = Part(block.update, block.states, device, cache)
 
     @property
@@ -150,7 +153,7 @@ class KeyState(BlockState):
 
     @property
     def type(self) -> TensorType:
-        """Of what is pushed."""
+        """The type of a pushed gradient."""
         return self.block.update.inputs[self.block.pushed]
 
     @property
@@ -159,7 +162,7 @@ class KeyState(BlockState):
         return self.states[self.block.entry.inputs[0]]
 
     def push(self, trainer: int, pushed: Array, trainers: int) -> int:
-        """Apply what a trainer pushed; returns how many updates it is late."""
+        """Apply what a trainer pushed; returns how many updates late it is."""
         block = self.block
         given = pushed.reshape(self.type.dims).astype(numpy_dtype(self.type.dtype), copy=False)
         fed = self._fed() | {block.pushed: given}
@@ -174,7 +177,7 @@ class KeyState(BlockState):
         return found
 
     def pull(self, trainer: int) -> Array:
-        """The parameter; from now on the trainer has this version."""
+        """The parameter, with its current version, which is recorded for the trainer."""
         self.pulled[trainer] = self.version
         if self.block.backup:
             self.backups[trainer] = self.value

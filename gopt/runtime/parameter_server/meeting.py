@@ -10,8 +10,8 @@ from gopt.runtime.parameter_server.job import EndpointEngine
 
 @dataclass(slots=True)
 class Usage:
-    """What a server did. ``staleness``: updates that a push's parameter has got since its trainer pulled it -> pushes
-    of keys; ``dropped``: messages that came twice."""
+    """Counts of a server. ``staleness``: number of updates between a trainer's pull and its push -> pushes of keys
+    with that number. ``dropped``: messages that arrived twice."""
 
     staleness: Counter[int] = field(default_factory=Counter)
     accepted: int = 0
@@ -29,8 +29,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a trainer says, and what comes of it. ``step``: the furthest; ``leaving``: one of them does not go on, so
-    all end; ``signal``: why, or 0; ``spread``: the most by which versions of keys differed in one step's pulls."""
+    """The report of an endpoint at a synchronisation point, and the combined report of all.
+
+    ``step``: the furthest step. ``leaving``: one of them stops, so all end. ``signal``: the signal for which it stops,
+    or 0. ``spread``: the largest difference between versions of keys in one step's pulls.
+    """
 
     step: int = 0
     leaving: bool = False
@@ -49,7 +52,8 @@ class Met:
 
 
 def meet(engine: EndpointEngine, mine: Met | Usage) -> Met:
-    """Come together. All endpoints call it, at the same steps; a trainer that is lost says nothing."""
+    """Synchronise, and return the combined report. All endpoints call it, at the same steps; a lost trainer reports
+    nothing."""
     found = engine.gather(mine)
     trainers = [each for each in found if isinstance(each, Met)]
     servers = [each for each in found if isinstance(each, Usage)]

@@ -1,4 +1,4 @@
-"""What a role has sent and not all of which has left: the memory of its arrays may not be written until then."""
+"""Messages that a role has begun to send: the memory of their arrays must not be written before they are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.runtime.messages.message import Message
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages of one endpoint that are on their way."""
+    """Messages of one endpoint that are being sent."""
 
     endpoint: Endpoint
     _leaving: list[Sent] = field(default_factory=list)
@@ -21,7 +21,7 @@ class Outbox:
         self._leaving.append(self.endpoint.isend(to, message))
 
     def flush(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until all messages are sent."""
         for sent in self._leaving:
             sent.wait()
         self._leaving.clear()

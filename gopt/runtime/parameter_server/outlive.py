@@ -1,8 +1,8 @@
-"""Whether the processes of a job outlive one that dies, where the user started the launcher.
+"""Keeps the processes of a job alive when one of them dies, under a launcher that the user started.
 
-MPICH's ``mpiexec`` ends all processes when one dies, unless it has ``-disable-auto-cleanup``; one that a signal kills
-ends the others even then (``gopt.runtime.messages.shield``). So each process forks before it uses MPI: the child works,
-and the parent ends with a code whatever the child died of. ``gopt run --launch`` does the same with a shell.
+MPICH's ``mpiexec`` ends all processes when one dies, unless it has ``-disable-auto-cleanup``; a process that a signal
+ends still ends the others (``gopt.runtime.messages.shield``). So each process forks before it uses MPI: the child
+works, and the parent exits with a code however the child ended. ``gopt run --launch`` does the same with a shell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def ancestors() -> list[list[str]]:
-    """The commands of the processes above this one, nearest first; none where the system does not show them."""
+    """The commands of the processes above this one, nearest first; empty where the system does not show them."""
     found: list[list[str]] = []
     number = os.getppid()
     while number > 1:
@@ -37,8 +37,11 @@ def ancestors() -> list[list[str]]:
 
 
 def ended_together(above: Sequence[Sequence[str]]) -> bool | None:
-    """Whether the launcher ends all processes when one dies; None where that cannot be seen from here: another
-    launcher, or MPICH's on another host. ``above``: what ``ancestors`` gives."""
+    """Return whether the launcher ends all processes when one dies.
+
+    None where that cannot be known: another launcher, or MPICH's on another host. ``above``: the result of
+    ``ancestors``.
+    """
     names = [os.path.basename(command[0]) for command in above]
     if not any(name.startswith(_PROXY) for name in names):
         return None
@@ -48,7 +51,7 @@ def ended_together(above: Sequence[Sequence[str]]) -> bool | None:
 
 
 def check_launcher(processes: int, above: Sequence[Sequence[str]]) -> None:
-    """Raise OptionError where a run is to go on without a trainer, and its launcher would end all."""
+    """Raise OptionError where a run is to continue without a lost trainer, and its launcher would end all processes."""
     if HEARTBEATS not in os.environ and ended_together(above):
         raise OptionError(
             "--on-trainer-loss continue: this mpiexec ends all processes when one dies",
@@ -57,9 +60,11 @@ def check_launcher(processes: int, above: Sequence[Sequence[str]]) -> None:
 
 
 def outlive_others(above: Sequence[Sequence[str]]) -> None:
-    """Fork, where the launcher is MPICH's and leaves processes alone: returns in the child. The parent waits and ends
-    with the child's exit code, 128 and the signal's number where it died by one. Called before MPI is loaded and before
-    threads are started."""
+    """Fork, where the launcher is MPICH's and does not end all processes: returns in the child.
+
+    The parent waits and exits with the child's exit code, or 128 plus the number of the signal that ended it. Call it
+    before MPI is loaded and before threads are started.
+    """
     if HEARTBEATS in os.environ or ended_together(above) is not False:
         return
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # how the launcher tells of a death

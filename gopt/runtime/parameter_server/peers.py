@@ -1,6 +1,6 @@
-"""Sees at once when another process of this host has ended: its endpoints are lost then.
+"""Notices at once when another process of this host has ended: its endpoints are lost then.
 
-Signs of life through MPI say the same of processes on other hosts, only later.
+Signs of life through MPI show the same for processes of other hosts, after the timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _LOOK = 0.1
 
 
 def watch_peers(hub: Hub, process: int, others: Callable[[], Sequence[RankStatus]]) -> Callable[[], None]:
-    """Begin to watch; returns what ends it. ``others``: what all processes that can be seen said last."""
+    """Begin to watch; returns a function that ends it. ``others``: the last status of all processes that can be
+    read."""
     over = threading.Event()
     threading.Thread(target=_watch, args=(hub, process, others, over), name="peers", daemon=True).start()
     return over.set

@@ -1,8 +1,8 @@
-"""Decides which trainers contribute to a round, and whether it is applied; all servers decide alike.
+"""Decides which trainers contribute to a round, and whether it is applied; all servers decide the same.
 
-A trainer that is lost between two pushes has reached some servers and not others. If each server merged what it has,
-the keys of one step would be means over different trainers. So each server waits until every trainer that takes part
-has ended the round; the round has those trainers all of whose contribution is on every server.
+A trainer that is lost between two pushes has reached some servers and not others. If each server merged what it
+received, the keys of one step would be means over different trainers. So each server waits until every trainer that
+takes part has ended the round; the round uses those trainers whose whole contribution is on every server.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """``trainers``: those that a round has; ``left_out``: those of which some server has something, and not all of them
-    have all."""
+    """``trainers``: those that contribute to a round. ``left_out``: those of which some server has a part, and not
+    every server has all."""
 
     trainers: tuple[int, ...]
     left_out: tuple[int, ...]
@@ -25,8 +25,10 @@ class Contributors:
 def agree_on_contributors(
     exchange: ServerExchange, round_number: int, complete: Iterable[int], some: Iterable[int]
 ) -> Contributors:  # fmt: skip
-    """Decide whose contributions a round has; all servers call it. ``complete``: trainers all of whose contribution is
-    here; ``some``: those of whom anything is."""
+    """Decide whose contributions a round uses; all servers call it.
+
+    ``complete``: trainers whose whole contribution is on this server. ``some``: those of which any part is.
+    """
 
     def join(parts: list[Part]) -> list[Part]:
         whole = set.intersection(*(set(part.note["complete"]) for part in parts))
@@ -39,7 +41,8 @@ def agree_on_contributors(
 
 
 def agree_on_fault(exchange: ServerExchange, round_number: int, wrong: str) -> str:
-    """What is wrong with a round on the first server that finds anything; all servers call it, and get the same."""
+    """Return the fault that the first server with one found in a round, or ''; all servers call it, and get the
+    same."""
 
     def join(parts: list[Part]) -> list[Part]:
         return [Part(note=next((part.note for part in parts if part.note), ""))] * len(parts)

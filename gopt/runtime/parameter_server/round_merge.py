@@ -1,4 +1,5 @@
-"""What a round has of each bucket and table: waits for what trainers push, merges it, and finds what is no number."""
+"""Merges a round of each bucket and table: waits for the pushes of trainers, merges them, and finds NaN and
+infinity."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from gopt.runtime.session import Array
 
 @dataclass(slots=True)
 class RoundMerge:
-    """The merge of the round that ``contributions`` are at. ``receive``: takes in one message of some endpoints, which
-    are to do something."""
+    """The merge of the current round of ``contributions``. ``receive``: receives one message from some endpoints,
+    with a description of what they are to send."""
 
     buckets: Mapping[int, Sequence[KeyEntry]]
     tables: Mapping[int, TablePart]
@@ -31,19 +32,19 @@ class RoundMerge:
     waits: Waits
     receive: Callable[[Sequence[int], str], None]
     contributors: tuple[int, ...] | None = None
-    """Whose contributions the round has, where servers decide that together."""
+    """The trainers whose contributions the round uses, where servers decide that together."""
     _merged: dict[str, list[Array]] = field(default_factory=dict)
     """First output of an Aggregate -> its results, where they were merged ahead."""
 
     def wait(self, missing: Sequence[int], what: str) -> None:
-        """Wait for one message, and note for whom."""
+        """Receive one message, and record the time that it was awaited."""
         begun = self.waits.clock()
         self.receive(missing, what)
         self.waits.add(missing, len(self.trainers.live), begun)
 
     def ahead(self, nodes: Sequence[Node]) -> str:
-        """Merge all that the round has; returns what in it is no number, or ''. ``nodes``: Aggregate and
-        AggregateRows."""
+        """Merge everything in the round; returns a message on a value that is NaN or infinite, or ''. ``nodes``:
+        Aggregate and AggregateRows."""
         wrong = ""
         for node in nodes:
             self._merged[node.outputs[0]] = self._merge(node)
@@ -55,12 +56,13 @@ class RoundMerge:
         return self._merged.pop(node.outputs[0], None) or self._merge(node)
 
     def next_round(self) -> None:
-        """Forget what the round had."""
+        """Remove the results of this round."""
         self._merged.clear()
         self.contributions.next_round()
 
     def fault(self, node: Node, merged: Sequence[Array]) -> str:
-        """What is no number of what trainers pushed of a bucket or table, or of what became of it; or ''."""
+        """A message on a NaN or infinite value that trainers pushed for a bucket or table, or in the merged result;
+        or ''."""
         kind, key, what = self._slot(node)
         found = {each: it for each, it in self.contributions.of(key, kind).items() if self._counts(each)}
         keys, number = self.buckets[key] if kind is Kind.PUSH else (), self.contributions.round
@@ -76,7 +78,8 @@ class RoundMerge:
         return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
 
     def _slot(self, node: Node) -> tuple[Kind, int, str]:
-        """What trainers send for an Aggregate or AggregateRows: the kind, the bucket or table, and in words."""
+        """The message of trainers for an Aggregate or AggregateRows: its kind, the number of the bucket or table,
+        and a description."""
         attributes, number = node.attributes, self.contributions.round
         if node.op_type == "AggregateRows":
             what = f"push rows of table {attributes['parameter']} of round {number}"
@@ -101,5 +104,5 @@ class RoundMerge:
         return found
 
     def _expected(self) -> Sequence[int]:
-        """The trainers whose contributions the round takes."""
+        """The trainers whose contributions the round uses."""
         return sorted(self.trainers.live) if self.contributors is None else self.contributors

@@ -1,4 +1,4 @@
-"""All endpoints of a split in this process, as threads; or those of one process among many."""
+"""Runs all endpoints of a split as threads of this process, or the endpoints of one process of many."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from gopt.runtime.training.job import Progress
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a run calls beside ``on_step``: ``on_start`` before the first step; ``position`` with step and message
-    whenever they change; ``stop_signal`` returns the signal that this process received, or 0; ``on_end``: of a run
-    without rounds, the chief calls it with what all endpoints did."""
+    """Functions that a run calls beside ``on_step``.
+
+    ``on_start``: called before the first step. ``position``: called with step and message whenever they change.
+    ``stop_signal``: returns the signal that this process received, or 0. ``on_end``: in a run without rounds, the chief
+    calls it with what all endpoints did.
+    """
 
     on_start: Callable[[], None] = lambda: None
     position: Callable[[int, int], None] = lambda *_: None
@@ -40,7 +43,7 @@ NO_HOOKS = Hooks()
 def run_endpoint(
     server_job: ServerJob, endpoint: Endpoint, on_step: OnStep, hooks: Hooks = NO_HOOKS
 ) -> tuple[int, int]:  # fmt: skip
-    """Do the work of one endpoint; returns the last step, and the signal for which the run ended, or 0."""
+    """Run one endpoint; returns the last step, and the signal for which the run ended, or 0."""
     rounds = server_job.plan.mode is Mode.SYNC
     if endpoint.number < server_job.trainers:
         make = PushPullTrainer if rounds else AsyncTrainer
@@ -61,8 +64,8 @@ def run_endpoint(
 def run_endpoints(
     server_job: ServerJob, hub: ThreadHub | MpiHub, on_step: OnStep, hooks: Hooks = NO_HOOKS
 ) -> tuple[int, int]:  # fmt: skip
-    """Do the work of all endpoints of this process, each in a thread where there are several; returns the last step,
-    and the signal for which the run ended, or 0."""
+    """Run all endpoints of this process, each in a thread where there are several; returns the last step, and the
+    signal for which the run ended, or 0."""
 
     def work(number: int) -> tuple[int, int]:
         return run_endpoint(server_job, hub.endpoint(number), on_step, hooks)

@@ -1,4 +1,4 @@
-"""A server in rounds: it waits for what all trainers push, updates once, and answers pulls of the new version.
+"""A server with rounds: it waits for the pushes of all trainers, updates once, and answers pulls of the new version.
 
 A version is the number of rounds whose updates a value has. A pull names the version that it wants, so that no trainer
 gets an earlier or a mixed one; it is answered once that round is over. A round that is skipped makes a new version too,
@@ -116,7 +116,7 @@ class SyncServer:
         self._shown = [name for name in self.graph.outputs if name not in replaces and name not in self.tables.updated]
 
     def summary(self) -> ServerSummary:
-        """What this server did in the run."""
+        """Waits and counts of this server in the run."""
         return ServerSummary(
             self.number, self.waits.rounds, self.answered, self.bytes_in, self.bytes_out, self.contributions.dropped,
             self.waits.seconds, self.waits.last, self.skipped,
@@ -149,12 +149,12 @@ class SyncServer:
         self._forget_lost()
 
     def _forget_lost(self) -> None:
-        """Trainers that were lost while all came together take no part any more."""
+        """Remove trainers that were lost at a synchronisation point."""
         for number in self.endpoint.dropped & self.trainers.live:
             self.trainers.lose(number, self.endpoint.why_lost(number))
 
     def _round_comes(self) -> bool:
-        """Wait for the first sign of the next round; False once all trainers have left."""
+        """Wait for the first message of the next round; False once all trainers have left."""
         self._answer()
         while True:
             going = self.trainers.going(self.version)
@@ -167,7 +167,7 @@ class SyncServer:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self, sources: Sequence[int], what: str) -> None:
-        """Take in one message; forget a trainer that is lost, where rounds go on without."""
+        """Receive one message; remove a lost trainer, where rounds continue without it."""
         try:
             message = self.endpoint.receive(awaited=lambda: Awaited(tuple(sources), what))
         except LostError as error:
@@ -193,7 +193,7 @@ class SyncServer:
             raise RunError(f"{message.header} is no message to a server")
 
     def _answer(self) -> None:
-        """Answer the pulls of versions that are there."""
+        """Answer the pulls of versions that are available."""
         waiting, self._pulls = self._pulls, []
         for message in waiting:
             if message.round > self.version:
@@ -233,8 +233,8 @@ class SyncServer:
     # --- what a round has -------------------------------------------------------------------------------------------
 
     def _decide(self) -> bool:
-        """Whether the round is applied. Where servers decide together, wait until all trainers have ended it, and find
-        out whose contributions it has."""
+        """Return whether the round is applied. Where servers decide together, wait until all trainers have ended it,
+        and agree on whose contributions it uses."""
         if not self._faults.decides_rounds:
             return True
         while missing := self.trainers.going(self.version):
@@ -267,7 +267,7 @@ class SyncServer:
         raise RunError(f"servers make no {node.op_type}")
 
     def _touched_rows(self, node: Node, merged: Sequence[Array]) -> Sequence[Array]:
-        """The rows of a table, and of states with its rows, that an update on touched rows alone reads."""
+        """The rows of a table, and of states of its shape, that an update on touched rows reads."""
         number = int(node.attributes["table"]) if node.op_type == "AggregateRows" else -1
         touched = self.tables.touched.get(number)
         if touched is None:
@@ -276,7 +276,7 @@ class SyncServer:
         return list(touched.take(merged[0]).values())
 
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
-        """A reduction among servers, in their order."""
+        """A reduction over servers, in the order of their numbers."""
 
         def join(parts: list[Part]) -> list[Part]:
             arrays = [list(part.arrays) for part in parts]
@@ -287,6 +287,7 @@ class SyncServer:
 
 
 def _blank(type: TensorType) -> Array:
-    """What a number that servers compute is in a round that was not applied: NaN where its type has one, else 0."""
+    """The value of a scalar that servers compute, in a round that was not applied: NaN where its type has one, else
+    0."""
     dtype = numpy_dtype(type.dtype)
     return np.full(type.dims, np.nan if dtype.kind in "fV" else 0, dtype)

@@ -13,7 +13,7 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part that one server sends or receives; ``note`` is a small value that JSON can represent."""
+    """Arrays that one server sends or receives; ``note`` is a small value that JSON can hold."""
 
     arrays: tuple[Array, ...] = ()
     note: Any = None
@@ -21,8 +21,11 @@ class Part:
 
 @dataclass(slots=True)
 class ServerExchange:
-    """One server's side. ``servers``: the endpoints of all, in order; ``receive``: takes in one message, while these
-    endpoints are waited for to do something. All servers make the same calls in the same order."""
+    """One server's side. All servers make the same calls in the same order.
+
+    ``servers``: the endpoints of all servers, in order. ``receive``: receives one message while these endpoints are
+    awaited.
+    """
 
     endpoint: Endpoint
     servers: Sequence[int]
@@ -33,7 +36,7 @@ class ServerExchange:
     """The round and the number of the last call in it."""
 
     def take(self, message: Message) -> None:
-        """Take in a PARTIAL or a TOTAL."""
+        """Accept a PARTIAL or a TOTAL."""
         place = message.round, message.key
         if message.kind is Kind.PARTIAL:
             self._partials.setdefault(place, {})[message.source] = message
@@ -41,7 +44,7 @@ class ServerExchange:
             self._totals[place] = message
 
     def __call__(self, round_number: int, part: Part, join: Callable[[list[Part]], list[Part]]) -> Part:
-        """Give a part; returns what ``join``, which server 0 calls with all parts, makes for this server."""
+        """Give a part; returns this server's result of ``join``, which server 0 calls with all parts."""
         number = self._place[1] + 1 if self._place[0] == round_number else 0
         self._place = place = round_number, number
         first, *others = self.servers

@@ -1,4 +1,4 @@
-"""A server's parts of tables: rows that trainers ask for, and the merge of rows that they push."""
+"""A server's parts of tables: rows that trainers pull, and the merge of rows that they push."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TablePart:
 
 
 def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, TablePart]:
-    """Number of a table -> what a server has of it."""
+    """Number of a table -> this server's part of it."""
     found = {}
     for number, entry in enumerate(tables):
         layout = table_layout(entry)
@@ -40,15 +40,15 @@ def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, TablePar
 
 
 def part_of(parts: Mapping[int, TablePart], table: int, trainer: int) -> TablePart:
-    """A server's part of the table that a trainer means; raises RunError where it has none."""
+    """A server's part of the table that a trainer names; raises RunError where it has none."""
     if table not in parts:
         raise RunError(f"trainer {trainer} means rows of table {table}, of which this server has none")
     return parts[table]
 
 
 def rows_answer(part: TablePart, take: Callable[[Array], Array], message: Message) -> Array:
-    """The rows that a pull asks for, in the type that it names; ``take``: copies rows of the part. Raises RunError for
-    rows that are not there."""
+    """The rows that a pull asks for, in the type that it names. ``take``: copies rows of the part. Raises RunError
+    for rows that the part does not have."""
     (ids,) = message.arrays
     check_rows(part, ids, message.source)
     rows = take(ids)
@@ -57,7 +57,7 @@ def rows_answer(part: TablePart, take: Callable[[Array], Array], message: Messag
 
 
 def merged_rows(part: TablePart, node: Node, found: Mapping[int, Contribution]) -> list[Array]:
-    """The rows that trainers pushed in a round, merged. Raises RunError for rows that are not there."""
+    """The merged rows of a round. Raises RunError for rows that the part does not have."""
     for trainer, each in found.items():
         assert each.ids is not None
         check_rows(part, each.ids, trainer)
@@ -68,7 +68,7 @@ def merged_rows(part: TablePart, node: Node, found: Mapping[int, Contribution]) 
 
 
 def check_rows(part: TablePart, ids: Array, trainer: int) -> None:
-    """Refuse rows that a part does not have; raises RunError."""
+    """Raise RunError for rows that a part does not have."""
     outside = ids[(ids < 0) | (ids >= part.rows)]
     if outside.size:
         raise RunError(

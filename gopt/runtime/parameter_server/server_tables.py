@@ -1,4 +1,4 @@
-"""The parts of tables that a server has: where their rows come from at the start, and how rounds change them."""
+"""A server's parts of tables: the source of their first rows, and the update of rows in rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gopt.runtime.training.initial_states import initial_states
 
 
 class ServerTables:
-    """The tables of which an endpoint, a server, has parts. ``entries``: number -> the table."""
+    """The tables of which a server has parts. ``entries``: number -> the table's entry in the manifest."""
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
         self.server = endpoint - server_job.trainers
@@ -53,8 +53,8 @@ class ServerTables:
         return entry.states[place].inputs if entry.states else entry.inputs[place : place + 1]
 
     def initial(self, graphs: Mapping[str, Graph], path: str | None) -> dict[str, Array]:
-        """The server's states at the first step, as ``initial_states``; rows that are made when they are touched are
-        left out."""
+        """The server's states at the first step, as ``initial_states``, without rows that are created when they are
+        touched."""
         stored = [state for state in self._states if state.input not in self.sources]
         found = initial_states(stored, graphs, path)
         for each in self.entries.values():
@@ -69,9 +69,10 @@ class ServerTables:
         return [number for number, each in self.entries.items() if each.update == Rows.LAZY.value]
 
     def take_out(self, number: int, graph: Graph, values: dict[str, Array], *, merges: bool) -> Graph:
-        """A graph without the part of a table whose updates run on touched rows, which is taken out of ``values`` too.
+        """Return the graph without the part of a table whose updates run on touched rows, and remove that part from
+        ``values``.
 
-        ``merges``: the graph of a round, whose messages bring the rows; else rows are inputs.
+        ``merges``: whether the graph is that of a round, whose messages bring the rows; else rows are inputs.
         """
         entry = self.entries[number]
         states = entry.states[entry.servers.index(self.server)]
@@ -95,7 +96,7 @@ class ServerTables:
 
     @property
     def updated(self) -> frozenset[str]:
-        """What the graph calls updated rows."""
+        """The graph's names of updated rows."""
         return frozenset(state.updated for each in self.touched.values() for state in each.states)
 
     def arrays(self) -> dict[str, Array]:

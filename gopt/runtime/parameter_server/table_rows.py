@@ -1,7 +1,7 @@
-"""A trainer's rows: those it asks servers for, and those whose gradients it sends.
+"""A trainer's rows of tables: those it pulls from servers, and those whose gradients it pushes.
 
-A pull asks each server once for the distinct rows that it has; a server of whose rows none is wanted gets no message.
-A push goes to every server that has a part, with no rows too, so that servers know that nothing else comes.
+A pull asks each server once for the distinct rows that it has; a server with none of them gets no message. A push goes
+to every server that has a part, also with no rows, so that servers know that nothing else follows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gopt.runtime.session import Array, array_dtype
 
 
 def coalesce(ids: Ids, rows: Array) -> tuple[Ids, Array]:
-    """Each id once, in ascending order, and the sum of its rows, in the order in which they are listed. Halves are
-    summed in float32 and rounded once."""
+    """Each id once, in ascending order, and the sum of its rows, added in the order of the list. float16 and
+    bfloat16 are summed in float32 and rounded once."""
     order = np.argsort(ids, kind="stable")
     ids, listed = ids[order], rows[order]
     starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
@@ -52,7 +52,7 @@ def pulls_first(graph: Graph) -> None:
 
 @dataclass(slots=True, eq=False)
 class PendingRows:
-    """Rows that were asked for. ``places``: the place of each wanted row among the distinct ones."""
+    """Rows that were requested. ``places``: the index of each wanted row among the distinct ones."""
 
     client: TableRows
     number: int
@@ -67,8 +67,8 @@ class PendingRows:
     index: int
 
     def result(self) -> list[Array]:
-        """Wait for the answers, and put the rows in the order in which they were wanted. Raises RunError where a server
-        sends something else."""
+        """Wait for the answers, and return the rows in the order in which they were wanted. Raises RunError where a
+        server sends something else."""
         self.client.position(self.index)
         found = np.empty((self.count, self.layout.width), numpy_dtype(self.dtype))
         for part in self.parts:
@@ -87,7 +87,7 @@ class PendingRows:
 
 @dataclass(slots=True, eq=False)
 class TableRows:
-    """All tables of a trainer. ``server``: a server's number -> its endpoint; ``receive``: takes in one message."""
+    """All tables of a trainer. ``server``: a server's number -> its endpoint. ``receive``: receives one message."""
 
     layouts: Sequence[TableLayout]
     endpoint: Endpoint
@@ -103,7 +103,7 @@ class TableRows:
     _leaving: list[Sent] = field(default_factory=list)
 
     def pull(self, index: int, node: Node, round_number: int, ids: Array) -> PendingRows:
-        """Ask for rows as they are before the update of a round. Raises InputError for a row that is none."""
+        """Request rows as they are before the update of a round. Raises InputError for an index outside the table."""
         attributes = node.attributes
         layout = self.layouts[attributes["table"]]
         unique, places = np.unique(layout.known(ids), return_inverse=True)
@@ -121,8 +121,8 @@ class TableRows:
         )
 
     def push(self, node: Node, round_number: int, weight: float | None, ids: Array, rows: Array) -> None:
-        """Send gradients of rows, each row once, to all servers that have a part. Raises InputError for a row that is
-        none, or another number of rows."""
+        """Send gradients of rows, each row once, to all servers that have a part. Raises InputError for an index
+        outside the table, or another number of rows."""
         layout = self.layouts[node.attributes["table"]]
         known = layout.known(ids)
         if rows.size != known.size * layout.width:
@@ -139,7 +139,7 @@ class TableRows:
             self.bytes_pushed += part.local.nbytes + own.nbytes
 
     def take(self, message: Message) -> None:
-        """Take in an answer to a pull."""
+        """Accept an answer to a pull."""
         self._came[message.source, int(message.note["pull"])] = message.arrays[0]
         self.bytes_pulled += message.arrays[0].nbytes
 
@@ -150,7 +150,7 @@ class TableRows:
         return self._came.pop((server, number))
 
     def flush(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until all messages are sent."""
         for sent in self._leaving:
             sent.wait()
         self._leaving.clear()

@@ -1,4 +1,4 @@
-"""What an asynchronous server holds of its part of a table: rows that trainers push and pull, and its own counters."""
+"""An asynchronous server's part of a table: rows that trainers push and pull, and its own counters."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class TableState(BlockState):
 
     @property
     def states(self) -> Mapping[str, Array]:
-        """All states, flattened. Rows that nobody touched are made."""
+        """All states, flattened. Rows that were never touched are created."""
         return self._states if self._touched is None else self._touched.arrays()
 
     def push(self, message: Message, trainers: int) -> int:
-        """Apply the rows that a trainer pushed; returns how many updates they are late. Raises RunError for rows that
-        are not there, or are not in order."""
+        """Apply the rows that a trainer pushed; returns how many updates late they are. Raises RunError for rows
+        that the part does not have, or that are not in ascending order."""
         ids, rows = message.arrays
         check_rows(self.rows, ids, message.source)
         if not ids.size:  # who looks up no row here asks for none
@@ -70,7 +70,8 @@ class TableState(BlockState):
         return self._count(message.source, trainers, fed)
 
     def pull(self, message: Message) -> Array:
-        """Rows that a trainer asks for; from now on it has this version. Raises RunError for one that is not there."""
+        """The rows that a trainer asks for, with the current version, which is recorded for the trainer. Raises
+        RunError for rows that the part does not have."""
         self.pulled[message.source] = self.version
         if self._touched is not None:
             return rows_answer(self.rows, self._touched.stores[self.rows.input].take, message)

@@ -1,8 +1,8 @@
-"""Tables of which an update runs on touched rows: a server keeps them out of the graph that it runs.
+"""Tables whose update runs on touched rows: a server keeps the whole table outside the graph that it runs.
 
-In the file, rows of a table are gathered, updated and put back into the whole, which would be copied in every round.
-Here the graph gets the rows and gives new ones, and the server puts them where they belong: a round costs as much as
-rows were touched, however many the table has.
+In the file, rows of a table are gathered, updated and scattered into the whole, which would be copied in every round.
+Here the graph takes rows and returns new ones, and the server writes them into the table: the time of a round depends
+on the number of touched rows, not on the size of the table.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class TouchedState:
-    """A state of a part of a table: what the graph calls its touched rows before (``rows``) and after the update
-    (``updated``)."""
+    """A state of a part of a table. ``rows``, ``updated``: the graph's names of its touched rows before and after
+    the update."""
 
     input: str
     output: str
@@ -32,10 +32,10 @@ class TouchedState:
 
 
 def take_out(graph: Graph, states: Mapping[str, str]) -> tuple[Graph, list[TouchedState]]:
-    """A graph that gives the updated rows of some states, and reads their ``rows``, which nothing in it makes, in place
-    of whole parts. ``states``: input -> output.
+    """Return a graph that reads the ``rows`` of some states instead of whole parts, and returns the updated rows.
+    Nothing in it makes ``rows``. ``states``: input -> output.
 
-    Raises InputError where a state is not gathered once and put back.
+    Raises InputError where a state is not gathered once and scattered back.
     """
     users: dict[str, list[Node]] = {}
     producers = {name: node for node in graph.nodes for name in node.outputs}
@@ -66,7 +66,7 @@ def take_out(graph: Graph, states: Mapping[str, str]) -> tuple[Graph, list[Touch
 def _way(
     name: str, output: str, users: Mapping[str, list[Node]], producers: Mapping[str, Node]
 ) -> tuple[Node, Node, Node, Node] | None:
-    """The nodes that take rows of a state out, and put them back; None where it is used otherwise."""
+    """The nodes that gather rows of a state and scatter them back; None where it is used otherwise."""
     last = producers.get(output)
     first = users.get(name, [])
     if last is None or not last.is_a("Reshape") or len(first) != 1 or not first[0].is_a("Reshape"):
@@ -80,8 +80,11 @@ def _way(
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """What makes rows of a part, which has ``count``. ``first`` and ``step``: local row i is row first + i step of the
-    table, whose rows have ``width`` elements; the part has ``columns`` of them."""
+    """Makes the first values of rows of a part, which has ``count`` rows.
+
+    Local row i is row first + i step of the table. Rows of the table have ``width`` elements, of which the part has
+    ``columns``.
+    """
 
     init: RowInit
     tensor: str
@@ -93,14 +96,14 @@ class RowSource:
     dtype: np.dtype
 
     def rows(self, ids: Array) -> Array:
-        """Rows by their local numbers, in ascending order."""
+        """Rows by their local indices, in ascending order."""
         rows: Array = self.init.rows(self.tensor, self.first + ids * self.step, self.width)[:, self.columns]
         return rows.astype(self.dtype)
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Zeros in memory of which the machine gives a small page when it is touched. NumPy asks for pages of 2 MiB: a row
-    here and there would take as much as the whole."""
+    """Zeros in memory whose pages are small and are allocated when they are touched. NumPy asks for pages of 2 MiB,
+    so that a few rows would take as much memory as the whole."""
     memory = mmap.mmap(-1, max(math.prod(shape) * dtype.itemsize, 1))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -108,16 +111,16 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Array:
 
 
 class RowStore:
-    """Rows of a state of a part: an array, or rows that are made when they are first touched."""
+    """Rows of a state of a part: an array, or rows that are created when they are first touched."""
 
     def __init__(self, array: Array, source: RowSource | None = None) -> None:
-        """``array``: rows x columns; with a ``source`` its rows are not made yet."""
+        """``array``: rows x columns. With a ``source`` its rows are not created yet."""
         self.array, self.source = array, source
         self._made = None if source is None else _empty((len(array),), np.dtype(bool))
 
     @classmethod
     def drawn(cls, source: RowSource) -> RowStore:
-        """Rows of a source, of which none is made yet."""
+        """Rows of a source, none of which is created yet."""
         return cls(_empty((source.count, source.columns.stop - source.columns.start), source.dtype), source)
 
     def take(self, ids: Array) -> Array:
@@ -126,11 +129,11 @@ class RowStore:
         return self.array[ids]
 
     def put(self, ids: Array, rows: Array) -> None:
-        """Replace rows that were taken before."""
+        """Replace rows."""
         self.array[ids] = rows
 
     def whole(self) -> Array:
-        """All rows, flattened; those that nobody touched are made."""
+        """All rows, flattened; those that were never touched are created."""
         if self._made is not None:
             self._make(np.flatnonzero(~self._made))
             self._made = None
@@ -158,7 +161,7 @@ class TouchedTable:
     stores: dict[str, RowStore]
 
     def take(self, ids: Array) -> dict[str, Array]:
-        """The rows of all states, as the graph calls them."""
+        """The rows of all states, by the graph's names."""
         return {each.rows: self.stores[each.input].take(ids) for each in self.states}
 
     def put(self, ids: Array, made: Mapping[str, Array]) -> None:

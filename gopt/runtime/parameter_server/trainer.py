@@ -41,7 +41,7 @@ CHIEF = 0
 
 @dataclass(slots=True)
 class _Meeting:
-    """Arrivals at the end of a step: on the chief the others' reports, elsewhere the chief's answer."""
+    """Messages at the end of a step: on the chief the others' reports, elsewhere the chief's answer."""
 
     came: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
     released: dict[int, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class PushPullTrainer:
     """One trainer. ``position`` is called with step and message whenever they change; ``stop_signal`` returns the
     signal that this process received, or 0.
 
-    Raises InputError, OptionError and RunError for files and options that do not fit.
+    Raises InputError, OptionError and RunError for unusable files and options.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class PushPullTrainer:
         self.endpoint.close()
 
     def _compile(self) -> None:
-        """Compile the phases; when all have, get the copies of parameters that this trainer starts with."""
+        """Compile the phases; when all endpoints have, pull the parameters with which this trainer starts."""
         cache = self._device.sessions()
         replaces = {state.output: state.input for state in self.entry.state}
         replaces |= {each.output: each.input for each in self.entry.accumulators}
@@ -177,7 +177,7 @@ class PushPullTrainer:
         return seen
 
     def _end_round(self, round_number: int) -> None:
-        """Tell every server, once, that this trainer has pushed all it has of a round."""
+        """Tell every server, once, that this trainer has pushed its whole contribution to a round."""
         if round_number <= self._ended:
             return
         self._ended = round_number
@@ -189,7 +189,7 @@ class PushPullTrainer:
     # --- trainers among themselves ----------------------------------------------------------------------------------
 
     def _other(self, message: Message) -> None:
-        """A message that is no answer of a server."""
+        """Accept a message that is no answer of a server."""
         if message.kind is Kind.BARRIER:
             self._meeting.came[message.source, message.round] = message.note
         elif message.kind is Kind.RELEASE:
@@ -198,8 +198,8 @@ class PushPullTrainer:
             raise RunError(f"{message.header} is no message to a trainer")
 
     def _meet(self, loss: float) -> tuple[float, ...]:
-        """Wait for the other trainers at the end of a step; returns their losses on the chief. All learn there whether
-        the run ends."""
+        """Wait for the other trainers at the end of a step; returns their losses on the chief. All learn whether the
+        run ends."""
         idle = self.data.idle
         note = {"loss": loss if math.isfinite(loss) else str(loss), "signal": self._stop_signal(), "idle": idle,
                 "more": self._more()}  # fmt: skip
@@ -221,16 +221,17 @@ class PushPullTrainer:
     # --- data that ends ---------------------------------------------------------------------------------------------
 
     def _more(self) -> bool:
-        """Return whether there is data for the next step; takes it ahead, where a run may end with its data."""
+        """Return whether there is data for the next step; reads it in advance where a run may end with its data."""
         return self._faults.stop is None or self.step >= self.server_job.job.steps or self.data.take_ahead(self.step)
 
     def _look_ahead(self, ready: Sequence[Any]) -> None:
-        """Before the first step: end the run where there is too little data for it. ``ready``: what all gave."""
+        """Before the first step: end the run where there is too little data for it. ``ready``: what all endpoints
+        passed."""
         self.stopped = self._data_ends(dict(enumerate(map(bool, ready[: self.server_job.trainers]))))
 
     def _data_ends(self, more: Mapping[int, bool]) -> int:
-        """OUT_OF_DATA where the run ends for lack of data, else 0; the chief says who has no more. ``more``: trainer ->
-        whether it has data for the next step."""
+        """OUT_OF_DATA where the run ends for lack of data, else 0; the chief reports whose data ended. ``more``:
+        trainer -> whether it has data for the next step."""
         without = {number for number, has in more.items() if not has}
         ends = bool(without) and (self._faults.stop is Stop.FIRST or len(without) == len(more))
         for number in sorted(without - self._meeting.exhausted):
@@ -258,7 +259,7 @@ class PushPullTrainer:
             self._notice_lost()
 
     def _notice_lost(self) -> None:
-        """Forget trainers that are lost; the chief says so, once for each."""
+        """Remove lost trainers; the chief reports each once."""
         for number in sorted(self.endpoint.dropped - self._meeting.lost):
             self._meeting.lost.add(number)
             self._tell(
@@ -282,7 +283,7 @@ class PushPullTrainer:
 
 
 def _pull_graph(graphs: Mapping[str, Graph], outputs: list[str]) -> Graph:
-    """The part of a trainer's graphs that pulls values and puts them together, for the start."""
+    """The part of a trainer's graphs that pulls values and joins them, for the start."""
     graph = next(graph for graph in graphs.values() if outputs[0] in graph.outputs)
     index = GraphIndex(graph)
     needed: set[int] = set()

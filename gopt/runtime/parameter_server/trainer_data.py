@@ -13,7 +13,7 @@ from gopt.runtime.training.data import ArraySource, Batch, DataEndedError, Micro
 class TrainerData:
     """The batches of one trainer. ``idle``: it has none for the current step, nor for later ones.
 
-    Raises InputError for data that does not fit the inputs, and OptionError for a function that cannot be found.
+    Raises InputError for arrays that fit no input, and OptionError for a function that cannot be found.
     """
 
     def __init__(self, server_job: ServerJob, number: int) -> None:
@@ -55,7 +55,7 @@ class TrainerData:
             ) from error
 
     def take_ahead(self, step: int) -> bool:
-        """Take all batches of a step; False where there are too few for a whole one, now and from now on."""
+        """Read all batches of a step in advance; False where no whole step is left."""
         if step == self._taken or self.idle:
             return not self.idle
         self._ahead, self._taken = [], step
@@ -67,6 +67,6 @@ class TrainerData:
         return not self.idle
 
     def epoch(self, step: int) -> dict[str, float]:
-        """How often the samples of a file were dealt out once a step is done: ``{"epoch": 1.5}``; else nothing."""
+        """How often the samples of a file were used after a step, as ``{"epoch": 1.5}``; empty for other data."""
         whole = self._source.batches if isinstance(self._source, ArraySource) else None
         return {} if not whole else {"epoch": round(step * self._times * self._parts / whole, 4)}

@@ -1,4 +1,4 @@
-"""A trainer's messages as its graph makes them: pushes leave without waiting, pulls are asked for ahead."""
+"""The messages of a trainer's graph: pushes are sent without waiting, pulls are requested in advance."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gopt.runtime.session import Array
 
 @dataclass(slots=True, eq=False)
 class TrainerMessages:
-    """Makes the messages of a trainer's graphs; called by the executor for each, in the order of the file.
+    """Makes the messages of a trainer's graphs. The executor calls it for each message node, in the order of the file.
 
-    ``other``: called with messages that are no answer to a pull, as they come in between.
+    ``other``: called with messages that are no answer to a pull.
     """
 
     server_job: ServerJob
@@ -60,12 +60,12 @@ class TrainerMessages:
 
     @property
     def usage(self) -> dict[str, float]:
-        """Bytes pushed and pulled so far, rows of tables and their numbers included, and seconds waited."""
+        """Bytes pushed and pulled so far, including rows of tables and their ids, and seconds waited."""
         pushed, pulled = self.bytes_pushed + self.rows.bytes_pushed, self.bytes_pulled + self.rows.bytes_pulled
         return {"bytes_pushed": pushed, "bytes_pulled": pulled, "waited": self.waited}
 
     def prepare(self, graph: Graph) -> Graph:
-        """A graph as the executor takes it: without the absent operands of messages."""
+        """The graph for the executor: without the absent operands of message nodes."""
         for node in graph.nodes:
             if node.domain == COMM and node.op_type in ("Push", "PushRows"):
                 if node.inputs[1]:
@@ -75,7 +75,7 @@ class TrainerMessages:
         return graph
 
     def ask(self, graph: Graph, round_number: int, version: str) -> None:
-        """Ask for all that a graph pulls of a version, so that servers can send one while another is used."""
+        """Request everything that a graph pulls of a version, so that servers send one bucket while another is used."""
         for node in graph.nodes:
             if node.domain == COMM and node.op_type == "Pull" and node.attributes["version"] == version:
                 self._ask(node, round_number)
@@ -83,7 +83,7 @@ class TrainerMessages:
     def __call__(
         self, index: int, node: Node, inputs: list[Array], buffer: Any = None
     ) -> list[Array] | CollectiveFuture:
-        """Make the message of a node; returns its results, or what waits for them."""
+        """Make the message of a node; returns its results, or a future of them."""
         self.position(index)
         round_number = int(inputs[0])
         if node.op_type == "Push":
@@ -100,7 +100,7 @@ class TrainerMessages:
         raise RunError(f"trainers make no {node.op_type}")
 
     def flush(self) -> None:
-        """Wait until all that was pushed has left."""
+        """Wait until all pushes are sent."""
         for sent in self._leaving:
             sent.wait()
         self._leaving.clear()
@@ -123,8 +123,8 @@ class TrainerMessages:
     # --- pulls ------------------------------------------------------------------------------------------------------
 
     def _ask(self, node: Node, round_number: int) -> tuple[int, int, int]:
-        """Ask for a bucket unless that was done; returns what the answer is known by. A version is the number of
-        rounds whose updates it has."""
+        """Request a bucket, unless it is requested already; returns the key of the answer. A version is the number
+        of rounds whose updates a value has."""
         version = round_number + (node.attributes["version"] == "after")
         server = self.server_job.server(node.attributes["server"])
         key = server, node.attributes["bucket"], version
@@ -147,7 +147,7 @@ class TrainerMessages:
         return _pieces(message.arrays, parse_shapes(node.attributes["shapes"]), node.attributes["dtype"])
 
     def receive(self, awaited: Callable[[], Awaited]) -> None:
-        """Take in one message."""
+        """Receive one message."""
         begun = time.perf_counter()
         try:
             message = self.endpoint.receive(awaited=awaited)
@@ -168,7 +168,7 @@ class TrainerMessages:
 
 
 def _pieces(arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Array]:
-    """The arrays of keys as the pieces that they are; raises RunError where they do not come out even."""
+    """The arrays of keys, split into pieces; raises RunError where their sizes differ."""
     found: list[Array] = []
     rest = list(shapes)
     for array in arrays:

@@ -1,4 +1,4 @@
-"""For whom a server waited, and what it did in a run."""
+"""For which trainers a server waited, and what it did in a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHARE = 0.8
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds that a server waited for each trainer while another had come already, and how often each came last.
+    """Seconds that a server waited for each trainer while another one had arrived, and how often each arrived last.
 
-    While none has come, all compute: nobody waits for a trainer then. ``clock``: seconds.
+    While none has arrived, all compute, and no trainer is waited for. ``clock``: returns seconds.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -28,14 +28,14 @@ class Waits:
     _round: dict[int, float] = field(default_factory=dict)
 
     def add(self, missing: Sequence[int], live: int, begun: float) -> None:
-        """A wait that began at ``begun`` is over: these of all ``live`` trainers had not come."""
+        """Record a wait that began at ``begun``: the trainers in ``missing``, of all ``live`` ones, had not arrived."""
         if len(missing) < live:
             spent = self.clock() - begun
             for trainer in missing:
                 self._round[trainer] = self._round.get(trainer, 0.0) + spent
 
     def end_round(self) -> None:
-        """The one for whom it waited longest came last."""
+        """Count the trainer with the longest wait as the last of the round."""
         self.rounds += 1
         if self._round:
             self.last[max(self._round, key=lambda trainer: self._round[trainer])] += 1
@@ -46,8 +46,8 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class ServerSummary:
-    """What a server did. ``waits``: trainer -> seconds that it waited for this one while another had come; ``last``:
-    trainer -> rounds in which it came last."""
+    """Waits and counts of a server. ``waits``: trainer -> seconds that it was waited for while another had arrived.
+    ``last``: trainer -> rounds in which it arrived last."""
 
     server: int
     rounds: int

@@ -81,11 +81,11 @@ class BufferAssignment:
     buffer_values: dict[int, list[str]] = field(default_factory=dict)
     """Number of a gather -> the values that lie in its buffer."""
     own_slices: dict[str, frozenset[BufferSlice]] = field(default_factory=dict)
-    """What a gather sends -> the shards of its buffer, one of which is the rank's own."""
+    """Operand of a gather -> the shards of its buffer, one of which is the rank's own."""
 
     @property
     def send_names(self) -> frozenset[str]:
-        """The values in each send buffer, also where no memory is shared."""
+        """The values of those send buffers that exist even where no memory is shared."""
         return frozenset(name for send in self.sends.values() if send.packed for name in send.names)
 
     def without(self, calls: Collection[int]) -> BufferAssignment:

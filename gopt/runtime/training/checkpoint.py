@@ -1,6 +1,7 @@
-"""Checkpoints: one safetensors file per rank and an index written last, in a folder that is named when it is complete.
+"""Checkpoints: one safetensors file per rank, and an index that is written last, in a folder that is renamed once
+complete.
 
-A crash at any moment leaves the earlier checkpoints as they were.
+A crash at any moment leaves earlier checkpoints unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
 class Agreement(Protocol):
-    """The set of writers: this one's number, and an exchange of small objects among them."""
+    """The writers of a checkpoint: the number of this one, and a gather of small objects among all."""
 
     @property
     def rank(self) -> int: ...
@@ -56,7 +57,8 @@ class Agreement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of one job: in the folder ``root``; ``folder`` is what the job runs, ``keep`` of them stay."""
+    """The checkpoints of one job in the folder ``root``. ``folder``: the sharded step. ``keep``: how many
+    checkpoints stay."""
 
     root: Path
     folder: Path
@@ -64,7 +66,8 @@ class Checkpoints:
     keep: int = 2
 
     def check(self, resume: bool) -> None:
-        """Raise OptionError where the folder is not for this run's checkpoints, RunError while another job holds it."""
+        """Raise OptionError where the folder cannot have this run's checkpoints, RunError while another job has
+        locked it."""
         check_checkpoint_folder(self.root, self.folder)
         check_unlocked(self.root)
         if not resume and (kept := self.steps()):
@@ -77,7 +80,7 @@ class Checkpoints:
     def open(self, engine: Agreement, start: int) -> Iterator[None]:
         """Lock the folder for this job, on the first rank; ``start`` is the step from which the job continues.
 
-        Raises RunError when another job holds it, and where nothing can be written.
+        Raises RunError when another job has locked it, and where nothing can be written.
         """
         if engine.rank:
             yield
@@ -89,7 +92,7 @@ class Checkpoints:
             yield
 
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint, in order."""
+        """Steps with a complete checkpoint, in ascending order."""
         return complete_steps(self.root)
 
     def path(self, step: int) -> Path:
@@ -99,10 +102,10 @@ class Checkpoints:
         self, engine: Agreement, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array],
         extra: Mapping[str, Array] = NOTHING,
     ) -> None:  # fmt: skip
-        """Write a checkpoint; every rank calls it. ``to_host`` returns a state's array in host memory; ``extra``: what
-        this rank alone keeps beside the states, by names that no state has.
+        """Write a checkpoint; every rank calls it.
 
-        Raises RunError when it cannot be written, the same on all ranks.
+        ``to_host`` returns a state's array in host memory. ``extra``: what this rank alone saves beside the states, by
+        names that no state has. Raises RunError, the same on all ranks, when it cannot be written.
         """
         try:
             with ExitStack() as opened:
@@ -137,9 +140,9 @@ class Checkpoints:
         _on_all_ranks(engine, target, finish)
 
     def load(self, rank: int, step: int) -> dict[str, Array]:
-        """The states of one rank as they were saved; sizes and digests of the files it reads are checked first.
+        """The states of one rank as they were saved. The size and digest of each file are checked first.
 
-        Raises RunError for a checkpoint of other ranks, or one that is damaged.
+        Raises RunError for a checkpoint of another sharded step, or a damaged one.
         """
         folder = self.path(step)
         files = read_index(folder, self.manifest).files
@@ -155,14 +158,13 @@ class Checkpoints:
         return found
 
     def load_extra(self, rank: int, step: int, name: str) -> Array | None:
-        """Return the value that a rank saved under a name besides its states, None if there is none; call it after
-        ``load``.
-        """
+        """The value that a rank saved under a name beside its states, or None; call it after ``load``."""
         tensor = load_state(self.path(step) / rank_states_file(rank)).get(name)
         return None if tensor is None else np.array(tensor.numpy())
 
     def _writers(self, rank: int) -> dict[int, list[str]]:
-        """The first rank that holds each state of a rank: it writes for all that hold the same -> those states."""
+        """The first rank that holds each state of a rank -> those states. It writes them for all ranks with the same
+        values."""
         owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
         for other in self.manifest.ranks:
             for state in other.state:

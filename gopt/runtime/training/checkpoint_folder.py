@@ -1,7 +1,7 @@
-"""The folder that holds a job's checkpoints: one job at a time, and only ever added to.
+"""The folder of a job's checkpoints. One job at a time uses it, and files are added, never changed.
 
-Beside the steps lie manifest, report and source, so that ``gopt merge`` and ``gopt reshard`` need nothing else. What
-is equal is left alone, all else takes its place in one step, and a step loses its index before anything else of it.
+Manifest, report and source lie beside the steps, so that ``gopt merge`` and ``gopt reshard`` need nothing else. A file
+that is equal is not written again; every other file is renamed into place. A step is removed index first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BIN = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 
 
 def check_checkpoint_folder(root: Path, folder: Path) -> None:
-    """Raise OptionError where checkpoints of the ranks in ``folder`` must not be kept."""
+    """Raise OptionError where checkpoints of the sharded step ``folder`` must not be written to ``root``."""
     whole = Path(os.path.realpath(resolve_output(root)))  # a link to the folder will do
     if whole == Path(os.path.realpath(folder)):
         raise OptionError(f"--checkpoint {root} is the folder of ranks itself", "choose another one")
@@ -56,10 +56,10 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
 
 @contextmanager
 def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[None]:
-    """Hold the folder for one job, write what all steps share, and finish what an earlier job left.
+    """Lock the folder for one job, remove what an earlier job left incomplete, and write what all steps share.
 
-    Raises RunError when another job holds it, when checkpoints of other ranks lie there, and where nothing can be
-    written.
+    Raises RunError when another job has locked it, when it has checkpoints of another sharded step, and where nothing
+    can be written.
     """
     number = _guarded(root, lambda: _lock(root))
     try:
@@ -74,7 +74,7 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
 
 
 def check_unlocked(root: Path) -> None:
-    """Raise RunError while another job holds the folder: what lies there changes as one reads it."""
+    """Raise RunError while another job has locked the folder: its files may change while they are read."""
     if is_locked(root / LOCK_FILE):
         raise _busy(root)
 
@@ -93,7 +93,8 @@ def _lock(root: Path) -> int:
 
 
 def _check_manifest(root: Path, manifest: Manifest) -> None:
-    """Raise RunError for steps of other ranks: the index of the newest one decides, a manifest may be damaged."""
+    """Raise RunError for checkpoints of another sharded step. The index of the newest step decides, because a
+    manifest may be damaged."""
     if steps := complete_steps(root):
         read_index(root / step_dir(steps[-1]), manifest)
         return
@@ -108,7 +109,7 @@ def _check_manifest(root: Path, manifest: Manifest) -> None:
 
 
 def _check_steps(root: Path) -> None:
-    """Raise RunError where a step could not be written later: what stands in its place is not gopt's."""
+    """Raise RunError where a step could not be written later, because another file has its name."""
     for path in root.iterdir():
         if STEP_DIR.fullmatch(path.name) and not (path / INDEX_FILE).is_file():
             if path.is_symlink() or not path.is_dir():
@@ -134,8 +135,8 @@ def _share(root: Path, folder: Path) -> None:
 
 
 def _put_values(root: Path, values: StatesFile) -> str:
-    """Large constants of the source; returns the name of their file, which has their digest in it: a source that
-    stands there never refers to a file that is being replaced."""
+    """Write large constants of the source; returns the name of their file, which contains their digest. So a source
+    in this folder never refers to a file that is being replaced."""
     if not values.offset:
         return ""
     seen = hashlib.sha256()
@@ -151,8 +152,8 @@ def _put_values(root: Path, values: StatesFile) -> str:
 
 
 def remove_step(path: Path) -> None:
-    """Remove what gopt wrote of one step, as far as that can be done: its index first, so that it never passes for
-    whole. What else lies there stays, and so does what is a link."""
+    """Remove the files that gopt wrote of one step, as far as possible, and the index first, so that the step never
+    counts as complete. Other files and links stay."""
     if path.is_symlink():
         return
     with suppress(OSError):
@@ -165,7 +166,7 @@ def remove_step(path: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all steps before the newest ``keep`` whole ones, what was left of unfinished ones included."""
+    """Remove all steps before the newest ``keep`` complete ones, including incomplete ones."""
     first = complete_steps(root)[-keep:][:1]
     for path in root.iterdir():
         match = STEP_DIR.fullmatch(path.name)
@@ -181,5 +182,5 @@ def _guarded(root: Path, work: Any) -> Any:
 
 
 def unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:
-    """The refusal where a checkpoint cannot be written."""
+    """The RunError for a checkpoint that cannot be written."""
     return RunError(f"cannot write checkpoint {path}: {reason(error)}", hint)

@@ -1,6 +1,4 @@
-"""Checks on which all ranks must agree before the first step: mesh, calls, and shared memory (start values:
-start_values).
-"""
+"""Checks that all ranks make together before the first step: the mesh, the calls, and shared memory."""
 
 from __future__ import annotations
 
@@ -18,8 +16,11 @@ from gopt.runtime.shared_memory import Key, SharedMemory
 
 
 def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None:
-    """Prepare the groups of all calls, once all ranks run one mesh and all members of a group make the same calls in
-    the same order; ``graphs``: by phase. Raises RunError, which names the first call that differs."""
+    """Check that all ranks have one mesh, prepare the groups of all calls, and check that members of a group make the
+    same calls in the same order.
+
+    ``graphs``: by phase. Raises RunError, which names the first call that differs.
+    """
     calls: dict[str, list[str]] = {}
     for phase, graph in graphs.items():
         for node in graph.nodes:
@@ -55,7 +56,7 @@ def _raise_difference(mesh: Mesh, calls: Sequence[Mapping[str, list[str]]], grou
 
 
 def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedMemory]:
-    """The shared memory that all ranks agree on, for each plan by the numbers of its calls."""
+    """The shared memory that all ranks agree on, for each plan by the indices of its calls."""
     keys: list[dict[int, Key]] = []
     seen: Counter[str] = Counter()
     for plan in plans:
@@ -77,7 +78,7 @@ def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedM
 
 
 def _call_text(node: Node, graph: Graph) -> str:
-    """A call as all members of its group must have it."""
+    """A call as text that must be equal on all members of its group."""
     kept = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
     types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
     shown = "" if "cuts" in kept and node.op_type == "ReduceScatter" else " " + ", ".join(types)

@@ -1,4 +1,5 @@
-"""Batches for a run: each rank takes its part of the samples by number alone, so that a resumed run goes on exactly."""
+"""Batches of a run. Each rank computes the indices of its samples from the step alone, so a resumed run continues
+exactly."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ class MicroStep:
 
 
 class DataEndedError(InputError):
-    """Raised when there is no batch for this micro-step, nor for a later one."""
+    """There is no batch for this micro-step, nor for a later one."""
 
 
 class BatchSource(Protocol):
-    """Something that gives batches."""
+    """A source of batches."""
 
     def batch(self, turn: MicroStep) -> Batch:
         """The inputs of one micro-step of one rank."""
@@ -44,7 +45,7 @@ class BatchSource(Protocol):
 
 @dataclass(slots=True)
 class ArraySource:
-    """Arrays whose first axis counts samples (or whole batches, or that are the same in every step)."""
+    """Arrays whose first axis counts samples or whole batches, or that are the same in every step."""
 
     types: Mapping[str, TensorType]
     arrays: Mapping[str, Array]
@@ -64,7 +65,7 @@ class ArraySource:
         return min(counts, default=None)
 
     def batch(self, turn: MicroStep) -> Batch:
-        """Raises DataEndedError where the samples are dealt out once, and there are none left."""
+        """The batch of a micro-step. Raises DataEndedError where samples are used once, and too few are left."""
         if self.once and self.batches is not None and turn.number * turn.parts + turn.part >= self.batches:
             raise DataEndedError(f"the data has {self.batches} batches")
         return {name: self._take(name, turn) for name in self.types}
@@ -85,7 +86,8 @@ class ArraySource:
         return np.concatenate([self._order(each, count)[rows[turns == each]] for each in np.unique(turns).tolist()])
 
     def _order(self, turn: int, count: int) -> Array:
-        """In which order a pass deals out its rows. Some are kept: a batch may end one pass and begin another."""
+        """The order in which a pass uses the rows. Some orders are kept: a batch may end one pass and begin the
+        next."""
         key = turn, count
         if key not in self._orders:
             made = np.random.default_rng([self.shuffle or 0, turn]).permutation(count)
@@ -95,7 +97,7 @@ class ArraySource:
 
 @dataclass(slots=True)
 class IterableSource:
-    """Batches that a function of the user yields: one iterator a rank."""
+    """Batches that a function of the user yields; each rank has its own iterator."""
 
     make: Callable[..., Iterator[Mapping[str, Any]]]
     types: Mapping[str, TensorType]
@@ -117,10 +119,10 @@ class IterableSource:
 def open_data(
     text: str, types: Mapping[str, TensorType], shuffle: int | None, *, once: bool = False
 ) -> ArraySource | IterableSource:
-    """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``. ``once``: the samples of a file do not repeat.
+    """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``. ``once``: the samples of a file are used once.
 
-    The function takes the part and the number of parts, and yields dictionaries from input to array. Raises InputError
-    for arrays that fit no input, OptionError for a function that cannot be found.
+    The function takes the index of the part and the number of parts, and yields dictionaries from input to array.
+    Raises InputError for arrays that fit no input, OptionError for a function that cannot be found.
     """
     if text.endswith((".npz", ".safetensors")):
         held = load_state(text)
@@ -141,14 +143,14 @@ Shape = tuple[int, ...]
 
 
 def _taken(dims: Shape, shape: Shape) -> int:
-    """Rows of an array that a batch takes: several where they are samples."""
+    """How many rows of an array a batch takes: more than one where rows are samples."""
     sampled = bool(dims) and len(shape) == len(dims) and shape[1:] == dims[1:] and shape[0] != dims[0]
     return dims[0] if sampled else 1
 
 
 def _check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str, Shape], shuffled: bool) -> None:
-    """Raise InputError where inputs would drift apart: arrays that last for unequally many batches, or rows that an
-    order would deal out unalike. Nothing is read."""
+    """Raise InputError where inputs would no longer belong together: arrays for unequal numbers of batches, or rows
+    that a shuffle would order differently. No array is read."""
     first: tuple[str, int, int] | None = None
     for name, type in types.items():
         if shapes[name] != type.dims:  # else it is the same in every step
@@ -166,7 +168,7 @@ def _rows(rows: int, size: int) -> str:
 
 
 def load_function(text: str) -> Callable[..., Any]:
-    """``module:function``; the current folder is searched too. Raises OptionError."""
+    """The function that ``module:function`` names; the current folder is searched too. Raises OptionError."""
     module, colon, name = text.partition(":")
     if not colon:
         raise OptionError(f"cannot read {text!r} as data", "give FILE.npz, FILE.safetensors or module:function")
@@ -188,7 +190,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _check_samples(path: str, name: str, type: TensorType, held: TensorType) -> None:
-    """Raise InputError for an array whose rows cannot be dealt out as batches of a type; nothing is read."""
+    """Raise InputError for an array whose rows cannot be split into batches of a type. No array is read."""
     if held.dtype != type.dtype:
         _check_kind(f"{path}: {name}", type, numpy_dtype(held.dtype))
     dims, shape = type.dims, held.dims
@@ -213,7 +215,7 @@ def _fitted(name: str, type: TensorType, value: Any) -> Array:
 
 
 def _cast(what: str, type: TensorType, array: Array) -> Array:
-    """Another width of the same kind of number is no harm; another kind is."""
+    """Convert an array to the type's width. Raises InputError for another kind of number."""
     _check_kind(what, type, array.dtype)
     return array.astype(numpy_dtype(type.dtype))
 
@@ -228,9 +230,9 @@ def _check_kind(what: str, type: TensorType, held: np.dtype[Any]) -> None:
 
 
 def parse_schedule(text: str) -> Callable[[int], float]:
-    """A hyper-parameter by step, counted from 0.
+    """A hyper-parameter as a function of the step, counted from 0.
 
-    ``1e-3``; ``linear:START:END:STEPS``; ``cosine:START:END:STEPS`` (held at the end); ``module:function``.
+    ``text``: ``1e-3``; ``linear:START:END:STEPS``; ``cosine:START:END:STEPS`` (END from then on); ``module:function``.
     """
     try:
         number = float(text)

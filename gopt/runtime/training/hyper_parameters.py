@@ -34,7 +34,8 @@ class HyperParameter:
 
 
 def hyper_parameters(manifest: Manifest, settings: Mapping[str, str]) -> list[HyperParameter]:
-    """The hyper-parameters of a step with what the user gives for them; raises OptionError where that does not fit."""
+    """The hyper-parameters of a step with the user's values; raises OptionError for a missing, unknown or unusable
+    one."""
     entries = manifest.inputs_of(InputKind.HYPER)
     names = [each.name for each in entries]
     unknown = sorted(set(settings) - set(names))

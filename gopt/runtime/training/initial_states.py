@@ -1,4 +1,4 @@
-"""The states of a rank at the first step: those stored in its files, or those of a user's file."""
+"""The states of a rank at the first step: stored in its files, or read from the user's file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from gopt.runtime.session import Array
 
 
 def initial_states(states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None) -> dict[str, Array]:
-    """State -> a new array. ``states``: as the manifest lists them; ``graphs``: by phase; ``path``: --state FILE, read
-    for states without a stored value. Raises InputError where one has no value in either."""
+    """State -> a new array.
+
+    ``states``: the manifest's entries. ``graphs``: by phase. ``path``: --state FILE, read for states without a stored
+    value. Raises InputError where a state has a value in neither.
+    """
     stored = {
         name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if name in graph.inputs
     }
@@ -35,7 +38,7 @@ def initial_states(states: Sequence[LocalState], graphs: Mapping[str, Graph], pa
 
 
 def _joined(pieces: Sequence[Piece], tensors: Mapping[str, Any], type: TensorType) -> Array:
-    """The pieces of whole tensors that a state consists of, one after the other."""
+    """Concatenate the pieces of tensors that a state consists of."""
     missing = next((piece.tensor for piece in pieces if piece.tensor not in tensors), None)
     if missing is not None:
         raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")

@@ -1,4 +1,4 @@
-"""Settings of a run, and the report of a step."""
+"""Settings of a run, and the record of a step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step as the first rank reports it: losses of all ranks (means of micro-steps), seconds, samples of all."""
+    """One step as the first rank reports it: losses of all ranks (means over micro-steps), seconds, samples of all
+    ranks."""
 
     step: int
     losses: tuple[float, ...]

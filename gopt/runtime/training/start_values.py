@@ -1,4 +1,5 @@
-"""Start values that ranks hold in common: compared by digest along every mesh axis, or taken from the group's first."""
+"""Start values that several ranks hold: compared by digest along every mesh axis, or copied from the group's first
+rank."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ ALL = "all"
 
 
 def sync_axes(text: str | None, mesh: Mesh) -> tuple[str, ...]:
-    """The axes that ``--sync-init`` names: ``all`` or a group such as ``dp+tp``; None: none.
+    """The axes that ``--sync-init`` names: ``all`` or a group such as ``dp+tp``; empty for None.
 
     Raises OptionError for an axis that the mesh does not have.
     """
@@ -35,7 +36,7 @@ def sync_axes(text: str | None, mesh: Mesh) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Which states of the ranks are equal along which axes: those whose pieces are the same on all members."""
+    """Which states of the ranks are replicated along which axes: those whose pieces are the same on all members."""
 
     manifest: Manifest
     mesh: Mesh
@@ -46,7 +47,7 @@ class Replicas:
         return tuple(name for name, size in self.mesh.axes if size > 1)
 
     def along(self, axis: str, rank: int) -> list[str]:
-        """The inputs of states that all members of a rank's group along an axis hold alike, in the manifest's order."""
+        """The inputs of states that all members of a rank's group along an axis hold, in the manifest's order."""
         data = axis in self.mesh.data_axes
         members = self.mesh.members(axis, rank)
         held = [{each.input: each for each in self.manifest.ranks[member].state} for member in members]
@@ -63,9 +64,9 @@ def take_from_first(
     engine: Engine, replicas: Replicas, axes: Sequence[str], device: Device, states: dict[str, Any],
     types: Mapping[str, TensorType],
 ) -> None:  # fmt: skip
-    """Replace start values that ranks hold in common along some axes by those of the first rank of each group.
+    """Replace replicated start values along some axes by those of the first rank of each group.
 
-    ``types``: of the rank's states. One axis after the other, so that several bring all replicas to one value.
+    ``types``: of the rank's states. Axes are processed one after the other, so that several make all replicas equal.
     """
     plan = {axis: replicas.along(axis, engine.rank) for axis in replicas.axes if axis in axes}
     _raise_where_apart(engine, replicas, {axis: dict.fromkeys(names, "") for axis, names in plan.items()})
@@ -85,8 +86,11 @@ def take_from_first(
 
 
 def check_equal(engine: Engine, replicas: Replicas, states: Mapping[str, Array]) -> None:
-    """Raise RunError, which names the first state that differs, where ranks start with different values of a state that
-    they hold in common. One digest for each axis is exchanged; one for each state only at a difference."""
+    """Raise RunError, which names the first state that differs, where ranks start with different values of a replicated
+    state.
+
+    One digest for each axis is exchanged; one for each state only where those differ.
+    """
     digests: dict[str, str] = {}
     own: dict[str, dict[str, str]] = {}
     for axis in replicas.axes:
@@ -99,7 +103,7 @@ def check_equal(engine: Engine, replicas: Replicas, states: Mapping[str, Array])
 
 
 def _raise_where_apart(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str, str]]) -> None:
-    """``own``: by axis, the digest of every state that this rank says it holds in common along the axis."""
+    """``own``: by axis, the digest of every state that this rank holds as a replica along it."""
     mesh, axes = replicas.mesh, list(own)
     everything = engine.gather([hashlib.sha256(repr(list(each.items())).encode()).hexdigest() for each in own.values()])
     firsts = [[mesh.members(axis, rank)[0] for axis in axes] for rank in range(mesh.ranks)]

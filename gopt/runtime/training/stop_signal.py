@@ -14,7 +14,7 @@ _USUAL = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class StopSignal:
-    """The received signal, or 0; each rank polls it once per step."""
+    """The signal that was received, or 0; each rank reads it once per step."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -25,9 +25,10 @@ class StopSignal:
 
 @contextmanager
 def listen_for_stop(wanted: bool, tell: Callable[[str], None]) -> Iterator[StopSignal]:
-    """Listen for SIGINT, SIGTERM and SIGHUP while the block runs, if ``wanted``; ignored ones, as under nohup, stay so.
+    """Listen for SIGINT, SIGTERM and SIGHUP while the block runs, if ``wanted``; ignored signals, as under nohup, stay
+    so.
 
-    ``tell`` gets a line when the first one comes, in a signal handler; the second one raises StoppedError.
+    ``tell`` gets a line at the first signal, inside the signal handler; the second one raises StoppedError.
     """
     found = StopSignal()
 

@@ -1,4 +1,4 @@
-"""Timeline of the ranks in Chrome's trace format: open the file in a browser's about:tracing, or in Perfetto."""
+"""A timeline of the ranks in Chrome's trace format: open the file in Perfetto, or in the browser at about:tracing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LANES = ("compute", "calls")
 
 
 def check_writable(path: Path) -> None:
-    """Raise RunError when a trace cannot be written: better before the first step than after the last."""
+    """Raise RunError when a trace cannot be written, before the first step rather than after the last."""
     there = path.exists()
     try:
         path.open("a").close()
@@ -25,7 +25,8 @@ def check_writable(path: Path) -> None:
 
 
 class Trace:
-    """The events of one rank: segments on one line, calls on another. Times are the machine's, in microseconds."""
+    """The events of one rank: segments on one line, calls on another. Times are of the machine's clock, in
+    microseconds."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -41,7 +42,7 @@ class Trace:
         self._events.append((1, name, begin, end))
 
     def write(self, engine: Engine, path: Path) -> None:
-        """Put the events of all ranks into one file; every rank calls it, the first writes. Raises RunError."""
+        """Write the events of all ranks to one file; every rank calls it, the first writes. Raises RunError."""
         mine = [
             {"name": name, "ph": "X", "pid": self._rank, "tid": lane,
              "ts": round((begin + self._offset) * 1e6, 1), "dur": round((end - begin) * 1e6, 1)}

@@ -1,4 +1,4 @@
-"""One rank's part of a job: agree with the other ranks, compile, train step after step, write checkpoints."""
+"""Trains one rank of a job: checks with the other ranks, compiles, runs step after step, writes checkpoints."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class Trainer:
     """One rank of a job.
 
     ``position`` is called with step and call whenever they change; ``stop_signal`` returns the signal that this rank
-    received, or 0. ``device``: host memory by default.
-
-    Raises InputError, OptionError and RunError for files and options that do not fit.
+    received, or 0. ``device``: host memory by default. Raises InputError, OptionError and RunError for unusable files
+    and options.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Trainer:
         return {each.name: each.type for each in inputs}
 
     def _start(self) -> dict[str, Any]:
-        """The states at the first step: of the checkpoint, or else of the folder and ``--state``."""
+        """The states at the first step: of the checkpoint, else of the folder and ``--state``."""
         held = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.record.accumulators}
         if self.job.resume:
             if self.checkpoints is None:
@@ -111,7 +110,7 @@ class Trainer:
     # --- before the first step ---
 
     def _prepare(self) -> None:
-        """Agree with all ranks, then assign memory, then compile; raises RunError, UnsupportedError."""
+        """Check with all ranks, then allocate memory, then compile; raises RunError, UnsupportedError."""
         check_calls(self.engine, self.mesh, self._graphs)
         replicas = Replicas(self.manifest, self.mesh)
         if self._sync:
@@ -138,8 +137,11 @@ class Trainer:
     # --- the loop ---
 
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
-        """Run all steps of the job, or those until a signal comes. On the first rank ``on_step`` is called after each,
-        and ``on_start`` once nothing can refuse the first."""
+        """Run all steps of the job, or those until a signal arrives.
+
+        On the first rank ``on_step`` is called after each step, and ``on_start`` when all checks before the first step
+        have passed.
+        """
         try:
             self._prepare()
             with nullcontext() if self.checkpoints is None else self.checkpoints.open(self.engine, self.step):
@@ -218,5 +220,5 @@ class Trainer:
         )
 
     def to_host(self, value: Any) -> Array:
-        """A state among ``held``, once steps run, as an array in host memory, complete and current."""
+        """A state of a running job as an array in host memory, after all pending work on it."""
         return self.device.to_host(self.device.view(value))

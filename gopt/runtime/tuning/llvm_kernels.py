@@ -1,8 +1,8 @@
-"""Elementwise nodes on long rows as one loop of machine code, made by LLVM: one pass over the memory.
+"""Compiles elementwise nodes on long rows to one loop of machine code, by LLVM: one pass over the memory.
 
-For the operators of ``numpy_kernels``, whose results IEEE 754 fixes, and with the same bits: nothing is contracted,
-reordered or approximated. ``numpy_kernels`` does the work without llvmlite, and for types that are not in ``_FLOATS``,
-``_WHOLE`` or bool.
+It has the operators of ``numpy_kernels``, whose results IEEE 754 determines, with the same bits: nothing is contracted,
+reordered or approximated. ``numpy_kernels`` computes where llvmlite is missing, and for types other than ``_FLOATS``,
+``_WHOLE`` and bool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _POINTERS = 1023
 
 
 def is_supported(nodes: Sequence[Node], types: Mapping[str, TensorType], crossing: int = 0) -> bool:
-    """Whether these nodes can be one loop on this machine; ``crossing``: the number of its inputs and results."""
+    """Return whether these nodes can be one loop on this machine; ``crossing``: the number of its inputs and
+    results."""
     dtypes = {types[name].dtype for node in nodes for name in (*node.inputs, *node.outputs)}
     held = dtypes <= {*_FLOATS, *_WHOLE, "bool"} and all(operation(node, types) is not None for node in nodes)
     if not held or len(nodes) > _NODES or crossing > _POINTERS:
@@ -39,11 +40,11 @@ def is_supported(nodes: Sequence[Node], types: Mapping[str, TensorType], crossin
 
 
 class LlvmKernel:
-    """The nodes of a segment over rows of ``length`` elements; they must be supported.
+    """The nodes of a segment over rows of ``length`` elements. All of them must be supported.
 
-    ``rows``: those inputs of the segment that are rows; all others are single values, of which ``constants`` are
-    known. ``aliases``: result -> the row that it overwrites. An element is read from all rows before it is
-    written, so two rows may have the same memory; they must not overlap in any other way.
+    ``rows``: those inputs of the segment that are rows; all others are single values, of which ``constants`` are known.
+    ``aliases``: result -> the row that it overwrites. An element is read from all rows before it is written, so two
+    rows may have the same memory; they must not overlap in any other way.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class LlvmKernel:
         self._code = _code(_text(segment, frozenset(rows), types, places), len(segment.inputs) + len(self._made))
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
-        """What goes over a row has that row's memory."""
+        """Compute all elements. A result that overwrites a row has that row's memory."""
         made = [results[name].address for name in self._made]
         self._code(*[values[name].address for name in self.inputs], *made, *self._last)
 
 
 def _text(segment: Segment, rows: frozenset[str], types: Mapping[str, TensorType], places: Mapping[str, int]) -> str:
-    """The loop, in LLVM's language. ``places``: input or result -> number of the pointer to it."""
+    """The loop in LLVM's textual form. ``places``: input or result -> index of its pointer."""
     from llvmlite import ir
 
     module = ir.Module()
@@ -100,7 +101,7 @@ def _text(segment: Segment, rows: frozenset[str], types: Mapping[str, TensorType
 
 
 def _kind(ir: Any, type: TensorType) -> Any:
-    """The type in which a value is worked with: a truth is one bit."""
+    """The LLVM type in which a value is computed: bool is one bit."""
     if type.dtype in _FLOATS:
         return getattr(ir, _FLOATS[type.dtype])()
     return ir.IntType(_WHOLE.get(type.dtype, 1))
@@ -116,7 +117,7 @@ def _load(ir: Any, into: Any, pointer: Any, type: TensorType) -> Any:
 
 
 def _made(ir: Any, into: Any, node: Node, given: list[Any], types: Mapping[str, TensorType]) -> Any:
-    """The value of a node, of values in the types in which they are worked with."""
+    """The value of a node, from operands in the types in which they are computed."""
     read, made = types[node.inputs[0]], types[node.outputs[0]]
     kind = node.op_type
     if kind == "Identity":
@@ -156,7 +157,7 @@ def _cast(ir: Any, into: Any, value: Any, read: TensorType, made: TensorType) ->
 
 
 class _Machine:
-    """LLVM, for this processor. ``halves``: it converts half precision by itself, and rounds once."""
+    """LLVM for this processor. ``halves``: whether the processor converts float16 itself, with one rounding."""
 
     def __init__(self, llvm: Any) -> None:
         llvm.initialize_native_target()
@@ -169,7 +170,7 @@ class _Machine:
         self._features, self._name = features.flatten(), llvm.get_host_cpu_name()
 
     def compile(self, text: str) -> Any:
-        """An engine that holds the code, and is alive as long as it may be run."""
+        """An engine with the compiled code, which must be kept alive as long as the code runs."""
         module = self._llvm.parse_assembly(text)
         module.verify()
         target = self._target.create_target_machine(cpu=self._name, features=self._features, opt=3)
@@ -194,7 +195,7 @@ def _machine() -> _Machine | None:
 
 @functools.cache
 def _code(text: str, pointers: int) -> Callable[..., None]:
-    """The compiled text, as a function of so many addresses and a length. It releases the interpreter lock."""
+    """The compiled text as a function of as many addresses and a length. It releases the interpreter lock."""
     machine = _machine()
     assert machine is not None
     engine = machine.compile(text)

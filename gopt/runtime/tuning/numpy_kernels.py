@@ -1,7 +1,7 @@
-"""Elementwise nodes on long rows, a tile at a time, by NumPy: for operators whose results IEEE 754 fixes.
+"""Elementwise nodes on long rows, a tile at a time, by NumPy: for operators whose results IEEE 754 determines.
 
-A sum, a product, a quotient or a root is rounded the same way by every implementation of IEEE 754. NumPy uses the
-processor's widest vectors and writes into given memory. A tile passes through all nodes while it lies in the cache.
+IEEE 754 fixes the rounding of a sum, a product, a quotient and a root, so all implementations agree. NumPy uses the
+processor's widest vectors and writes into given memory. A tile passes through all nodes while it is in the cache.
 Values between nodes lie in a few rows of scratch memory, which are reused after their last use.
 """
 
@@ -48,9 +48,9 @@ def _where_of_plus_no(condition: Array, yes: Array, no: Array, out: Array) -> No
 
 
 def unsigned(condition: TensorType, yes: TensorType, no: TensorType) -> int:
-    """Which branch of Where loses the sign of a zero: 0 is the first, 1 the second.
+    """The branch of Where that loses the sign of a zero: 0 is the first, 1 the second.
 
-    The runtime merges the two selections by testing which of them is not zero; a zero of the tested one becomes +0.
+    ONNX Runtime merges the two selections by testing which of them is not zero; a zero of the tested one becomes +0.
     """
     return int(condition.elements == no.elements == 1 < yes.elements)
 
@@ -65,10 +65,10 @@ _ARITHMETIC = frozenset({"Abs", "Add", "Div", "Mul", "Neg", "Sqrt", "Sub"})
 
 
 def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
-    """The NumPy function with the bits of ONNX Runtime for a node; None where it may differ or types are unknown.
+    """The NumPy function that gives the bits of ONNX Runtime for a node; None where it may differ or types are unknown.
 
-    Operators on halves are left to the runtime, except casts; so are integers where a quotient or an overflow is
-    implementation-defined.
+    Operators on float16 and bfloat16 are left to ONNX Runtime, except casts; so are integers where a quotient or an
+    overflow is implementation-defined.
     """
     names = [*node.inputs, *node.outputs]
     known = [types.get(name) for name in names]
@@ -153,7 +153,7 @@ class NumpyKernel:
 
 @dataclass(frozen=True, slots=True)
 class _ScratchLayout:
-    """Where values lie without a row of their own: ``place``, the index of a scratch row; ``dtypes`` of these rows.
+    """The scratch rows of values. ``place``: value -> index of a scratch row. ``dtypes``: the types of these rows.
 
     ``late``: results that are copied over their row at the end of a tile, because a later node still reads the row.
     """

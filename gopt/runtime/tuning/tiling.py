@@ -1,8 +1,9 @@
-"""Long elementwise runs in tiles that fit a cache: an update passes over its memory once, not once per operator.
+"""Splits long elementwise runs into tiles that fit a cache: an update passes over its memory once, not once per
+operator.
 
 A segment is split into runs of elementwise nodes on long rows of one length, and the rest. LLVM or NumPy computes a run
 where it gives the bits of ONNX Runtime; else the run becomes one small session with an open length, bound by address to
-tile after tile of its rows. A result may overwrite an operand that is not read any more.
+tile after tile of its rows. A result may overwrite an operand after the operand's last use.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MIN_NODES_SHORT = 8
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseRun:
-    """Elementwise nodes over tensors of ``length`` elements, taken flat; ``rows``: those of its inputs."""
+    """Elementwise nodes over tensors of ``length`` elements, flattened; ``rows``: those of its inputs."""
 
     segment: Segment
     length: int
@@ -53,10 +54,10 @@ class ElementwiseRun:
 
 
 def split_elementwise(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | ElementwiseRun]:
-    """The parts of a segment in an order in which they can run; the segment itself when nothing in it is long.
+    """The parts of a segment in an order in which they can run; the segment itself when no row in it is long.
 
-    A node's turn is the number of times that work passes from rows to the rest on the way to it; a node on rows waits
-    for the turn of those that read what it makes. Linear.
+    A node's turn is how often the path to it changes from rows to other values; a node on rows waits for the turn of
+    its readers. Linear time.
     """
     lengths = _lengths(segment, types)
     parts = _parts(segment, lengths)
@@ -91,7 +92,8 @@ def _is_profitable(nodes: Sequence[Node], length: int) -> bool:
 
 
 def _independent_runs(nodes: Sequence[Node], types: Mapping[str, TensorType], length: int) -> list[list[Node]]:
-    """Runs that share no row, each by itself: what a tile touches must fit the cache. Union by row, in order."""
+    """Runs that share no row, each by itself, because what a tile touches must fit the cache. Union-find over rows,
+    in order."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -111,7 +113,7 @@ def _independent_runs(nodes: Sequence[Node], types: Mapping[str, TensorType], le
 
 
 def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], list[Node]]:
-    """Nodes by turn and length."""
+    """The nodes by turn and length."""
     turn: dict[str, tuple[int, bool]] = {}
     turns: list[int] = []
     for node, length in zip(segment.nodes, lengths):
@@ -134,8 +136,11 @@ def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], li
 
 
 def _lengths(segment: Segment, types: Mapping[str, TensorType]) -> list[int]:
-    """Every node's elements, 0 for those that stay. Short rows go only where nothing that stays waits for them: else
-    they would cut a session in two."""
+    """Every node's number of elements, or 0 for nodes that are not tiled.
+
+    Rows below MIN_TILED_LENGTH are tiled only where NumPy or LLVM computes them: from MIN_FREE_LENGTH on, or from
+    MIN_SPLIT_LENGTH on where a node that is not tiled reads the result, which splits a session in two.
+    """
     lengths: list[int] = []
     waited: set[str] = set()
     for node in reversed(segment.nodes):
@@ -151,7 +156,7 @@ def _lengths(segment: Segment, types: Mapping[str, TensorType]) -> list[int]:
 
 
 def _length(node: Node, types: Mapping[str, TensorType]) -> int:
-    """Elements of the tensors of one shape on which a node works one by one; 0 for any other node."""
+    """The number of elements of the tensors of one shape on which an elementwise node works; 0 for any other node."""
     if not elementwise(node) or node.captures:
         return 0
     shapes = set()
@@ -234,7 +239,7 @@ def compile_run(
 
 
 class SessionKernel:
-    """A run by a session with an open length, bound once for all tiles while no memory moves."""
+    """A run by a session with an open length, bound once for all tiles while memory stays the same."""
 
     def __init__(self, run: ElementwiseRun, aliases: Mapping[str, str], session: tuple[tuple[str, ...], Any]) -> None:
         self.inputs, self._session = session
@@ -274,7 +279,7 @@ class SessionKernel:
 
 @dataclass(frozen=True, slots=True)
 class _TileBindings:
-    """Bindings of all tiles, each with the element at which it starts, to these values."""
+    """The bindings of all tiles to these values, each with the index of its first element."""
 
     given: list[Value]
     tiles: Sequence[tuple[int, Any]]

@@ -16,17 +16,14 @@ from gopt.runtime.tuning.tiling import CompiledRun, ElementwiseRun, compile_run,
 
 
 class Tuning(Protocol):
-    """Optimizations of a rank's step.
-
-    All implementations give the same bits.
-    """
+    """Optimizations of a rank's step. All implementations give the same bits."""
 
     plans_memory: bool
     """Whether results keep the same memory in every step, and states are updated in place. Else every step makes new
     arrays, and writes into none that it was fed."""
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
-        """Buffers for what calls send and gather, of the rank's own or shared with ``member``'s group; ``replaces``:
+        """Assign buffers to what calls send and gather, private or shared with ``member``'s group; ``replaces``:
         output -> state."""
 
     def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | ElementwiseRun]:
@@ -36,7 +33,7 @@ class Tuning(Protocol):
         self, run: ElementwiseRun, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
         cache: SessionCache, views: BufferViews,
     ) -> CompiledRun:  # fmt: skip
-        """An elementwise run that ``split`` took out; ``aliases``: result -> the operand that it overwrites."""
+        """Compile an elementwise run of ``split``; ``aliases``: result -> the operand that it overwrites."""
 
 
 class CpuTuning:
@@ -58,7 +55,7 @@ class CpuTuning:
 
 
 class NoTuning:
-    """One session of ONNX Runtime per segment, with results in new memory; calls send and gather by copying."""
+    """One session of ONNX Runtime per segment, results in new memory, and calls that copy what they send and gather."""
 
     plans_memory = False
 
