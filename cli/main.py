@@ -125,7 +125,9 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", (), 130)
     except SystemExit:
-        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # how click ends where nobody reads any more
+        if type(sys.stdout).__name__.endswith(
+            "PacifyFlushWrapper"
+        ):  # click does this when the reader of stdout has closed it
             return 0
         raise
     except BrokenPipeError:

@@ -100,7 +100,7 @@ def _found(name: str) -> click.Command:
     from .main import group
 
     command = group.get_command(click.Context(group), name)
-    assert command is not None  # ``rebuilt`` asks for known commands alone
+    assert command is not None  # ``rebuilt`` passes only known commands
     return command
 
 

@@ -151,7 +151,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
         code, first = exit_code(error), hub.failure
         if first is not None and first.source not in hub.mailboxes:
             code = first.exit_code
-            time.sleep(2 * ERROR_GRACE)  # who failed first says why, and ends this process
+            time.sleep(2 * ERROR_GRACE)  # the process that failed first reports why, and ends this one
         if beat.first(code):
             explain_error(error, debug)
         else:

@@ -68,7 +68,7 @@ def shard_options(given: dict[str, Any], config: dict[str, Any], link: str | Non
     knobs = {name: told[name] for name in KNOBS if told[name] is not None}
     passes = {name: dict(table) for name, table in config.get("pass", {}).items()}
     for owner, option in map(KNOBS.__getitem__, knobs):
-        passes.get(owner, {}).pop(option, None)  # what is typed goes before the file
+        passes.get(owner, {}).pop(option, None)  # options override the file
     for owner, option, value in map(pass_option, given["options"]):
         passes.setdefault(owner, {})[option] = value
     options = ShardOptions(

@@ -124,7 +124,7 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
         if node is None or id(node) in context.forward:
             break
         type, local = types.get(name), context.starts_in_forward(node)
-        # A value of the forward in another layout is half of a contraction, whose other half has one element.
+        # A value of the forward in another layout is one operand of a contraction whose other operand has one element.
         moved = local and (node.is_in(LAYOUT) or node.is_a("Cast"))
         alone = not heap and name != updated and not moved
         if alone and type is not None and type.elements == elements and type.dtype in FLOATS:

@@ -126,7 +126,7 @@ def _rank_files(target: Path, folder: Path) -> frozenset[str]:
     if digest not in _valid:
         try:
             manifest, _ = parse_manifest(data, str(path))
-        except InputError as error:  # anybody can write such a file
+        except InputError as error:  # other programs may write a file of this name
             if _format(path) != MANIFEST_FORMAT:
                 raise OptionError(f"{target} was not written by gopt: --force does not replace it", _HINT) from None
             fault = error.message.removeprefix(f"{folder}{os.sep}")

@@ -81,7 +81,7 @@ def build_report(
     couplings = open_couplings(program)
     sizes = before_after(program, source, common, ranks, usages, calls)
     bounds = figures(program, program.passes, common, ranks, calls)
-    items = gone.result()  # last: what was begun beside all this takes as long
+    items = gone.result()  # last: this runs in the background meanwhile
     return Report(
         source=source,
         mesh=MeshEntry.of(program.mesh),

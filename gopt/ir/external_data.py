@@ -142,7 +142,7 @@ class DataFolder:
         for part in location.split("/"):
             if part in ("", "."):
                 continue
-            # Counting is enough: what is counted was seen to be no link.
+            # Counting is enough: these files were checked to be no links.
             depth += -1 if part == ".." else 1
             if depth < 0:
                 raise InputError(f"{owner}: {shown} leaves the model's folder")
@@ -199,7 +199,7 @@ def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tens
         dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(f"the entry of {show(name)} is malformed") from error
-    # bool is an int to Python, and no size to anybody else
+    # a bool is an int in Python, and not a size
     if any(type(number) is not int for number in (*shape, begin, end)):
         raise InputError(f"the entry of {show(name)} is malformed")
     if dtype not in SAFETENSORS:

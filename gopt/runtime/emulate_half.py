@@ -168,7 +168,7 @@ def _widen_attribute(attribute: AttributeProto) -> None:
 def _has_halves(graph: Graph) -> bool:
     if any(type.dtype in LOW_PRECISION for type in (*graph.types.values(), *graph.inputs.values())):
         return True
-    # Where inference failed, a cast to a half is all there is to see of one.
+    # Where inference failed, only a cast to float16 or bfloat16 shows such a value.
     return any(map(_names_half, graph.nodes)) or any(map(_mentions_half, _function_nodes(graph)))
 
 

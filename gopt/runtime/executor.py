@@ -264,7 +264,7 @@ class Executor:
         _check_fed(name, self._inputs[name], shown)
         if not self.plans_memory:
             return self._device.to_device(shown)
-        # Kernels and bindings use the address. A copy must not be remembered: what was fed may change.
+        # Kernels and bindings use the address. No copy is cached, because the array that was fed may change.
         shown = np.asarray(shown, order="C")
         value = self._device.to_device(shown)
         if shown is given:

@@ -60,7 +60,7 @@ def runtime() -> Any:
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
-    # Grow by what is asked for, not by powers of two.
+    # Grow by the requested size, not by powers of two.
     onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1}))
     return onnxruntime
 
@@ -130,7 +130,7 @@ class _DeadlineSession:
 def _session(model: bytes, disabled: set[str]) -> Any:
     ort = runtime()
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # what is fatal is raised as well
+    options.log_severity_level = 4  # fatal errors are raised as well
     # Ranks are the threads. A pool per session costs milliseconds each, and its size could show in the results.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.

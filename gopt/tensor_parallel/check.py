@@ -135,7 +135,7 @@ class Checker:
     def _call(self, node: Node, operand: Operand) -> Placement:
         placement, attributes = operand.placement, node.attributes
         if node.op_type == "AllReduce" and attributes.get("reduce") == "mean" and isinstance(placement, Replicated):
-            return REPLICATED  # as a mark of a gradient asks for it: the mean of equal values
+            return REPLICATED  # a marked gradient requires it: the mean of equal values
         if node.op_type in ("AllReduce", "ReduceScatter"):
             if placement != Partial(str(attributes.get("reduce", "sum"))):
                 raise Mismatch(operand, f"terms of a {attributes.get('reduce', 'sum')}, to complete them")

@@ -66,7 +66,7 @@ def apply(
     for name, pattern in matches([state.tensor for state in training.parameters], patterns, "parameter"):
         if pattern.word == "replicate":
             found.pop(name, None)
-        elif name not in auto or auto[name].why != pattern.word:  # what was found knows heads and runs
+        elif name not in auto or auto[name].why != pattern.word:  # the recognised pattern has heads and runs
             found[name] = Choice(_placement(products, members, rule, name, pattern), f"asked for as {pattern.word}")
     return found
 

@@ -1,4 +1,4 @@
-"""Docstrings of gopt and its command line begin with a subject or a verb, and avoid phrases that readers must decode."""
+"""Docstrings of gopt and its command line begin with a subject or a verb, and avoid phrases that are hard to read."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def lamb(sampler: Sampler, forms: Sequence[Form]) -> Fit | None:
     decay, full = 1 - float(beside[0]), -float(beside[1])
     bare, size = full * float(over[0] / over[1]), float(np.hypot(decay, full))
 
-    # The scale of the direction drops out: decay stands to the moments as (bias correction) to 1.
+    # The scale of the direction cancels: decay : moments = (bias correction) : 1.
     def parameter(root: Root) -> Array:
         direction = sampler.truth[m] / root.of(sampler.truth[v]) + decay / root.size * sampler.p
         return np.asarray(sampler.p - size * np.linalg.norm(sampler.p) * direction / np.linalg.norm(direction))

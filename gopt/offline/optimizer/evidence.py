@@ -94,7 +94,7 @@ class Evidence:
             rooted = [(place, fit) for place, fit in enumerate(fits) if fit.kind == kind]
             hyper["eps"] = agreed([correction.eps(place, fit) for place, fit in rooted])
             score += 4 if hyper["eps"] is not None else 0
-            if fits[late].inside and kind != "Adadelta":  # whose epsilon stands nowhere else
+            if fits[late].inside and kind != "Adadelta":  # Adadelta has its epsilon in no other place
                 hyper["eps_inside_root"] = True
         if kind == "Rprop":
             return Rule(kind, hyper, fits[late].roles, flipped=fits[late].flipped), 0

@@ -44,7 +44,7 @@ def refold_optimizers(program: SpmdProgram, options: Options) -> PassResult:
 
 def _pieces(program: SpmdProgram) -> dict[int, Pieces]:
     found: dict[int, Pieces] = {}
-    for node in program.source.graph.nodes:  # what is split by now is no body any more
+    for node in program.source.graph.nodes:  # a body that is split is no longer one
         if isinstance(node.origin, Origin):
             pieces = found.setdefault(node.origin.call.number, Pieces(node.origin.call))
             pieces.source.setdefault(node.origin.weight, []).append(node)

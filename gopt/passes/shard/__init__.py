@@ -117,7 +117,7 @@ def _read_reduced(program: SpmdProgram, rewriter: GraphRewriter, reduced: Reduce
     for node in program.training.graph.nodes:
         if node.phase is Phase.UPDATE and (kept := rewriter.lookup(node)) is not None:
             kept.inputs = [reduced.values.get(name, name) for name in kept.inputs]
-            if kept.is_a("Cast"):  # a cast need not start from what was rounded to the gradient's type
+            if kept.is_a("Cast"):  # a cast may read the value before it is rounded to the gradient's type
                 kept.inputs = [reduced.unrounded.get(name, name) for name in kept.inputs]
 
 

@@ -73,7 +73,7 @@ class Event:
         self._destroy, self.handle = destroy, handle
 
     def __del__(self) -> None:
-        self._destroy(self.handle)  # may fail as the process ends, which is no matter
+        self._destroy(self.handle)  # a failure while the process ends is ignored
 
 
 class Memory:
@@ -130,7 +130,7 @@ class Block:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        # Without a stream: order is our business.
+        # Without a stream: gopt orders the work itself.
         return {
             "data": (self.pointer, False), "shape": self.shape, "typestr": self.dtype.str, "strides": None,
             "version": 3,

@@ -115,7 +115,7 @@ class Gpu:
         cuda("cudaSetDevice", index)
         ort = session.runtime()
         ort.set_default_logger_severity(4)
-        with redirect_stdout(StringIO()):  # it tells of what it does not find, and the system may have it
+        with redirect_stdout(StringIO()):  # it prints which libraries it does not find, also those that the system has
             ort.preload_dlls()
         self._options = ort.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")

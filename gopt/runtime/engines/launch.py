@@ -178,7 +178,7 @@ class _JobMonitor:
             if dead is None:
                 waiting = [handle for rank, handle in self._handles.items() if rank not in gone]
                 select.select(waiting, [], [], 0.05)
-        if dead is None and self.process.returncode:  # the launcher was quicker than this look around
+        if dead is None and self.process.returncode:  # the launcher ended after this check
             dead = self._silent(self._gone())
         if dead is not None and self.outlive and self._went_on():
             self._tell()

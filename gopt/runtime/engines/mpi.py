@@ -186,7 +186,7 @@ class MpiEngine:
                 return self._in_place(node, buffer.memory, lambda: [mine])
             counts = lengths(cuts)
             flat, narrow = self._reductions.upcast(inputs, buffer)
-            # The result lies at the front of what is reduced in place.
+            # The result is at the beginning of the buffer that is reduced in place.
             comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._reductions.op(node, flat))
             return [self._reductions.mean(flat[: counts[comm.rank]], comm, node, narrow)]
         pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
@@ -215,7 +215,7 @@ class MpiEngine:
         there = given.size > 0 and same_memory(own, given)
         width, byte = given.dtype.itemsize, self._mpi.BYTE
         sent = self._mpi.IN_PLACE if there else [_bits(given), byte]
-        if len(set(counts)) == 1:  # MPI is quicker where it knows that parts are equal
+        if len(set(counts)) == 1:  # MPI's call for equal parts is faster
             comm.Allgather(sent, [_bits(whole), counts[0] * width, byte])
         else:
             comm.Allgatherv(sent, [_bits(whole), [count * width for count in counts], byte])

@@ -319,7 +319,7 @@ def run_ranks(
     try:
         for thread in threads:
             thread.join()
-    except BaseException as error:  # an interrupt: no rank may wait on for a step that nobody wants any more
+    except BaseException as error:  # an interrupt: ranks must not wait for a step that was cancelled
         group.abort(-1, error)
         raise
     if group.failure is not None:

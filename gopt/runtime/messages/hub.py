@@ -38,7 +38,7 @@ class Hub(ABC):
 
     def __init__(self, roster: Roster, settings: Settings, local: Sequence[int], order: Order | None = None) -> None:
         self.roster, self.settings = roster, settings
-        if isinstance(order, Recorded):  # who is received next may stand behind any number of others
+        if isinstance(order, Recorded):  # the next message of the record may be behind any number of others
             settings = replace(settings, messages=sys.maxsize, bytes=sys.maxsize)
         self.mailboxes = {number: Mailbox(settings) for number in local}
         self.changed = threading.Condition()

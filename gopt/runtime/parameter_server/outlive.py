@@ -67,7 +67,7 @@ def outlive_others(above: Sequence[Sequence[str]]) -> None:
     """
     if HEARTBEATS in os.environ or ended_together(above) is not False:
         return
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # how the launcher tells of a death
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher sends it when a process dies
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _GROUP}
     child = os.fork()
     if child:

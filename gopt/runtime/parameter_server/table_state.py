@@ -55,7 +55,7 @@ class TableState(BlockState):
         that the part does not have, or that are not in ascending order."""
         ids, rows = message.arrays
         check_rows(self.rows, ids, message.source)
-        if not ids.size:  # who looks up no row here asks for none
+        if not ids.size:  # a trainer that looks up no row here pulls none
             self.pulled[message.source] = self.version
         if ids.size and (np.diff(ids) <= 0).any():
             raise RunError(f"trainer {message.source} pushed rows of table {self.rows.name} out of order")

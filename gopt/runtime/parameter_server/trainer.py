@@ -244,7 +244,7 @@ class PushPullTrainer:
         if self.endpoint.number == CHIEF:
             self._faults.tell(text)
 
-    # --- who takes part ---------------------------------------------------------------------------------------------
+    # --- participants -----------------------------------------------------------------------------------------------
 
     def _others(self) -> list[int]:
         return [each for each in range(1, self.server_job.trainers) if each not in self._meeting.lost]

@@ -33,7 +33,7 @@ def assign_buffers(graph: Graph, replaces: Mapping[str, str], member: MemberInde
         last.update(dict.fromkeys(node.reads, place))
     states = {number: _gathered_states(graph.nodes[place], graph, replaces) for number, place in enumerate(at)}
     slices = _state_slices(graph, states)
-    # A gather writes its buffer: whoever reads an old value must come before it.
+    # A gather writes its buffer: readers of the old values must run before it.
     late = {extent.call for name, extent in slices.items() if last.get(name, -1) > at[extent.call]}
     slices = {name: extent for name, extent in slices.items() if extent.call not in late}
     removed = {name for name in slices if name not in graph.inputs}
@@ -178,7 +178,9 @@ def _state_slices(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str
             if node.inputs and node.inputs[0] in slices and type is not None and type.static:
                 extent = _slice_of(node, slices, graph)
                 fits = extent is not None and extent.stop - extent.start == type.elements
-                if extent is not None and fits and made not in graph.outputs:  # else the node itself says what is wrong
+                if (
+                    extent is not None and fits and made not in graph.outputs
+                ):  # else the node reports the error when it runs
                     slices[made] = extent
     return slices
 

@@ -112,7 +112,7 @@ class Checkpoints:
                 mine = {name: to_host(held[name]) for name in self._written_by(engine.rank)}
                 self._save(engine, step, {**mine, **extra}, opened)
         except _WriteFailedError as refused:
-            engine.gather(None)  # the first rank has removed what was written: now ranks may end one another
+            engine.gather(None)  # the first rank has removed its files: from now on ranks may end the job
             raise refused.args[0] from refused
 
     def _save(self, engine: Agreement, step: int, mine: Mapping[str, Array], opened: ExitStack) -> None:

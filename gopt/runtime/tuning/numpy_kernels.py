@@ -84,7 +84,7 @@ def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
         if not (condition.static and yes.static and no.static):
             return None
         if unsigned(condition, yes, no) and yes.dims[-1] == 1:
-            return None  # the runtime's choice hangs on the ranks of the tensors
+            return None  # ONNX Runtime's choice depends on the numbers of dimensions
         return _where_of_plus_no if unsigned(condition, yes, no) else _where_of_plus_yes
     if node.is_a(*_ARITHMETIC) and not dtypes <= {"float32", "float64"}:
         return None

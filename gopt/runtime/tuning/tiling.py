@@ -81,7 +81,7 @@ def split_elementwise(segment: Segment, types: Mapping[str, TensorType]) -> list
     for nodes, length in zip(reversed(ordered), reversed(lengths)):
         part = _part(nodes, wanted)
         wanted.update(part.inputs)
-        # What stands apart by now is cheaper so than in a session of its own, where NumPy or LLVM can do it.
+        # A short run that is already separate is cheaper in NumPy or LLVM than in a session of its own.
         alone = _is_profitable(nodes, length) or all(operation(node, types) is not None for node in nodes)
         made.append(_run(part, length, types) if length and alone else part)
     return made[::-1]

@@ -108,7 +108,7 @@ def sliding(operator: Operator, dim: int) -> Sliding | None:
     found = Sliding(kernel, stride, dilation, before, behind, length, made)
     if min(length, made, kernel) < 1 or min(before, behind) < 0:
         return None
-    if transposed:  # what is beside its result on the last side is cut off, and more may be added to it
+    if transposed:  # its result is cropped on the last side, or padded
         return found
     rounded = given.get("ceil_mode", 0)
     if not rounded and made != (length + before + behind - extent) // stride + 1:

@@ -41,7 +41,7 @@ class Builder:
         self.outputs: tuple[str, ...] = ()
         """Results of the node that is being lowered; '' for one that is left out."""
 
-    # --- what is known of values ------------------------------------------------------------------------------------
+    # --- known facts of values --------------------------------------------------------------------------------------
 
     def dtype(self, name: str) -> str:
         """The element type of a value of the source; raises UnsupportedError where it is unknown."""
