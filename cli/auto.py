@@ -40,7 +40,7 @@ def check_auto(given: dict[str, Any]) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"--auto chooses {flag} itself", f"leave out {flag}, or --auto")
     if given["memory"] is not None and not given["auto"]:
-        raise OptionError("--memory does nothing without --auto", "add --auto, or ask gopt plan")
+        raise OptionError("--memory has no effect without --auto", "add --auto, or use gopt plan")
 
 
 def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
@@ -52,8 +52,8 @@ def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
         return link
     if given["link"] is not None and not given["auto"]:
         raise OptionError(
-            f"--link does nothing without --auto: no axis of the mesh {mesh} splits the computation",
-            "add --auto, or ask gopt plan",
+            f"--link has no effect without --auto: no axis of the mesh {mesh} splits the computation",
+            "add --auto, or use gopt plan",
         )
     return None
 

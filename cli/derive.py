@@ -69,8 +69,10 @@ def command(forward: str, output: str, force: bool, as_json: bool, **given: Any)
     \b
     Example:
       gopt derive model.onnx --loss cross-entropy --optimizer adamw -o step.onnx
-      gopt derive model.onnx --loss mse --optimizer sgd --dim batch=16 --freeze 'encoder.*' -o step.onnx
-      gopt derive model.onnx --loss my_loss --optimizer adam --schedule cosine --total-steps 1000 -o step.onnx
+      gopt derive model.onnx --loss mse --optimizer sgd --dim batch=16 \\
+          --freeze 'encoder.*' -o step.onnx
+      gopt derive model.onnx --loss my_loss --optimizer adam \\
+          --schedule cosine --total-steps 1000 -o step.onnx
     """
     from gopt.verbs.derive import derive
 

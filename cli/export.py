@@ -54,7 +54,8 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
     Example:
       gopt export train.py:make -o step.onnx
       gopt export package.module:make -o step.onnx --clip-norm 1 --autocast bf16
-      gopt export train.py:make -o step.onnx --hyper weight_decay,betas --ema 0.999
+      gopt export train.py:make -o step.onnx \\
+          --hyper weight_decay,betas --ema 0.999
     """
     from gopt.verbs.export import export
 

@@ -19,7 +19,10 @@ def command() -> None:
 @command.command("update")
 @click.argument("folder", metavar="DIR", type=click.Path())
 def update(folder: str) -> int:
-    """Write the goldens that DIR/gopt-golden.toml names into DIR/golden: all of them in one step, or none."""
+    """Write the goldens of DIR/gopt-golden.toml to DIR/golden.
+
+    All of them are written in one step, or none.
+    """
     from .golden_texts import golden_update
     from .render import console
     from .render_progress import progress
@@ -33,7 +36,10 @@ def update(folder: str) -> int:
 @command.command("check")
 @click.argument("folder", metavar="DIR", type=click.Path())
 def check(folder: str) -> int:
-    """Compare the goldens in DIR/golden with what gopt makes now. Exit code 1, with the diff, where they differ."""
+    """Compare the goldens in DIR/golden with what gopt makes now.
+
+    Where they differ, the diff is printed and the exit code is 1.
+    """
     from .golden_texts import golden_check
     from .render_golden import render_check
     from .render_progress import progress

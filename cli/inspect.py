@@ -37,7 +37,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     from gopt.errors import OptionError
 
     if as_json and as_text:
-        raise OptionError("--json and --text exclude each other")
+        raise OptionError("--json and --text cannot be combined", "use one of them")
     table = read_config(config)
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
     if as_text:

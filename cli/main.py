@@ -119,15 +119,14 @@ def run(arguments: list[str]) -> int:
         return 2
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        tell_failure(click.UsageError(error.format_message()), 2)
-        hint = f"see {context.command_path} --help" if context is not None else "see gopt --help"
-        return _fail(error.format_message(), (hint,), 2)
+        message, hints = _of_usage(error)
+        tell_failure(click.UsageError(message), 2)
+        help_of = context.command_path if context is not None else "gopt"
+        return _fail(message, (*hints, f"see {help_of} --help"), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", (), 130)
     except SystemExit:
-        if type(sys.stdout).__name__.endswith(
-            "PacifyFlushWrapper"
-        ):  # click does this when the reader of stdout has closed it
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # of click: stdout was closed
             return 0
         raise
     except BrokenPipeError:
@@ -137,6 +136,14 @@ def run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and (broken := flush_stdout()) is not None:
             return _unwritten(broken)
         return explain_error(error, debug)
+
+
+def _of_usage(error: click.ClickException) -> tuple[str, tuple[str, ...]]:
+    """The message and the hints for an error in the arguments; of names like an unknown option's, the nearest."""
+    if isinstance(error, click.NoSuchOption):
+        near = tuple(f"did you mean {name}?" for name in (error.possibilities or ())[:1])
+        return f"there is no option {error.option_name}", near
+    return error.format_message(), ()
 
 
 def _unwritten(error: OSError) -> int:

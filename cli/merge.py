@@ -11,7 +11,7 @@ from .terminal import print_json
 
 @click.command("merge")
 @click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
-@click.option("-o", "--output", metavar="MODEL", help="The ONNX file to write.")
+@click.option("-o", "output", metavar="MODEL", help="The ONNX file to write.")
 @click.option(
     "--state-dict", metavar="FILE", help="Write parameters and running statistics as a .safetensors file, no model."
 )
@@ -50,9 +50,11 @@ def command(
     if (output is None) == (state_dict is None):
         raise OptionError("gopt merge writes one file", "give -o MODEL, or --state-dict FILE")
     if all_states and state_dict is None:
-        raise OptionError("--all-states needs --state-dict")
-    if (inference and output is None) or (values and not inference):
-        raise OptionError("--inference needs -o MODEL" if inference else "--output needs --inference")
+        raise OptionError("--all-states needs --state-dict", "add --state-dict FILE")
+    if inference and output is None:
+        raise OptionError("--inference needs -o MODEL", "add -o MODEL")
+    if values and not inference:
+        raise OptionError("--output VALUE needs --inference", "add --inference; the file to write is -o MODEL")
     if state_dict is not None:
         saved = save_state_dict(path, state_dict, all_states=all_states, force=force)
         if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gopt.errors import OptionError
+from gopt.suggestions import near_file
 
 from .verbosity import verbosity_arguments
 
@@ -111,7 +112,9 @@ def role_map(
         if not equals:
             raise OptionError(f"--states {text!r} names no output", "write --states INPUT=OUTPUT")
         if pairs.setdefault(name, output) != output:
-            raise OptionError(f"--states gives {name!r} two new values: {pairs[name]!r} and {output!r}")
+            raise OptionError(
+                f"--states gives {name!r} two new values: {pairs[name]!r} and {output!r}", "keep one of them"
+            )
     pairs = {**table.get("states", {}), **pairs}
     batches, means = ([*table.get(key, []), *_items(each)] for key, each in (("batch", batch), ("shared", shared)))
     return RoleMap(loss or table.get("loss", ""), pairs, parameters, batches, means)
@@ -126,7 +129,7 @@ def read_config(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     if not Path(path).exists():
-        raise OptionError(f"there is no configuration file {path}")
+        raise OptionError(f"there is no configuration file {path}", *near_file(path))
     from gopt import documents
 
     return documents.read_toml(path, documents.CONFIG)
@@ -151,7 +154,7 @@ def build_mesh(
             raise OptionError("the number of ranks is missing", "give --ranks N or --mesh shard=N")
         return Mesh((("shard", ranks),), tuple(said.items()))
     if ranks is not None and mesh.ranks != ranks:
-        raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree")
+        raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree", "leave out --ranks")
     return mesh
 
 

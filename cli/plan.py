@@ -58,7 +58,8 @@ def command(model: str, **given: Any) -> None:
     \b
     Example:
       gopt plan step.onnx --ranks 64 --memory 80GB --link 200GB/s:5us
-      gopt plan step.onnx --mesh dp=8,shard=8 --link shard=200GB/s:5us,dp=25GB/s:10us
+      gopt plan step.onnx --mesh dp=8,shard=8 \\
+          --link shard=200GB/s:5us,dp=25GB/s:10us
       gopt plan step.onnx --ranks 64 --link 8x200GB/s:5us,25GB/s:10us
       gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """

@@ -23,9 +23,11 @@ def plans_servers(given: dict[str, Any]) -> bool:
     others = [name for name in _OF_RANKS if given[name] not in (None, ())]
     alone = [name for name in _OF_SERVERS if given[name] is not None]
     if asked and others:
-        raise OptionError(f"--{asked[0]} does not go with --{others[0]}", "weigh ranks or servers, one after the other")
+        raise OptionError(
+            f"--{asked[0]} cannot be combined with --{others[0]}", "plan for ranks and for servers in two commands"
+        )
     if alone and not asked:
-        raise OptionError(f"--{alone[0]} needs --trainers and --servers")
+        raise OptionError(f"--{alone[0]} needs --trainers and --servers", "add both")
     return bool(asked)
 
 

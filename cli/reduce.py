@@ -69,7 +69,8 @@ def command(
     Example:
       gopt reduce failure.zip -o small.onnx
       gopt reduce step.onnx -o small.onnx -- shard {} --ranks 8
-      gopt reduce step.onnx -o small.onnx -- shard {} --ranks 2 -o out --then verify out
+      gopt reduce step.onnx -o small.onnx -- \\
+          shard {} --ranks 2 -o out --then verify out
       gopt reduce step.onnx -o small.onnx -- python check.py {}
     """
     from gopt.artifact.model_file import check_model
@@ -140,7 +141,7 @@ def _commands(path: Path, words: Sequence[str], scratch: Path) -> tuple[Path, li
     if len(models) != 1:
         raise OptionError(
             f"{path} holds {len(models)} models, and one is reduced at a time",
-            "of an output folder reduce the model: gopt reduce MODEL -o SMALL -- shard {} ... -o out --then verify out",
+            "reduce the model of the folder: gopt reduce MODEL -o SMALL -- shard {} ... -o out --then verify out",
         )
     model = archive.input_path(folder, record, models[0])
     found = [PLACE if word == str(model) else word for word in command_of(record, Path("."), folder)]
@@ -177,7 +178,7 @@ def _runner(commands: Sequence[Sequence[str]], scratch: Path, deadline: float) -
 
     of_gopt = [bool(each) and each[0] in COMMANDS for each in commands]
     if not all(of_gopt) and len(commands) > 1:
-        raise OptionError("--then joins gopt commands only", "put the others into a script")
+        raise OptionError("--then takes gopt commands only", "put the others into a script")
     model = scratch / "model.onnx"
 
     def fails(data: bytes) -> Failure | None:
@@ -204,7 +205,9 @@ def _write(target: Path, shown: Path, reduction: Reduction, force: bool) -> None
                 file.write(reduction.model.SerializeToString(deterministic=True))
             staged.commit_over() if force else staged.commit()
     except FileExistsError:
-        raise OptionError(f"{shown} was made by another command meanwhile", "choose another name with -o") from None
+        raise OptionError(
+            f"{shown} was created by another command in the meantime", "choose another name with -o"
+        ) from None
 
 
 def _to_json(reduction: Reduction) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -113,9 +114,27 @@ def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
 
 
 def calls_text(calls: Mapping[str, int]) -> str:
-    """Calls and how many there are of each; a line for each over several groups, so that no name is cut."""
-    several = any(" " in name for name in calls)
-    return (",\n" if several else ", ").join(f"{count} {name}" for name, count in calls.items()) or "none"
+    """The number of calls of each kind, such as ``1 AllGather shard, 1 AllReduce dp``."""
+    return ", ".join(f"{count} {name}" for name, count in calls.items()) or "none"
+
+
+def print_ranks(out: Console, columns: Sequence[str], groups: Sequence[Sequence[str]], shown: int) -> None:
+    """Print a row for each of the first ``shown`` groups of ranks that are alike; one of the columns is ``calls``.
+
+    Where all ranks make the same calls, these are a line below the table, so that the table fits in 80 columns.
+    """
+    place = columns.index("calls")
+    calls = {cells[place] for cells in groups}
+    rows = [list(cells) for cells in groups[:shown]]
+    if len(calls) == 1:
+        columns = [*columns[:place], *columns[place + 1 :]]
+        rows = [cells[:place] + cells[place + 1 :] for cells in rows]
+    else:
+        rows = [[*cells[:place], cells[place].replace(", ", "\n"), *cells[place + 1 :]] for cells in rows]
+    right = [number for number, name in enumerate(columns) if name not in ("rank", "calls")]
+    out.print(table("Ranks", columns, rows, right))
+    if len(calls) == 1:
+        out.print(f"calls of each rank in a step: {calls.pop()}", soft_wrap=True)
 
 
 def _render_ranks(out: Console, report: Report) -> None:
@@ -128,11 +147,11 @@ def _render_ranks(out: Console, report: Report) -> None:
         sizes = map(format_bytes, usage.nbytes.by_kind.values())
         usages.append((usage.rank, (*sizes, calls, format_bytes(usage.bytes_sent))))
     groups = group_ranks(usages)
-    lines = [(rank_ranges(ranks), *cells) for ranks, cells in few(groups)]
+    shown = len(few(groups))
     columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step")
-    out.print(table("Ranks", columns, lines, (1, 2, 3, 5)))
-    if len(groups) > len(lines):
-        out.print(f"… and {len(groups) - len(lines)} more kinds of ranks in report.json")
+    print_ranks(out, columns, [(rank_ranges(ranks), *cells) for ranks, cells in groups], shown)
+    if len(groups) > shown:
+        out.print(f"… and {len(groups) - shown} more kinds of ranks in report.json")
 
 
 def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
@@ -215,9 +234,10 @@ def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
     out = console()
     for row in rows:
         mark = "" if row["default"] else "  (not in the default pipeline)"
-        out.print(f"[bold]{row['name']}[/]{mark}\n  {row['summary']}", markup=True)
-        if row["after"]:
-            out.print(f"  runs after {', '.join(row['after'])}")
+        out.print(f"[bold]{row['name']}[/]{mark}", markup=True)
+        told = [row["summary"], *([f"runs after {', '.join(row['after'])}"] if row["after"] else [])]
+        for text in told:
+            out.print(fill(text, out.width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
         for option in row["options"]:
             default = option["default"] if option["default"] != "" else '""'
             out.print(f"  {option['name']} = {default}   [dim]({option['type']})[/]", markup=True)

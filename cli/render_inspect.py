@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 
-from .render import calls_text, console, table
+from .render import calls_text, console, print_ranks, table
 from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ def render_folder(found: FolderInspection) -> None:
     grouped = group_ranks(ranks)
     columns = ("rank", "parameters", "states", "gradients", "calls", "sent/step", "file")
     files = {each.rank: each.file_bytes for each in found.per_rank}
-    rows = [(rank_ranges(same), *told, _between([files[rank] for rank in same])) for same, told in grouped[:MOST]]
-    out.print(table("Ranks", columns, rows, (1, 2, 3, 5, 6)))
+    rows = [(rank_ranges(same), *told, _between([files[rank] for rank in same])) for same, told in grouped]
+    print_ranks(out, columns, rows, MOST)
     if len(grouped) > MOST:
         out.print(f"… and {len(grouped) - MOST} more kinds of ranks: see --json")
     balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in found.balance.items())

@@ -11,6 +11,8 @@ from .render import console, table
 
 MOST = 12
 """Unconfirmed values that are named; --json has them all."""
+GRADIENTS = "gradients "
+"""The first word of most variants; where all have it, it is the title of their column."""
 FAILING = 24
 """Values that differ with a row of their own; the others are named in a line."""
 VERDICTS = {
@@ -24,9 +26,10 @@ def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) ->
     """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict. ``roles``:
     the names of trainers and servers, where they are no ranks."""
     out = console()
+    plain = all(name.startswith(GRADIENTS) for name in record["worst"])
     rows = [
         (
-            name,
+            name.removeprefix(GRADIENTS) if plain else name,
             each["name"],
             each["kind"],
             roles[each["rank"]] if roles else each["rank"],
@@ -39,7 +42,8 @@ def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) ->
     who = "trainers and servers" if roles else "ranks"
     over = f"{len(roles) or record['ranks']} {who} and {steps} step{'s' * (steps != 1)}"
     title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
-    out.print(table(title, ("variant", "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
+    first = GRADIENTS.strip() if plain else "variant"
+    out.print(table(title, (first, "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
     _failing(record, out, roles)
     _gradients(record, out)
     for each in record["unconfirmed"][:MOST]:

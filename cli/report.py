@@ -29,7 +29,8 @@ def command(
     \b
     Example:
       gopt report step.ranks --html step.html
-      gopt report step.ranks --html step.html --trace trace.json --verification proof.json
+      gopt report step.ranks --html step.html \\
+          --trace trace.json --verification proof.json
       gopt report step.ranks --json
     """
     from gopt.artifact.report import format_bytes

@@ -57,7 +57,8 @@ def command(path: str, **given: Any) -> None:
     \b
     Example:
       gopt reshard step.ranks --ranks 4 -o step4.ranks
-      gopt reshard checkpoints/step_00000100 --mesh dp=2,shard=2 --stage 3 -o bigger.ranks
+      gopt reshard checkpoints/step_00000100 --mesh dp=2,shard=2 \\
+          --stage 3 -o bigger.ranks
       gopt reshard step.split --servers 4 -o step4.split
       gopt reshard step.split --ranks 4 -o step4.ranks
       gopt reshard step.ranks --trainers 4 --servers 2 -o step.split
@@ -69,7 +70,7 @@ def command(path: str, **given: Any) -> None:
     to_ranks = [name for name in _OF_RANKS if is_given(given[name])]
     to_servers = [name for name in _OF_SERVERS if is_given(given[name])]
     if to_ranks and to_servers:
-        raise OptionError(f"{_shown(to_servers[0])} does not go with {_shown(to_ranks[0])}", _KINDS)
+        raise OptionError(f"{_shown(to_servers[0])} cannot be combined with {_shown(to_ranks[0])}", _KINDS)
     (_split if to_servers else _shard)(path, target, given)
 
 

@@ -121,9 +121,10 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     \b
     Example:
       gopt run step.ranks --data samples.npz --steps 100 --set lr=1e-3
-      gopt run step.ranks --launch 4 --data samples.npz --steps 1000 --set lr=cosine:1e-3:0:1000 \\
-          --checkpoint ckpt --every 100 --resume
-      gopt run step.ranks --data samples.npz --steps 10 --set lr=1e-3 --log plain.jsonl --no-tuning
+      gopt run step.ranks --launch 4 --data samples.npz --steps 1000 \\
+          --set lr=cosine:1e-3:0:1000 --checkpoint ckpt --every 100 --resume
+      gopt run step.ranks --data samples.npz --steps 10 --set lr=1e-3 \\
+          --log plain.jsonl --no-tuning
     """
     from gopt.runtime.training.job import read_manifest
 
@@ -175,11 +176,14 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
     from . import run_servers
 
     if given["engine"] == "threads":
-        raise OptionError("--launch starts MPI ranks, and --engine is threads")
+        raise OptionError("--launch starts MPI ranks, and --engine is threads", "leave out one of them")
     if not run_servers.has_servers(folder):
         _, mesh = read_manifest(Path(folder))
         if mesh.ranks != given["launch"]:
-            raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
+            raise OptionError(
+                f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks",
+                f"use --launch {mesh.ranks}, or make other ranks with gopt reshard",
+            )
     engine = given["engine"] or "mpi"
     mpiexec(engine)
     more = run_servers.launch_options(folder, given) if run_servers.has_servers(folder) else {}

@@ -125,7 +125,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     server_job = raise_on_all_ranks(lambda: endpoints(job, options, servers))
     processes = raise_on_all_ranks(lambda: server_job.processes(world.size))
     limit = options.deadline
-    settings = Settings(deadline=limit, beat=BEAT, silence=max(SILENCE, limit / 2))
+    settings = Settings(deadline=limit, heartbeat=BEAT, heartbeat_timeout=max(SILENCE, limit / 2))
     hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), settings))
     beat = Heartbeat.open(world.rank, lambda item: world.allgather(item))
     unlink_mpich_files()  # all have opened them: that was collective
@@ -181,9 +181,9 @@ def _say(text: str) -> None:
     print_note(text)
 
 
-def _told(met: Any) -> None:
+def _told(report: Any) -> None:
     """Say on stderr what came of a run without rounds."""
-    _say(str(met))
+    _say(str(report))
 
 
 def _ignore(_: object) -> None:

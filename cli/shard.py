@@ -94,7 +94,8 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --mesh dp=2,shard=4 --stage 3 --accumulate 4
       gopt shard step.onnx --ranks 4 --partition whole -O shard.style=broadcast
       gopt shard step.onnx --mesh dp=2,tp=4 -O tensor-parallel.sequence=true
-      gopt shard step.onnx --mesh dp=2,tp=4 --link 4x200GB/s:5us,25GB/s:10us --annotate
+      gopt shard step.onnx --mesh dp=2,tp=4 \\
+          --link 4x200GB/s:5us,25GB/s:10us --annotate
       gopt shard step.onnx --mesh tp=2 --explain view_41
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """

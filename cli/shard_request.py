@@ -99,7 +99,7 @@ def _printer(name: str | None, folder: str | None) -> Any:
     """The function to call after each pass, which prints the graph's canonical text."""
     if name is None:
         if folder is not None:
-            raise OptionError("--print-dir needs --print-after")
+            raise OptionError("--print-dir needs --print-after", "add --print-after PASS")
         return None
     from gopt.passes import find
 

@@ -52,11 +52,16 @@ def command(model: str, **given: Any) -> None:
     \b
     Example:
       gopt split step.onnx --trainers 4 --servers 2
-      gopt split step.onnx --trainers 4 --servers 2 --mode async --delay-compensation 0.04
-      gopt split step.onnx --trainers 2 --servers 3 --slicing off --placement round-robin --dry-run
-      gopt split step.onnx --trainers 2 --servers 2 --server-map servers.toml --wire bfloat16
-      gopt split step.onnx --trainers 2 --servers 2 --rows lazy --init 'emb*=normal(0,0.02)@seed=7'
-      gopt split step.onnx --trainers 2 --servers 2 --roles 'trainer:0,1;server:0,1'
+      gopt split step.onnx --trainers 4 --servers 2 \\
+          --mode async --delay-compensation 0.04
+      gopt split step.onnx --trainers 2 --servers 3 \\
+          --slicing off --placement round-robin --dry-run
+      gopt split step.onnx --trainers 2 --servers 2 \\
+          --server-map servers.toml --wire bfloat16
+      gopt split step.onnx --trainers 2 --servers 2 \\
+          --rows lazy --init 'emb*=normal(0,0.02)@seed=7'
+      gopt split step.onnx --trainers 2 --servers 2 \\
+          --roles 'trainer:0,1;server:0,1'
       gopt split step.onnx --trainers 4 --mode allreduce
     """
     from gopt.api import Sharded

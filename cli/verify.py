@@ -58,7 +58,7 @@ def command(
     from .run_servers import role_names
 
     if len(paths) > 2:
-        raise OptionError("verify takes at most a model and a folder")
+        raise OptionError("verify takes at most a model and a folder", "gopt verify MODEL DIR")
     if len(paths) == 2 and Path(paths[0]).is_dir() and Path(paths[1]).is_file():
         raise OptionError("verify takes the model first, then the folder", f"gopt verify {paths[1]} {paths[0]}")
     hyper = {}

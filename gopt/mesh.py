@@ -55,7 +55,7 @@ def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, Sees]:
         if not name.isidentifier() or word not in (Sees.DATA.value, Sees.REPLICA.value):
             raise OptionError(
                 f"cannot read {name}={word} as the kind of a mesh axis",
-                "write --axis NAME=data where its ranks see samples of their own, --axis NAME=replica where they see "
+                "write --axis NAME=data where each rank reads its own samples, --axis NAME=replica where they see "
                 "the same",
             )
         if name in AXES and AXES[name] is not Sees(word):
@@ -64,7 +64,9 @@ def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, Sees]:
                 "give the axis another name",
             )
         if found.setdefault(name, Sees(word)) is not Sees(word):
-            raise OptionError(f"mesh axis {name} is said to be of two kinds, {found[name].value} and {word}")
+            raise OptionError(
+                f"mesh axis {name} is given two kinds, {found[name].value} and {word}", "keep one --axis for it"
+            )
     return found
 
 
@@ -85,7 +87,7 @@ class Mesh:
             raise OptionError("a mesh needs at least one axis", "write it as --mesh dp=2,shard=4")
         for name, size in self.axes:
             if not name.isidentifier():
-                raise OptionError(f"mesh axis {name!r} is no identifier")
+                raise OptionError(f"mesh axis {name!r} is not an identifier", "use letters, digits and _, such as dp")
             if size < 1:
                 raise OptionError(f"mesh axis {name} has size {size}; it needs at least 1")
         if self.ranks > RANKS:
@@ -100,11 +102,13 @@ class Mesh:
                 raise OptionError(
                     f"no mesh axis is called {name!r}",
                     *([f"did you mean {close!r}?"] if close else [f"there are {', '.join(AXES)}"]),
-                    f"or say what its ranks see: --axis {name}=replica (the same samples) or --axis {name}=data",
+                    f"or give the kind of its data: --axis {name}=replica (the same samples) or --axis {name}=data",
                 )
         idle = next((name for name in said if name not in names), None)
         if idle is not None:
-            raise OptionError(f"--axis says of what kind {idle!r} is, which is no axis of the mesh {self}")
+            raise OptionError(
+                f"--axis gives the kind of {idle!r}, which is not an axis of the mesh {self}", "leave it out"
+            )
 
     @classmethod
     def parse(cls, text: str, kinds: Mapping[str, Sees] | None = None) -> Mesh:

@@ -19,7 +19,9 @@ from gopt.program import SpmdProgram
 def check_mesh(mesh: Mesh) -> None:
     """Raise UnsupportedError on an axis that gopt does not shard along."""
     if dict(mesh.axes).get("pp", 1) > 1:
-        raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")
+        raise UnsupportedError(
+            "mesh axis 'pp' is not supported: gopt does not split a step into pipeline stages", "use tp, shard or dp"
+        )
 
 
 def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
@@ -44,7 +46,7 @@ def check_states(training: TrainingGraph) -> None:
         if known(new.dtype) and (other or old.dtype != new.dtype):
             raise InputError(
                 f"state {show(state.tensor)} is {old}, and its new value {show(state.updated)} is {new}",
-                "a state keeps its type from step to step: is --states right?",
+                "a state keeps its type from step to step: check --states",
             )
 
 

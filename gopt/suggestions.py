@@ -1,7 +1,8 @@
-"""The nearest known name, for messages about a name that is not known."""
+"""The nearest known name or file, for errors about one that does not exist."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import islice
 
@@ -9,11 +10,56 @@ from gopt.sanitize import show
 
 MOST = 20_000
 """Names that are compared: each costs some microseconds."""
+LISTED = 3
+"""Files that a hint lists."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is nearest to ``name``; None where none is near."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, list(islice(known, MOST)), 1)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """``did you mean 'loss'?``; None where no known name is near."""
-    from difflib import get_close_matches
+    close = nearest(name, known)
+    return f"did you mean {show(close)}?" if close is not None else None
 
-    close = get_close_matches(name, list(islice(known, MOST)), 1)
-    return f"did you mean {show(close[0])}?" if close else None
+
+def near_file(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The hint, if there is one, for a path that does not exist.
+
+    It names the first missing folder of the path, else the file with the nearest name, else files with its suffix.
+    """
+    folder, name = os.path.split(os.fsdecode(path).rstrip(os.sep))
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            names = sorted(entry.name for entry in islice(entries, MOST))
+    except (FileNotFoundError, NotADirectoryError):
+        return (f"there is no folder {show(_first_missing(folder))}",)
+    except (OSError, ValueError):  # it cannot be read; ValueError: a NUL in the path
+        return ()
+    stem, suffix = os.path.splitext(name)
+    near = nearest(stem, (os.path.splitext(each)[0] for each in names))  # equal suffixes make no names alike
+    if near is not None:
+        alike = [each for each in names if os.path.splitext(each)[0] == near]
+        return (f"did you mean {show(os.path.join(folder, nearest(name, alike) or alike[0]))}?",)
+    alike = files_with_suffix(folder, suffix)[:LISTED] if suffix else []
+    return (f"there are {', '.join(map(show, alike))}",) if alike else ()
+
+
+def files_with_suffix(folder: str, suffix: str) -> list[str]:
+    """The paths of a folder's files with a suffix, in order; none where the folder cannot be read."""
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            names = [entry.name for entry in islice(entries, MOST)]
+    except (OSError, ValueError):
+        return []
+    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(suffix)]
+
+
+def _first_missing(folder: str) -> str:
+    """The first part of a path that is not a folder."""
+    above = os.path.dirname(folder)
+    return _first_missing(above) if above and above != folder and not os.path.isdir(above) else folder

@@ -42,7 +42,7 @@ class Link:
             raise OptionError(f"cannot read {show(text)} as a link", "B/s are bytes, b/s or bit/s bits", _HINT)
         rate = float(match[1]) * 1000.0 ** " KMGT".index(match[2].upper() or " ") / (1 if match[3] == "B" else 8)
         if not rate:
-            raise OptionError(f"a link of {show(text)} carries nothing", _HINT)
+            raise OptionError(f"the rate of the link {show(text)} is 0", _HINT)
         return cls(rate, float(match[4] or 0) / _A_SECOND[match[5] or "us"])
 
     def start(self, rounds: int, members: int) -> float:
@@ -109,7 +109,7 @@ def _axes(parts: Iterable[str], mesh: Mesh) -> tuple[tuple[str, Link], ...]:
         if not equals or name in found:
             raise OptionError(f"cannot read {show(part)} as the link of an axis", _HINT)
         if name not in dict(mesh.axes):
-            raise OptionError(f"--link names axis {name!r}, which the mesh {mesh} has not")
+            raise OptionError(f"--link names axis {name!r}, which the mesh {mesh} does not have")
         found[name] = Link.parse(link)
     lost = [name for name, _ in mesh.axes if name not in found]
     if lost:

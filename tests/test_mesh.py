@@ -78,7 +78,7 @@ def test_groups_that_are_none(group, said):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("dp=2,dp=2", "named twice"), ("dp=0", "has size 0"), ("dp=-2", "has size -2"), ("d p=2", "is no identifier"),
+    [("dp=2,dp=2", "named twice"), ("dp=0", "has size 0"), ("dp=-2", "has size -2"), ("d p=2", "is not an identifier"),
      ("dp", "cannot read 'dp'"), ("dp=two", "cannot read 'dp=two'"), ("", "cannot read ''"),
      ("dp=65537", "a mesh of 65537 ranks is too large"), ("dp=" + "9" * 40, r"more than 2\*\*63")],
 )  # fmt: skip

@@ -47,7 +47,7 @@ def test_a_name_near_a_known_one(text, meant, tmp_path, capsys):
 
 
 def test_a_kind_of_an_axis_that_is_not_there():
-    with pytest.raises(OptionError, match="'rep' is, which is no axis of the mesh shard=2"):
+    with pytest.raises(OptionError, match="'rep', which is not an axis of the mesh shard=2"):
         Mesh.parse("shard=2", axis_kinds(["rep=replica"]))
     assert main(["shard", str(MLP), "--ranks", "2", "--axis", "rep=replica", "--dry-run"]) == 2
 
@@ -79,7 +79,7 @@ def test_copies_that_are_meant(tmp_path):
 def test_axes_that_have_nothing_to_share_out(axis):
     """An MLP has neither tokens nor images, and no step is cut into stages."""
     source = gopt.load(MLP)
-    why = "mesh axis 'pp' is not supported" if axis == "pp" else f"to share out over the 2 ranks along {axis}"
+    why = "mesh axis 'pp' is not supported" if axis == "pp" else f"to divide among the 2 ranks along {axis}"
     with pytest.raises(UnsupportedError, match=why):
         gopt.shard(source, Mesh(((axis, 2), ("shard", 2))))
     gopt.shard(source, Mesh(((axis, 1), ("shard", 2))))

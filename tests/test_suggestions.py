@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gopt.suggestions import MOST, did_you_mean
+import os
+
+import pytest
+
+from gopt.suggestions import MOST, did_you_mean, files_with_suffix, near_file
 
 
 def test_the_nearest_name_is_quoted_and_escaped():
@@ -19,3 +23,25 @@ def test_only_so_many_names_are_compared():
     names = (f"other{i}" for i in range(10 * MOST))
     did_you_mean("nothing", names)
     assert next(names) == f"other{MOST}"
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("d/stpe.onnx", "did you mean 'd/step.onnx'?"),
+        ("d/q.onnx", "there are 'd/a.onnx', 'd/b.onnx', 'd/step.onnx'"),
+        ("d/q.npz", None),
+        ("d/missing/deep/x.onnx", "there is no folder 'd/missing'"),
+        ("d/a.onnx/x", "there is no folder 'd/a.onnx'"),
+        ("dd", "did you mean 'd'?"),
+        ("d/\0.onnx", "there are 'd/a.onnx', 'd/b.onnx', 'd/step.onnx'"),
+    ],
+)
+def test_a_missing_file_has_a_hint(path, hint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("d")
+    for name in ("step.onnx", "b.onnx", "a.onnx"):
+        open(f"d/{name}", "w").close()
+    assert near_file(path) == (() if hint is None else (hint,))
+    assert files_with_suffix("d", ".onnx") == ["d/a.onnx", "d/b.onnx", "d/step.onnx"]
+    assert files_with_suffix("missing", ".onnx") == []

@@ -78,7 +78,9 @@ def read_index(folder: Path, manifest: Manifest) -> CheckpointIndex:
             f"make a split for these of it: gopt reshard {folder} --trainers T --servers S -o DIR",
         )
     if index.manifest != manifest.digest():
-        raise RunError(f"checkpoint {folder} was written by other ranks", "make ranks from it with gopt reshard")
+        raise RunError(
+            f"checkpoint {folder} was written by ranks of another folder", "make ranks from it with gopt reshard"
+        )
     return index
 
 

@@ -36,7 +36,7 @@ def check_model(target: Path, *, shown: Path, force: bool) -> None:
             raise OptionError(f"{shown} exists already", "choose another name with -o, or replace it with --force")
         if not is_regular_file(target):
             what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "no file"
-            raise OptionError(f"{shown} is {what}: --force replaces files alone", "choose another name with -o")
+            raise OptionError(f"{shown} is {what}: --force replaces only files", "choose another name with -o")
     check_not_inside(shown, target)
 
 
@@ -102,7 +102,9 @@ def put_file(staged: Staged, target: Path, force: bool) -> None:
     try:
         staged.commit_over() if force else staged.commit()
     except FileExistsError:
-        raise OptionError(f"{target} was made by another command meanwhile", "choose another name with -o") from None
+        raise OptionError(
+            f"{target} was created by another command in the meantime", "choose another name with -o"
+        ) from None
 
 
 def _put_data(data: Staged, target: Path, force: bool) -> bool:

@@ -56,4 +56,6 @@ def _put_new(staged: Staged, target: Path) -> None:
     try:
         staged.commit()
     except FileExistsError:
-        raise OptionError(f"{target} was made by another command meanwhile", "run this command again") from None
+        raise OptionError(
+            f"{target} was created by another command in the meantime", "run this command again"
+        ) from None

@@ -7,6 +7,8 @@ from pathlib import Path
 from gopt.artifact.checkpoint_index import INDEX_FILE, complete_steps, step_dir
 from gopt.disk.staging_names import displaced_copies
 from gopt.errors import InputError
+from gopt.sanitize import show
+from gopt.suggestions import LISTED, files_with_suffix, near_file
 
 
 def check_folder(path: Path, *, checkpoints: bool = False) -> None:
@@ -22,7 +24,7 @@ def check_folder(path: Path, *, checkpoints: bool = False) -> None:
         if not checkpoints:
             raise InputError(f"{path} is not an output folder: it is a checkpoint", *_of_checkpoint(path))
     elif not (path / "manifest.json").is_file():
-        raise InputError(f"{path} is not an output folder: {_lacks(path)}", _of_other(path))
+        raise InputError(f"{path} is not an output folder: {_lacks(path)}", *_of_other(path, checkpoints))
 
 
 def model_is_folder(path: Path) -> InputError:
@@ -34,7 +36,10 @@ def model_is_folder(path: Path) -> InputError:
         return InputError(error, _merges(path))
     if (path / "manifest.json").is_file():
         return InputError(error, f"it is an output folder: gopt reshard {path} makes other ranks of it", _merges(path))
-    return InputError(error)
+    models = files_with_suffix(str(path), ".onnx")[:LISTED]
+    if not models:
+        return InputError(error, "it has no .onnx file: give a model")
+    return InputError(error, f"give one of its files: {', '.join(map(show, models))}")
 
 
 def _of_checkpoint(step: Path) -> tuple[str, str]:
@@ -55,12 +60,16 @@ def _lacks(path: Path) -> str:
     return "it has no manifest.json" if path.is_dir() else "it is a model" if path.suffix == ".onnx" else "it is a file"
 
 
-def _of_other(path: Path) -> str:
+def _of_other(path: Path, checkpoints: bool) -> tuple[str, ...]:
     aside = [] if path.exists() else displaced_copies(path)
     if aside:
-        return f"a process died while it replaced this folder: mv {aside[0]} {path} puts it back"
+        return (f"a process died while it replaced this folder: mv {aside[0]} {path} puts it back",)
     if path.is_file() and any((path.parent / name).is_file() for name in ("manifest.json", INDEX_FILE)):
-        return f"it is a part of one: give {path.parent}"
+        return (f"it is a part of one: give {path.parent}",)
     if path.is_file() and path.suffix == ".onnx":
-        return f"shard it first: gopt shard {path} --ranks N"
-    return "make one with gopt shard"
+        return (f"shard it first: gopt shard {path} --ranks N",)
+    if not path.exists() and (near := near_file(path)):
+        return near
+    if checkpoints:
+        return ("give a folder of gopt shard, or a checkpoint of gopt run --checkpoint, such as CKPT/step_00000100",)
+    return ("make one with gopt shard",)

@@ -112,7 +112,7 @@ def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
             while left:
                 chunk = file.read(min(left, CHUNK))
                 if not chunk:
-                    raise RunError(f"{tensor.path} ended while it was read")
+                    raise RunError(f"{tensor.path} ended while it was read", "run this command again")
                 left -= len(chunk)
                 yield chunk
     elif tensor.proto is not None and tensor.proto.HasField("raw_data"):

@@ -85,7 +85,7 @@ class MessageOperator:
         made = self.type_rule(known, moved)
         for dtype, _ in (*moved, *made):
             if dtype not in ITEM_BYTES:
-                raise UnsupportedError(f"{self.name}: tensors of {dtype} do not travel")
+                raise UnsupportedError(f"{self.name}: tensors of {dtype} cannot be sent")
         return made
 
 

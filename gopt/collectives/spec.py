@@ -144,7 +144,7 @@ class Collective:
 
     def _check_dtype(self, call: Call) -> None:
         if call.dtype not in ITEM_BYTES:
-            raise UnsupportedError(f"{self.name}: tensors of {call.dtype} do not travel")
+            raise UnsupportedError(f"{self.name}: tensors of {call.dtype} cannot be sent")
         if not self.reduces:
             return
         how = call["reduce"]

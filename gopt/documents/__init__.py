@@ -23,6 +23,7 @@ from gopt.documents.schema import VALUE, first_error
 from gopt.errors import InputError, RunError
 from gopt.garbage import gc_paused
 from gopt.sanitize import show
+from gopt.suggestions import near_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     try:
         number = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"there is no file {name}") from None
+        raise InputError(f"there is no file {name}", *near_file(name)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:

@@ -23,6 +23,7 @@ from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.graph import Tensor
 from gopt.ir.types import TensorType, nbytes
 from gopt.sanitize import show as show
+from gopt.suggestions import near_file
 
 _LIMIT = 2**63
 SAFETENSORS = {
@@ -50,7 +51,7 @@ def regular_size(path: str) -> int:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError("no such file") from None
+        raise InputError("no such file", *near_file(path)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"cannot be read: {reason(error)}") from error
     if stat.S_ISDIR(status.st_mode):
@@ -186,7 +187,7 @@ def read_safetensors(path: str, size: int) -> dict[str, Tensor]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, limits.HEADER_BYTES):
-            raise InputError("is no safetensors file, or is truncated: its header does not fit")
+            raise InputError("is not a safetensors file, or is truncated: its header does not fit")
         header = parse_json(file.read(length), HEADER, "its header")
     start = 8 + length
     return {
@@ -203,7 +204,7 @@ def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tens
     if any(type(number) is not int for number in (*shape, begin, end)):
         raise InputError(f"the entry of {show(name)} is malformed")
     if dtype not in SAFETENSORS:
-        raise InputError(f"{show(name)} has the element type {show(dtype)}, which ONNX has not")
+        raise InputError(f"{show(name)} has the element type {show(dtype)}, which ONNX does not have")
     check_dims(shape, SAFETENSORS[dtype], show(name))
     kind = TensorType(SAFETENSORS[dtype], shape)
     if end - begin != kind.nbytes:

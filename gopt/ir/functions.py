@@ -58,4 +58,4 @@ def _refuse(key: Key, nodes: int, depth: int) -> None:
         raise InputError(f"function {show(key[1])} makes the graph longer than {most} nodes (FUNCTION_NODES)")
     if depth > limits.FUNCTION_DEPTH:
         most = limits.FUNCTION_DEPTH
-        raise InputError(f"function {show(key[1])} calls functions more than {most} deep (FUNCTION_DEPTH)")
+        raise InputError(f"function {show(key[1])} nests calls of functions more than {most} deep (FUNCTION_DEPTH)")

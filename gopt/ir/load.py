@@ -27,6 +27,7 @@ from gopt.ir.symbol_table import SymbolTable, text
 from gopt.ir.topological_order import check_order
 from gopt.ir.types import known
 from gopt.ir.wire_format import check_parts
+from gopt.suggestions import files_with_suffix
 
 _PROTOBUF_LIMIT = 2**31 - 1
 
@@ -70,7 +71,7 @@ def read_file(path: str) -> ModelFile:
     """The file as a model that has at least a version, an operator set and a graph."""
     size = regular_size(path)
     if size > _PROTOBUF_LIMIT:
-        raise InputError(f"{size} bytes: a protobuf file ends at 2 GiB", "keep the values in external data")
+        raise InputError(f"{size} bytes: a protobuf file has at most 2 GiB", "keep the values in external data")
     try:
         with open(path, "rb") as stream:
             data = stream.read(1)
@@ -84,9 +85,9 @@ def read_file(path: str) -> ModelFile:
     try:
         model = file.model
     except DecodeError:
-        raise _not_onnx(data) from None
+        raise _not_onnx(data, path) from None
     if not (model.ir_version > 0 and (model.HasField("graph") or model.opset_import)):
-        raise _not_onnx(data)  # some text parses as protobuf by accident
+        raise _not_onnx(data, path)  # some text parses as protobuf by accident
     if not model.HasField("graph"):
         raise InputError("holds no graph")
     if not model.opset_import:
@@ -94,7 +95,7 @@ def read_file(path: str) -> ModelFile:
     return file
 
 
-def _not_onnx(data: bytes) -> InputError:
+def _not_onnx(data: bytes, path: str) -> InputError:
     head = data[:4096]
     if head.startswith(b"version https://git-lfs"):
         return InputError("is a Git LFS pointer, not an ONNX model", "git lfs pull fetches the file itself")
@@ -106,7 +107,9 @@ def _not_onnx(data: bytes) -> InputError:
         pass
     if data[:1] == b"\x08":  # the tag of ir_version, which every exporter writes first
         return InputError("is truncated or damaged: it begins like an ONNX model, but does not go on like one")
-    return InputError("is not an ONNX model")
+    models = files_with_suffix(os.path.dirname(path), ".onnx")
+    hints = [f"if it holds values of a model, give the model, such as {show(models[0])}"] if models else []
+    return InputError("is not an ONNX model", *hints)
 
 
 def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
@@ -139,7 +142,7 @@ def _refuse_forms(model: ModelProto) -> None:
         if entry.version > newest:
             what = f"operator set {entry.version} of domain {show(entry.domain or 'ai.onnx')}"
             raise InputError(
-                f"asks for {what}, and the onnx that is installed knows them up to {newest}",
+                f"needs {what}, and the installed onnx supports them up to {newest}",
                 f"install a newer onnx, or export for operator set {newest}",
             )
     if model.training_info:

@@ -82,7 +82,7 @@ def _reading(name: str) -> Iterator[None]:
 
 def _damaged(name: str, error: Exception) -> InputError:
     where = f" at {show(name)}" if name else ""
-    return InputError(f"is no .npz file, or is damaged{where}: {reason(error)}")
+    return InputError(f"is not an .npz file, or is damaged{where}: {reason(error)}")
 
 
 def _check_directory(path: str, size: int) -> None:

@@ -29,7 +29,7 @@ def check_legal(file: ModelFile) -> None:
     """Raise InputError for a model that ``onnx.checker`` refuses with its full check."""
     found = _error(file)
     if found is not None:
-        raise InputError(f"is no valid ONNX model: {found}", _NEXT)
+        raise InputError(f"is not a valid ONNX model: {found}", _NEXT)
 
 
 def check_structure(file: ModelFile) -> None:

@@ -63,7 +63,7 @@ def check_order(nodes: Sequence[Node], given: set[str]) -> None:
     raise InputError(
         f"node {show(node.label)} reads value {show(name)} before a node makes it: the nodes are not in an order in "
         "which they can run",
-        "ONNX asks for that order: sort the nodes where the file is made",
+        "ONNX requires that order: sort the nodes in the program that writes the file",
     )
 
 

@@ -36,7 +36,7 @@ def _refuse_single(program: SpmdProgram, other: SpmdProgram) -> None:
             raise UnsupportedError(
                 f"ranks at {_where(program)} have {mine} and ranks at {_where(other)} have {theirs} elements of "
                 f"{state.tensor!r}: a parameter of one element is not sharded, and all ranks must shard the same",
-                "share another dimension of it out, in other sizes, or say replicate",
+                "shard another dimension of it, use other sizes, or set replicate",
             )
 
 

@@ -80,7 +80,7 @@ def save_state_dict(
     """
     target, shown = resolve_output(output), Path(output)
     if shown.suffix != ".safetensors":
-        raise OptionError(f"{shown} is no safetensors file", "let its name end in .safetensors")
+        raise OptionError(f"{shown} is not a safetensors file", "let its name end in .safetensors")
     check_model(target, shown=shown, force=force)
     held = read_folder(path)
     wanted = [each.tensor for each in held.manifest.states if all_states or each.kind in OF_MODULE]

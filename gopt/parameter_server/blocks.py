@@ -83,7 +83,7 @@ def find_blocks(
     for _, key in own:
         if key.server is None:
             raise UnsupportedError(
-                f"{show(key.name)} is updated on every server: without rounds they would part", _SYNC
+                f"{show(key.name)} is updated on every server: without rounds its copies would diverge", _SYNC
             )
         if not key.gradient:
             raise UnsupportedError(f"{show(key.name)} shares its gradient with another parameter", _SYNC)

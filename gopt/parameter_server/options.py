@@ -75,16 +75,18 @@ class SplitOptions:
     def _check_together(self) -> None:
         waits = self.mode.rounds
         if self.tables and self.tables_off:
-            raise OptionError("--table does not go with --no-tables", "leave one of them out")
+            raise OptionError("--table cannot be combined with --no-tables", "leave one of them out")
         for name, texts in (("table", self.tables), ("rows", self.rows), ("init", self.init)):
             if texts and self.mode is Mode.GEO:
-                raise OptionError(f"--{name} does not go with --mode geo: each trainer updates the whole of a table")
+                raise OptionError(
+                    f"--{name} cannot be combined with --mode geo: each trainer updates the whole of a table"
+                )
             if texts and self.accumulate > 1:
-                raise OptionError(f"--{name} does not go with --accumulate", "micro-steps sum whole gradients")
+                raise OptionError(f"--{name} cannot be combined with --accumulate", "micro-steps sum whole gradients")
             if texts and self.compensation is not None:
                 raise OptionError(
-                    f"--{name} does not go with --delay-compensation: servers would keep old rows for each trainer",
-                    "leave one of them out",
+                    f"--{name} cannot be combined with --delay-compensation",
+                    "leave one of them out: servers would keep old rows for each trainer",
                 )
         if self.compensation is not None and self.mode not in (Mode.ASYNC, Mode.HALF_ASYNC):
             raise OptionError("--delay-compensation needs --mode async", f"in mode {self.mode} no gradient is late")
@@ -101,11 +103,13 @@ class SplitOptions:
                 f"--loss-reduction {self.loss_reduction} needs --mode sync", "elsewhere nothing is merged on servers"
             )
         if self.accumulate > 1 and self.mode is Mode.GEO:
-            raise OptionError("--accumulate does not go with --mode geo", "--every says how often trainers push")
+            raise OptionError("--accumulate cannot be combined with --mode geo", "--every says how often trainers push")
         if self.accumulate > 1 and self.loss_reduction.rule is LossRule.WEIGHTED:
-            raise OptionError(f"--accumulate does not go with --loss-reduction {self.loss_reduction}")
+            raise OptionError(f"--accumulate cannot be combined with --loss-reduction {self.loss_reduction}")
         if self.accumulate > 1 and self.pull is PullAt.START:
-            raise OptionError("--pull start does not go with --accumulate", "micro-steps share what was pulled once")
+            raise OptionError(
+                "--pull start cannot be combined with --accumulate", "micro-steps share what was pulled once"
+            )
 
     @property
     def pulls(self) -> PullAt:

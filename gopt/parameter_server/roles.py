@@ -97,7 +97,7 @@ class Roles:
         ranks = [*trainers, *servers]
         beyond = next((rank for rank in ranks if not 0 <= rank < RANKS), None)
         if beyond is not None:
-            raise OptionError(f"a role stands on rank {show(beyond)}; ranks are 0 to {RANKS - 1} (RANKS)")
+            raise OptionError(f"a role is on rank {show(beyond)}; ranks are 0 to {RANKS - 1} (RANKS)")
         if not trainers:
             raise OptionError("the roles name no trainer", _HINT)
         of: list[list[Role]] = [[] for _ in range(max(ranks) + 1)]
@@ -183,7 +183,7 @@ class Roles:
 
     def _fixed(self) -> Roles:
         if self.is_open:
-            raise OptionError("the number of trainers is open", "say at the start how many there are")
+            raise OptionError("the number of trainers is not fixed", "give --trainers T")
         return self
 
     def __str__(self) -> str:
@@ -258,7 +258,7 @@ def _named_ranks(text: str) -> Iterator[tuple[RoleKind, int]]:
             first, last = int(match[1]), int(match[2] or match[1])
             named += last - first + 1
             if last < first:
-                raise OptionError(f"the roles name ranks {first} to {last}, which goes down", _HINT)
+                raise OptionError(f"the roles name ranks {first} to {last}, in descending order", _HINT)
             if named > 2 * RANKS:
                 raise OptionError(f"the roles {show(text)} name too many ranks: at most {RANKS} (RANKS)")
             for rank in range(first, last + 1):
@@ -271,7 +271,7 @@ def _kind(word: str) -> RoleKind:
     except ValueError:
         close = get_close_matches(word.lower(), [kind.value for kind in _KINDS], 1)
         hint = f"did you mean {close[0]!r}?" if close else "a rank is a trainer or a server"
-        raise OptionError(f"no rank can be {show(word)}", hint, _HINT) from None
+        raise OptionError(f"{show(word)} is not a role", hint, _HINT) from None
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -64,13 +64,17 @@ class RowInit:
         except ValueError:
             numbers = []
         if counts.get(word) != len(numbers) or not all(map(math.isfinite, numbers)):
-            raise OptionError(f"rows cannot be made by {show(text)}", _HINT)
+            raise OptionError(f"cannot read as the first values of rows: {show(text)}", _HINT)
         first, second = (*numbers, 0.0)[:2]
         found = cls(Draw(word), first, second, int(seed or 0))
         if found.draw is Draw.NORMAL and found.second < 0:
-            raise OptionError(f"rows cannot be made by {show(text)}: the deviation is negative", _HINT)
+            raise OptionError(
+                f"cannot read as the first values of rows: {show(text)}: the deviation is negative", _HINT
+            )
         if found.draw is Draw.UNIFORM and found.second < found.first:
-            raise OptionError(f"rows cannot be made by {show(text)}: the bounds go down", _HINT)
+            raise OptionError(
+                f"cannot read as the first values of rows: {show(text)}: the lower bound exceeds the upper one", _HINT
+            )
         return found
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ from fnmatch import translate
 from gopt import documents
 from gopt.errors import InputError, OptionError
 from gopt.sanitize import show
+from gopt.suggestions import near_file
 
 Tensors = Mapping[str, frozenset[int]]
 """Tensor -> its pieces' numbers."""
@@ -147,7 +148,7 @@ def read_server_map(path: str | os.PathLike[str]) -> dict[str, int]:
     """
     name = os.fspath(path)
     if not os.path.exists(name):
-        raise OptionError(f"there is no server map {name}")
+        raise OptionError(f"there is no server map {name}", *near_file(name))
     if name.endswith(".json"):
         return documents.read_json(name, documents.SERVERS)
     if not name.endswith(".toml"):

@@ -75,7 +75,9 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
     """
     if options.tables_off:
         if options.rows or options.init:
-            raise OptionError(f"--{'rows' if options.rows else 'init'} does not go with --no-tables", "leave one out")
+            raise OptionError(
+                f"--{'rows' if options.rows else 'init'} cannot be combined with --no-tables", "leave one out"
+            )
         return TableChoice()
     index = GraphIndex(training.graph)
     fit: list[EmbeddingTable] = []

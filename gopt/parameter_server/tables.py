@@ -118,7 +118,7 @@ class TableLayout:
         if part is None or not mine:
             if not flat.size:
                 return flat
-            raise InvariantError(f"server {server} is asked for rows of table {self.name} that it has not")
+            raise InvariantError(f"server {server} is asked for rows of table {self.name} that it does not have")
         return self._numbers(flat, part)
 
     def to_global(self, local: npt.ArrayLike, server: int) -> Ids:

@@ -53,9 +53,9 @@ class BoundCall:
         self._gathered = gathered
         self._must_copy = any(name in buffers.gathered_views for name in gathered)
         self._first: Any = None
-        """The first of the last results that lie in the buffer, and stay there; ``_lasting``: the values of all, and
+        """The first of the last results that lie in the buffer, and stay there; ``_persistent``: the values of all, and
         ``_place``: its address."""
-        self._lasting: Mapping[str, Any] = {}
+        self._persistent: Mapping[str, Any] = {}
         self._place: int | None = None
         self._home = self._memory_range()
 
@@ -84,14 +84,14 @@ class BoundCall:
         if len(results) != len(names):
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
         if results[0] is self._first:
-            return self._lasting
+            return self._persistent
         if (place := self._place_of(results[0])) is not None:
             self._first = results[0]
             if place != self._place:  # else other arrays over the same memory: segments are bound to it already
-                self._place, self._lasting = place, self._gathered or self._new_values(results)
-                for value in self._lasting.values():
-                    value.lasting = True
-            return self._lasting
+                self._place, self._persistent = place, self._gathered or self._new_values(results)
+                for value in self._persistent.values():
+                    value.persistent = True
+            return self._persistent
         if not self._must_copy:
             return self._new_values(results)
         for name, result in zip(names, results):

@@ -29,7 +29,7 @@ class CompiledSegment(Protocol):
     """Inputs whose memory is written."""
 
     def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the outputs by name, without those among the ``lasting`` values, whose memory never changes. Raises
+        """Return the outputs by name, without those among the ``persistent`` values, whose memory never changes. Raises
         RunError."""
 
 
@@ -72,11 +72,11 @@ class Device(Protocol):
         session: tuple[tuple[str, ...], Any],
         types: Mapping[str, TensorType],
         views: BufferViews | None,
-        lasting: Mapping[str, Any],
+        persistent: Mapping[str, Any],
     ) -> CompiledSegment:
         """Compile a segment whose results lie in ``views`` at every step; None allocates new memory in each step.
 
-        ``lasting``: values whose memory is the same in every step.
+        ``persistent``: values whose memory is the same in every step.
         """
 
 
@@ -121,18 +121,22 @@ class BoundSegment(HostSegment):
     """
 
     def __init__(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], views: BufferViews, lasting: Mapping[str, Value]
+        self,
+        segment: Segment,
+        session: tuple[tuple[str, ...], Any],
+        views: BufferViews,
+        persistent: Mapping[str, Value],
     ) -> None:
         super().__init__(segment, session)
-        self._moving = tuple(name for name in self.inputs if name not in lasting)
-        self._lasting = {name: lasting[name] for name in self.inputs if name in lasting}
+        self._moving = tuple(name for name in self.inputs if name not in persistent)
+        self._persistent = {name: persistent[name] for name in self.inputs if name in persistent}
         self._others = [name for name in self.outputs if name not in views]
         self._bindings = []
         for turn in (0, -1):
             results = {name: views[name][turn] for name in self.outputs if name in views}
-            moving = {name: value for name, value in results.items() if name not in lasting}
+            moving = {name: value for name, value in results.items() if name not in persistent}
             current = _Binding(self._session.io_binding(), moving, [None] * len(self._moving), len(results))
-            for name, value in self._lasting.items():
+            for name, value in self._persistent.items():
                 current.binding.bind_ortvalue_input(name, value.given)
             for name, value in results.items():
                 current.binding.bind_ortvalue_output(name, value.given)
@@ -158,8 +162,8 @@ class BoundSegment(HostSegment):
         bound = current.bound
         for number, (name, value) in enumerate(zip(self._moving, given)):
             if bound[number] is not value:
-                bound[number] = value if value.lasting else None
-                if value.lasting or not value.addressed:
+                bound[number] = value if value.persistent else None
+                if value.persistent or not value.addressed:
                     current.binding.bind_ortvalue_input(name, value.given)
                 else:
                     bind_memory(current.binding.bind_input, name, value.array)
@@ -180,7 +184,7 @@ class Host:
         return Value(array)
 
     def hold(self, array: Array) -> Value:
-        return Value(np.require(array, requirements="C"), lasting=True)
+        return Value(np.require(array, requirements="C"), persistent=True)
 
     def view(self, value: Value) -> Array:
         return value.array
@@ -200,9 +204,9 @@ class Host:
         session: tuple[tuple[str, ...], Any],
         types: Mapping[str, TensorType],
         views: BufferViews | None,
-        lasting: Mapping[str, Any],
+        persistent: Mapping[str, Any],
     ) -> HostSegment:
-        return HostSegment(segment, session) if views is None else BoundSegment(segment, session, views, lasting)
+        return HostSegment(segment, session) if views is None else BoundSegment(segment, session, views, persistent)
 
 
 HOST = Host()

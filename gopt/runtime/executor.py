@@ -60,7 +60,7 @@ class Executor:
         views = {name: self._device.to_device(view) for name, view in self._buffers.views.items()}
         self._state_views = {name: views[name] for name in self._buffers.states}
         for value in views.values() if self.plans_memory else ():
-            value.lasting = True
+            value.persistent = True
         self._last_uses = last_uses(plan.steps, self._outputs)
         self._waits = final.waits
         self._fixed: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Executor:
         results: dict[str, Any] = {
             name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1
         }
-        lasting = {**results, **buffered}
+        persistent = {**results, **buffered}
         self._fixed = results
         gathered = {name: buffered[name] for name in self._buffers.gathered_views}
         gathered |= {
@@ -109,7 +109,7 @@ class Executor:
                 compiled.append(BoundCall(part, self._device, self._buffers, may_lack, donatable, buffer, into))
             elif isinstance(part, Segment):
                 session = session_of(part, graph, plan.types, cache)
-                compiled.append(self._device.compile_segment(part, session, plan.types, views, lasting))
+                compiled.append(self._device.compile_segment(part, session, plan.types, views, persistent))
             else:
                 run = self._device.tuning.compile_run(
                     part, final.aliases[number], graph, plan.types, cache, views or {}
@@ -258,7 +258,7 @@ class Executor:
             return given.value
         for before, value in self._recent_feeds.get(name, ()):
             if before is given:
-                value.lasting = True
+                value.persistent = True
                 return value
         shown = given if hasattr(given, "dtype") else np.asarray(given)
         _check_fed(name, self._inputs[name], shown)

@@ -30,7 +30,7 @@ def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | No
 
 
 def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
-    raise RunError(f"nobody runs call {index}, {node.op_type} {node.label!r}")
+    raise RunError(f"no engine runs call {index}, {node.op_type} {node.label!r}")
 
 
 def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:

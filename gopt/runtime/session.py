@@ -122,7 +122,7 @@ class _DeadlineSession:
                 raise
             made = self._session.get_outputs()[0].name
             what = f"what makes {made!r} still ran after {self._deadline:g} s (--deadline)"
-            raise RunError(what, "does a loop of the source have an end?") from error
+            raise RunError(what, "a loop of the model may not end; raise --deadline if it is only slow") from error
         finally:
             timer.cancel()
 
@@ -183,7 +183,7 @@ def runtime_value(array: Array) -> Any:
     array = np.require(array, requirements="C")
     values = runtime().OrtValue
     if dtype == "string" or array.dtype == object:
-        raise UnsupportedError("strings cannot be handed to ONNX Runtime")
+        raise UnsupportedError("ONNX Runtime takes no strings here")
     if dtype in _PACKED:
         raise UnsupportedError(f"tensors of {dtype} cannot be an input or output of a segment")
     if array.dtype.isbuiltin == 2:  # one of NumPy's add-on types, which the runtime takes as mere bits
@@ -217,13 +217,13 @@ def array_of(value: Any) -> Array:
 class Value:
     """A value in host memory: an array, and the OrtValue over the same memory, each created on first use.
 
-    ``lasting``: its memory is the same in all steps, so readers may keep references to it.
+    ``persistent``: its memory is the same in all steps, so readers may keep references to it.
     """
 
-    __slots__ = ("_address", "_array", "_given", "lasting")
+    __slots__ = ("_address", "_array", "_given", "persistent")
 
-    def __init__(self, array: Array | None = None, given: Any = None, lasting: bool = False) -> None:
-        self._array, self._given, self.lasting = array, given, lasting
+    def __init__(self, array: Array | None = None, given: Any = None, persistent: bool = False) -> None:
+        self._array, self._given, self.persistent = array, given, persistent
         self._address: int | None = None
 
     @property

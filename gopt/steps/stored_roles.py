@@ -32,7 +32,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     """The roles in the metadata of a kept source; ``name`` is its file. Raises InputError."""
     text = graph.metadata.get(ROLES)
     if text is None:
-        raise InputError(f"{name} has no roles in its metadata", "take the one that gopt shard wrote")
+        raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
     record = documents.parse_json(text, documents.ROLES, f"{name}: gopt.roles")
     roles = RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
     try:
@@ -47,7 +47,7 @@ def load_stored_source(graph: Graph, roles: RoleMap, name: str | os.PathLike[str
     try:
         return recover(graph, roles)
     except OptionError as error:
-        raise InputError(f"{name}: gopt.roles: {error.message}", "take the one that gopt shard wrote") from None
+        raise InputError(f"{name}: gopt.roles: {error.message}", "use the source.onnx that gopt shard wrote") from None
 
 
 def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:

@@ -94,8 +94,8 @@ def _shared_out(split: AxisSplit) -> None:
         if shard.alone:
             raise OptionError(
                 f"tensor-parallel: one of the {split.members} members along {split.axis} would have all of dimension "
-                f"{shard.dim} of {name!r}, which is shared out in {list(shard.sizes)}",
-                "share out another dimension, in other sizes, or say replicate (of an input: whole)",
+                f"{shard.dim} of {name!r}, which is divided into {list(shard.sizes)}",
+                "shard another dimension, use other sizes, or set replicate (of an input: whole)",
             )
 
 
@@ -132,7 +132,7 @@ class _Planner:
         tokens = self._sequence(axis, members) if request.sequence else None
         if request.sequence and tokens is None:
             raise OptionError(
-                f"tensor-parallel: no input of the batch has tokens to share out over {members * self._outside(axis)} "
+                f"tensor-parallel: no input of the batch has tokens to divide among {members * self._outside(axis)} "
                 "ranks"
             )
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
@@ -174,7 +174,7 @@ class _Planner:
         if not fed:
             what = "tokens" if axis in TOKENS else "rows or columns of an image"
             raise UnsupportedError(
-                f"no input of the batch has {what} to share out over the {members} ranks along {axis}",
+                f"no input of the batch has {what} to divide among the {members} ranks along {axis}",
                 f"name one and its dimension: -O tensor-parallel.inputs='NAME:dim1@{axis}'",
             )
         choices = self._asked(axis, members, {})
@@ -246,7 +246,7 @@ def _part_of(name: str, inner: Shard, outer: Shard, axis: str, other: str) -> Sh
     runs, members = outer.runs * len(outer.sizes), len(inner.sizes)
     if len(set(outer.sizes)) > 1 or inner.length % (runs * members):
         raise OptionError(
-            f"tensor-parallel: dimension {inner.dim} of {name!r} does not share out evenly over {len(outer.sizes)} "
+            f"tensor-parallel: dimension {inner.dim} of {name!r} cannot be divided evenly over {len(outer.sizes)} "
             f"ranks along {other} and {members} along {axis}",
             "split another dimension along one of them",
         )

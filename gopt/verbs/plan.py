@@ -66,7 +66,7 @@ def plan(
     """
     alone = not isinstance(mesh, int)
     if isinstance(mesh, int) and mesh < 1:
-        raise OptionError(f"a plan for {mesh} ranks", "give at least 1")
+        raise OptionError(f"the number of ranks cannot be {mesh}", "give at least 1")
     grid = Mesh.of(mesh)
     limit = parse_bytes(memory) if isinstance(memory, str) else memory
     if link is not None and alone:

@@ -9,8 +9,8 @@ from gopt.artifact.checkpoint_index import complete_steps
 from gopt.mesh import Mesh
 from gopt.runtime.engines.base import Engine, run_threads
 from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.parameter_server.meeting import Met
 from gopt.runtime.parameter_server.run import Hooks, run_in_threads
+from gopt.runtime.parameter_server.sync_point import SyncReport
 from gopt.runtime.training.job import Job, Progress
 from gopt.runtime.training.train import Trainer
 
@@ -24,7 +24,7 @@ class RunHooks:
     on_step: Callable[[Progress], None]
     on_start: Callable[[int], None] = lambda step: None
     stop_signal: Callable[[], int] = lambda: 0
-    on_end: Callable[[Met], None] = lambda met: None
+    on_end: Callable[[SyncReport], None] = lambda met: None
 
     def of_servers(self, job: Job, position: Callable[[int, int], None] = lambda *_: None) -> Hooks:
         """As a run of trainers and servers takes them; ``position``: called with step and message."""

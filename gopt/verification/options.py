@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from gopt.errors import OptionError
+from gopt.runtime.training.data import check_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,9 @@ class VerifyOptions:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise OptionError(f"steps={self.steps}", "give at least 1")
+            raise OptionError(f"steps cannot be {self.steps}", "give at least 1")
+        if self.data is not None:
+            check_data(self.data)
 
 
 class VerifyKeywords(TypedDict, total=False):

@@ -58,7 +58,7 @@ def test_what_is_whole_is_read(step):
 
 
 def test_it_knows_the_ranks_that_it_is_of(step):
-    with pytest.raises(RunError, match="was written by other ranks") as caught:
+    with pytest.raises(RunError, match="was written by ranks of another folder") as caught:
         read_index(step, replace(MANIFEST, loss="other"))
     assert "gopt reshard" in caught.value.hints[0]
 

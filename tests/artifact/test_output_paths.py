@@ -226,7 +226,7 @@ def test_merge_replaces_files_alone(kind, capsys):
         target.mkdir()
     else:
         target.symlink_to("kept.onnx") if kind == "link" else os.mkfifo(target)
-    refused(main(["merge", "out", "-o", "m.onnx", "--force"]), capsys, "m.onnx", "files alone")
+    refused(main(["merge", "out", "-o", "m.onnx", "--force"]), capsys, "m.onnx", "only files")
     assert not Path("kept.onnx").exists()
 
 

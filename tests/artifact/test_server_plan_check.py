@@ -155,7 +155,7 @@ OF_TABLES: list[tuple[str, Callable[[Document], object], str]] = [
     ("another first state", _at(f"{TABLES}.0.states.1.inputs.0", "x"), f"{TABLES}[0].states[1]: the part of the table"),
     ("a state of no server", _at(f"{TABLES}.0.states.1.inputs.1", "x"), f"{TABLES}[0].states[1]: 'x' is not a state"),
     ("a rule for another tensor", _at(f"{TABLES}.0.init.0.tensor", "top0.weight"), f"{TABLES}[0].init[0].tensor"),
-    ("a rule that is none", _at(f"{TABLES}.0.init.0.rows", "some"), f"{TABLES}[0].init[0].rows: rows cannot"),
+    ("a rule that is none", _at(f"{TABLES}.0.init.0.rows", "some"), f"{TABLES}[0].init[0].rows: cannot read"),
     ("no rounds and no ids", lambda d: (_plan(mode="async")(d), _table(d).pop("ids")), f"{TABLES}[0].ids"),
 ]  # fmt: skip
 

@@ -45,7 +45,7 @@ def test_auto_and_its_contraries(options, capsys):
 @pytest.mark.parametrize("options", [["--memory", "1GB"], ["--link", "1GB/s"]])
 def test_what_auto_takes_does_nothing_without_it(options, capsys):
     assert main(["shard", MODEL, "--ranks", "4", *options]) == 2
-    assert "does nothing without --auto" in capsys.readouterr().err
+    assert "has no effect without --auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

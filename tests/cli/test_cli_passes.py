@@ -31,3 +31,11 @@ def test_the_list_shows_every_option(capsys, monkeypatch):
         for name, kind, default in option_table(spec):
             shown = default or '""'
             assert f"  {name} = {shown}   ({kind})" in lines[place:], "types in brackets are no markup"
+
+
+def test_every_line_is_indented_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["passes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if not line.startswith("  ")] == list(PASSES)

@@ -36,3 +36,10 @@ def test_names_are_shown_as_they_are() -> None:
 def test_models_have_a_table_for_each_kind() -> None:
     shown = markdown_diff(Diff("a", "b", (Difference("added", "x"), Difference("removed", "y")), 2))
     assert "<details><summary>Added operators (1)</summary>" in shown and "2 inner values" in shown
+
+
+def test_descriptions_are_text_and_names_are_code() -> None:
+    rows = (("state", "held in other pieces"), ("state", "w"), ("state", "x: 1 -> 2"), ("state", "of @user and others"))
+    shown = markdown_diff(diff(Section("States", ("kind", "what"), rows))).splitlines()
+    assert "| `state` | held in other pieces |" in shown and "| `state` | `w` |" in shown
+    assert "| `state` | `x: 1 -> 2` |" in shown and "| `state` | `of @user and others` |" in shown

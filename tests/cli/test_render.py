@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from gopt.cli.render import Clean, console, describe, few, table
+from gopt.cli.render import Clean, console, describe, few, print_ranks, table
 from gopt.cli.render_progress import progress
 from rich.text import Text
 
@@ -50,3 +50,25 @@ def test_a_choice(cap, shown):
 
 def test_few_rows():
     assert list(few(range(20))) == list(range(12)) and list(few([1])) == [1]
+
+
+def ranks(*groups: tuple[str, ...], shown: int = 9) -> list[str]:
+    out = Clean(file=io.StringIO(), highlight=False, markup=False, width=80)
+    print_ranks(out, ("rank", "parameters", "calls", "sent"), groups, shown)
+    return [line.rstrip() for line in out.file.getvalue().splitlines()]
+
+
+def test_calls_of_all_ranks_are_one_line():
+    calls = "1 AllGather shard, 1 AllReduce dp"
+    assert ranks(("0,2", "5 KiB", calls, "1 B"), ("1,3", "6 KiB", calls, "2 B")) == [
+        "Ranks", "rank  parameters  sent", "0,2        5 KiB   1 B", "1,3        6 KiB   2 B",
+        f"calls of each rank in a step: {calls}",
+    ]  # fmt: skip
+
+
+def test_calls_that_differ_are_a_column_also_where_few_rows_are_shown():
+    groups = (("0", "5 KiB", "1 AllGather shard, 1 AllReduce dp", "1 B"), ("1", "5 KiB", "none", "0 B"))
+    assert ranks(*groups, shown=1) == [
+        "Ranks", "rank  parameters  calls              sent", "0          5 KiB  1 AllGather shard   1 B",
+        "                  1 AllReduce dp",
+    ]  # fmt: skip

@@ -63,4 +63,4 @@ def test_a_call_that_no_group_can_make_is_refused(sharded, capsys, name):
     said = capsys.readouterr().err
     assert code == 3, said
     # Once onnx knows the collectives, its checker says so first.
-    assert (words in said and "rank 1" in said) or ("rank_0001.onnx: is no valid ONNX model" in said)
+    assert (words in said and "rank 1" in said) or ("rank_0001.onnx: is not a valid ONNX model" in said)

@@ -95,13 +95,13 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
     **_each(
-        "runtime.parameter_server.job runtime.parameter_server.keeping "
+        "runtime.parameter_server.job runtime.parameter_server.split_checkpoints "
         "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
         "runtime.parameter_server.trainer_messages runtime.parameter_server.outbox",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
     ),
     **_each(
-        "runtime.parameter_server.async_trainer runtime.parameter_server.meeting",
+        "runtime.parameter_server.async_trainer runtime.parameter_server.sync_point",
         "trainers and servers without rounds", "runtime/parameter_server/test_async_server.py",
     ),
     **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
@@ -204,7 +204,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "offline.reduce.cut offline.reduce.graph_view offline.reduce.search offline.reduce.sizes offline.reduce.steps",
         "parts of one search, judged by the graph that is left", "offline/reduce/test_reduction.py",
     ),
-    **_each("cli.help", "one command over click's own help", "cli/test_verbosity.py"),
     **_each("cli.merge", "two options over offline.merge", "offline/test_merge.py", "artifact/test_output_paths.py"),
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
     **_each("cli.render_plan", _SHOWN, "cli/test_plan.py"),

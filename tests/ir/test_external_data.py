@@ -227,4 +227,4 @@ def test_bad_state_files(tmp_path: Path) -> None:
     refusal(load_state, save(tmp_path, b"xyz", "s.safetensors"), InputError, "truncated")
     refusal(load_state, save(tmp_path, b"\xff" * 64, "s.safetensors"), InputError, "truncated")
     refusal(load_state, save(tmp_path, b"x", "s.pt"), InputError, r"\.safetensors or an \.npz")
-    refusal(load_state, save(tmp_path, b"not a zip", "s.npz"), InputError, r"is no \.npz file")
+    refusal(load_state, save(tmp_path, b"not a zip", "s.npz"), InputError, r"is not an \.npz file")

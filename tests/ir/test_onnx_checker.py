@@ -17,7 +17,7 @@ def file_of(model: ModelProto) -> ModelFile:
 def test_a_node_without_a_name_is_named_by_its_output():
     model = small(nodes=[helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 0])])
     model.graph.output[0].name = "turned"
-    with pytest.raises(InputError, match=r"is no valid ONNX model: .*turned"):
+    with pytest.raises(InputError, match=r"is not a valid ONNX model: .*turned"):
         check_legal(file_of(model))
 
 

@@ -69,7 +69,7 @@ def test_the_command_writes_nothing_and_names_the_best(capsys: pytest.CaptureFix
     ("given", "message"),
     [
         (["--trainers", "2"], "the number of servers is missing"),
-        (["--trainers", "2", "--servers", "2", "--mesh", "dp=2"], "--trainers does not go with --mesh"),
+        (["--trainers", "2", "--servers", "2", "--mesh", "dp=2"], "--trainers cannot be combined with --mesh"),
         (["--ranks", "2", "--wire", "float16"], "--wire needs --trainers"),
     ],
 )

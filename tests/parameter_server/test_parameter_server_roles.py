@@ -51,9 +51,9 @@ def test_roles_are_read(text, of):
         ("trainer:-1", "cannot read 'trainer:-1'"),
         ("trainer:٣", "cannot read 'trainer:٣'"),
         ("trainer:0x1", "cannot read 'trainer:0x1'"),
-        ("worker:0-3", "no rank can be 'worker'"),
-        ("trainers:0-3", "no rank can be 'trainers'"),
-        ("trainer:3-0", "ranks 3 to 0, which goes down"),
+        ("worker:0-3", "'worker' is not a role"),
+        ("trainers:0-3", "'trainers' is not a role"),
+        ("trainer:3-0", "ranks 3 to 0, in descending order"),
         ("trainer:0-999999999", "too many ranks"),
         ("trainer:999999999", "rank 999999999; ranks are 0 to 65535"),
         ("server:0-2", "name no trainer"),
@@ -136,7 +136,7 @@ def test_the_number_of_trainers_may_be_open_until_a_start():
         lambda: roles.server_ranks, lambda: roles.check_processes(3), lambda: roles.check_counts(1, 2),
     ]  # fmt: skip
     for ask in asked:
-        with pytest.raises(OptionError, match="number of trainers is open"):
+        with pytest.raises(OptionError, match="number of trainers is not fixed"):
             ask()
 
 

@@ -80,5 +80,5 @@ def test_texts_are_read_back(text: str):
              "normal(0,1)@seed=x", "constant(1,2)"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str):
-    with pytest.raises(OptionError, match="rows cannot be made by"):
+    with pytest.raises(OptionError, match="cannot read as the first values of rows:"):
         RowInit.parse(text)

@@ -76,13 +76,13 @@ def test_a_wish_that_cannot_be_met_says_why() -> None:
         split("dlrm_sgd", accumulate=2, tables={"*": "modulo"})
     with pytest.raises(OptionError, match="--no-tables"):
         split("dlrm_sgd", tables_off=True, tables={"*": "modulo"})
-    with pytest.raises(OptionError, match="--rows does not go with --accumulate"):
+    with pytest.raises(OptionError, match="--rows cannot be combined with --accumulate"):
         split("dlrm_sgd", accumulate=2, rows={"*": "lazy"})
-    with pytest.raises(OptionError, match="--table does not go with --mode geo"):
+    with pytest.raises(OptionError, match="--table cannot be combined with --mode geo"):
         split("dlrm_sgd", mode=Mode.GEO, tables={"*": "modulo"})
-    with pytest.raises(OptionError, match="--init does not go with --delay-compensation"):
+    with pytest.raises(OptionError, match="--init cannot be combined with --delay-compensation"):
         split("dlrm_sgd", mode=Mode.ASYNC, compensation=0.1, init={"*": "zeros"})
-    with pytest.raises(OptionError, match="--rows does not go with --no-tables"):
+    with pytest.raises(OptionError, match="--rows cannot be combined with --no-tables"):
         split("dlrm_sgd", tables_off=True, rows={"*": "lazy"})
     with pytest.raises(OptionError, match="cannot be 'lasy'"):
         split("dlrm_sgd", rows={"*": "lasy"})

@@ -116,7 +116,7 @@ def test_an_id_outside_the_table_is_refused_by_name(id):
 def test_a_row_of_another_server_is_not_taken_for_an_own_one():
     table = TableLayout("t", 10, 4, Layout.MODULO, (0, 1))
     for server, ids in ((0, [3]), (5, [0])):
-        with pytest.raises(InvariantError, match="has not"):
+        with pytest.raises(InvariantError, match="does not have"):
             table.to_local(ids, server)
     assert table.to_local([], 5).size == 0
     with pytest.raises(InvariantError, match="5 rows"):

@@ -45,7 +45,7 @@ def test_results_in_the_buffer_keep_their_values_from_step_to_step():
     flat = np.arange(4, dtype=np.float32)
     call, results = bound("AllReduce", buffer=flat), [flat[:1], flat[1:]]
     first = call.store(results)
-    assert all(value.lasting for value in first.values()) and first["y"].array is results[1]
+    assert all(value.persistent for value in first.values()) and first["y"].array is results[1]
     assert call.store(results) is first
 
 
@@ -56,13 +56,13 @@ def test_results_that_moved_are_seen():
     call.store([flat[:1], flat[1:]])
     moved = call.store([np.full(1, 7.0, np.float32), np.full(3, 8.0, np.float32)])
     assert moved["x"].array.tolist() == [7.0] and moved["y"].array.tolist() == [8.0] * 3
-    assert not moved["x"].lasting, "the next step has other arrays"
+    assert not moved["x"].persistent, "the next step has other arrays"
 
 
 def test_a_gather_of_states_is_copied_to_where_they_lie():
     flat = np.zeros(4, np.float32)
     views = {"x": flat[:1], "y": flat[1:]}
-    gathered = {name: Value(view, lasting=True) for name, view in views.items()}
+    gathered = {name: Value(view, persistent=True) for name, view in views.items()}
     call = bound("AllGather", Buffers(gathered_views=views), flat, gathered)
     found = call.store([np.full(1, 7.0, np.float32), np.full(3, 8.0, np.float32)])
     assert found == gathered and flat.tolist() == [7.0, 8.0, 8.0, 8.0]

@@ -20,7 +20,7 @@ HINTS = {
     "part": "it is a part of one: give {step}",
     "home": "gopt run DIR --checkpoint {home} --resume",
     "step": "gopt reshard {step} --ranks N",
-    "nowhere": "gopt shard",
+    "nowhere": "make one with gopt shard",
 }
 
 
@@ -56,7 +56,7 @@ def test_where_an_output_folder_belongs(command, what, paths, capsys):
 @pytest.mark.parametrize("what", ["model", "rank", "part", "home", "nowhere"])
 def test_where_an_output_folder_or_a_checkpoint_belongs(command, what, paths, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    hint = "name one: {step} is the newest" if what == "home" else HINTS[what]
+    hint = {"home": "name one: {step} is the newest", "nowhere": "or a checkpoint of gopt run"}.get(what, HINTS[what])
     assert hint.format(**paths) in said([command[0], str(paths[what]), *command[1:]], capsys)
     assert not list(tmp_path.iterdir())
 
@@ -146,3 +146,35 @@ def test_a_damaged_checkpoint_is_no_equal_one(tmp_path):
     victim.write_bytes(raw)
     with pytest.raises(RunError, match="damaged"):
         diff(step, step)
+
+
+def test_a_missing_step_names_the_nearest(paths, capsys):
+    text = said(["merge", str(paths["home"] / "step_00000003"), "-o", "no.onnx"], capsys)
+    assert "did you mean" in text and "step_0000000" in text and "gopt shard" not in text
+
+
+def test_a_folder_where_a_model_belongs(paths, capsys, tmp_path):
+    assert "it has no .onnx file: give a model" in said(["shard", str(tmp_path), "--ranks", "2"], capsys)
+    for name in ("b.onnx", "a.onnx"):
+        (tmp_path / name).write_bytes(b"x")
+    text = said(["shard", str(tmp_path), "--ranks", "2"], capsys)
+    assert f"give one of its files: '{tmp_path}/a.onnx', '{tmp_path}/b.onnx'" in text
+
+
+def test_a_file_of_values_names_the_model_beside_it(paths, capsys, tmp_path):
+    (tmp_path / "states.bin").write_bytes(b"\xff" * 64)
+    (tmp_path / "step.onnx").write_bytes(b"x")
+    text = said(["inspect", str(tmp_path / "states.bin")], capsys)
+    assert (
+        f"is not an ONNX model\n  hint: if it holds values of a model, give the model, such as '{tmp_path}/step.onnx'"
+        in text
+    )
+
+
+@pytest.mark.parametrize("data", ["{other}/no.npz", "{other}/no.safetensors", "nothing"])
+def test_missing_data_is_seen_before_anything_runs(data, paths, capsys, monkeypatch):
+    monkeypatch.setattr("gopt.verification.verify.Verifier.__init__", lambda *_, **__: pytest.fail("it was read"))
+    code = main(["verify", str(paths["folder"]), "--data", data.format(**paths)])
+    text = capsys.readouterr().err
+    assert code == (2 if data == "nothing" else 3)
+    assert ("cannot read 'nothing' as data" if data == "nothing" else "no such file") in text

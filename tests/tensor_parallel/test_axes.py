@@ -50,7 +50,7 @@ def test_a_dimension_that_two_axes_split():
 
 def test_a_dimension_that_does_not_share_out_over_two_axes():
     with pytest.raises(
-        OptionError, match=r"dimension 0 of 'fc1.weight' does not share out evenly over 3 ranks along tp"
+        OptionError, match=r"dimension 0 of 'fc1.weight' cannot be divided evenly over 3 ranks along tp"
     ):
         asked("mlp_sgd", "tp=3,cp=2", "fc1.weight:dim0;fc1.weight:dim0@cp", "x:dim0@cp")
 
@@ -58,9 +58,9 @@ def test_a_dimension_that_does_not_share_out_over_two_axes():
 @pytest.mark.parametrize(
     ("name", "mesh", "error", "words"),
     [
-        ("mlp_sgd", "cp=2", UnsupportedError, "has tokens to share out over the 2 ranks along cp"),
-        ("gpt_adamw", "cp=16", UnsupportedError, "has tokens to share out over the 16 ranks along cp"),
-        ("gpt_adamw", "cp=3,sp=2", UnsupportedError, "has tokens to share out over the 2 ranks along sp"),
+        ("mlp_sgd", "cp=2", UnsupportedError, "has tokens to divide among the 2 ranks along cp"),
+        ("gpt_adamw", "cp=16", UnsupportedError, "has tokens to divide among the 16 ranks along cp"),
+        ("gpt_adamw", "cp=3,sp=2", UnsupportedError, "has tokens to divide among the 2 ranks along sp"),
         ("mlp_sgd", "w=2", UnsupportedError, "has rows or columns of an image"),
         ("gpt_adamw", "ep=2", UnsupportedError, "no weights of experts are found"),
     ],

@@ -20,6 +20,7 @@ from gopt.offline.diff.folders import diff_folders, review_folders
 from gopt.offline.diff.models import diff_models
 from gopt.offline.diff.result import Diff
 from gopt.offline.diff.values import EXACT, Tolerance
+from gopt.suggestions import near_file
 
 __all__ = ["Diff", "Tolerance", "diff", "review"]
 
@@ -45,7 +46,7 @@ def _compare(
 ) -> Diff:
     for path in (first, second):
         if not path.exists():
-            raise InputError(f"there is no {path}")
+            raise InputError(f"there is no {path}", *near_file(path))
     models = [not path.is_dir() or holds_step(path) for path in (first, second)]
     if models[0] != models[1]:
         raise OptionError("diff takes two models or two output folders, not one of each", _HINT)

@@ -44,7 +44,7 @@ def write_page(record: ReportPage, target: Path, *, force: bool) -> int:
             else:
                 staged.commit()
     except FileExistsError:
-        raise OptionError(f"{target} was made by another command meanwhile", _HINT) from None
+        raise OptionError(f"{target} was created by another command in the meantime", _HINT) from None
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}", _HINT) from error
     return len(data)

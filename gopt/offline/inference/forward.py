@@ -118,7 +118,7 @@ def _check_random(training: TrainingGraph, found: Graph) -> None:
     for node in found.nodes:
         if not random.isdisjoint(node.outputs) and not node.is_a("Identity"):
             raise UnsupportedError(
-                f"the forward draws random numbers by {node.label}, and they make no dropout",
+                f"the forward draws random numbers by {node.label}, and not for a dropout",
                 "name a value that does not need them with --output, or export the module in evaluation mode",
             )
 

@@ -46,6 +46,6 @@ def looks_like(candidate: Candidate) -> InputError | None:
             return InputError(f"{candidate.path} is not a file that gopt inspects: it looks like {look.what}", *hints)
     if head.lstrip().startswith((b"{", b"[")):
         return InputError(
-            f"{candidate.path} is not a file that gopt inspects: it looks like JSON, but states no format of gopt's"
+            f"{candidate.path} is not a file that gopt inspects: it looks like JSON, but has no format of gopt"
         )
     return None

@@ -26,7 +26,7 @@ class _Moments:
 
 
 def _moments(forms: Sequence[Form]) -> _Moments | None:
-    """The two moments of an update; None where their betas or decays do not go together."""
+    """The two moments of an update; None where their betas or decays cannot be combined."""
     place = {form.kind: i + 1 for i, form in enumerate(forms)}
     m, v = place["mean"], place.get("square", place.get("peak", 0))
     mean, second = forms[m - 1], forms[v - 1]

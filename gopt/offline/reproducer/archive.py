@@ -46,7 +46,7 @@ def write(path: Path, reproducer: Reproducer, files: Sequence[Sequence[Content]]
     target = real_path(path)
     taken = os.path.lexists(target)
     if taken and not is_reproducer(target):
-        raise OptionError(f"{path} exists already, and is no reproducer", "choose another name")
+        raise OptionError(f"{path} exists already, and is not a reproducer", "choose another name")
     text = json.dumps(to_document(reproducer), indent=1, ensure_ascii=False)
     with staged_file(target) as staged:
         with staged.open() as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -121,7 +121,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         except (InputError, OSError):
             raise
         except Exception as error:  # on damaged bytes zipfile and zlib raise a dozen types
-            raise InputError(f"is no reproducer, or is damaged: {reason(error)}") from error
+            raise InputError(f"is not a reproducer, or is damaged: {reason(error)}") from error
 
 
 def _check_directory(path: Path, size: int) -> None:
@@ -131,7 +131,7 @@ def _check_directory(path: Path, size: int) -> None:
         tail = file.read()
     place = tail.rfind(_END)
     if place < 0 or len(tail) < place + 22:
-        raise InputError("is no reproducer")
+        raise InputError("is not a reproducer")
     (listed,) = struct.unpack_from("<L", tail, place + 12)
     if min(listed, size) > limits.ARCHIVE_DIRECTORY:
         most = limits.ARCHIVE_DIRECTORY
@@ -156,7 +156,7 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
 def _record(archive: zipfile.ZipFile, path: Path) -> Reproducer:
     names = {entry.filename: entry.file_size for entry in archive.infolist()}
     if RECORD_FILE not in names:
-        raise InputError(f"is no reproducer: it has no {RECORD_FILE}")
+        raise InputError(f"is not a reproducer: it has no {RECORD_FILE}")
     if names.pop(RECORD_FILE) > limits.DOCUMENT_BYTES:
         raise InputError(f"{RECORD_FILE} has more than {limits.DOCUMENT_BYTES} bytes (DOCUMENT_BYTES)")
     document = documents.parse_json(archive.read(RECORD_FILE), documents.REPRODUCER, RECORD_FILE)

@@ -96,7 +96,7 @@ def _parse(data: bytes, path: Path, values: bool) -> ModelProto | None:
         return model
     if not values:
         raise InputError(
-            f"{path} is no ONNX model, so its values cannot be told from the rest",
+            f"{path} is not an ONNX model, so its values cannot be told from the rest",
             "--reproducer-values keeps the file as it is",
         )
     return None

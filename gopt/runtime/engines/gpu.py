@@ -179,7 +179,7 @@ class Gpu:
             return shown
         array = np.require(shown, requirements="C")
         if array_dtype(array) == "string" or array.dtype.hasobject:
-            raise UnsupportedError("strings cannot be handed to a GPU")
+            raise UnsupportedError("a GPU cannot hold strings")
         made = self.empty(array.shape, array.dtype)
         if array.nbytes:
             # Pageable memory: it has been read when this returns.
@@ -230,7 +230,7 @@ class Gpu:
 
     def compile_segment(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],
-        views: Mapping[str, Sequence[Block]] | None, lasting: Mapping[str, Any],
+        views: Mapping[str, Sequence[Block]] | None, persistent: Mapping[str, Any],
     ) -> GpuSegment:  # fmt: skip
         return GpuSegment(self, segment, session, {name: each[0] for name, each in (views or {}).items()}, types)
 

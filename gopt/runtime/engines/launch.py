@@ -265,12 +265,14 @@ class _JobMonitor:
         limit = 2 * self.deadline + START
         if not seen and time.time() - self._begun > limit:
             raise RunError(
-                f"after {limit:g} s, no rank has begun: mpiexec has started none, or they are slow to load",
+                f"after {limit:g} s, no rank has begun: mpiexec has started none, or they load slowly",
                 f"try {mpiexec()} -n 1 hostname, or a longer --deadline",
             )
         if seen and time.time() - max(each.when for each in seen) > limit:
             late = min(seen, key=lambda each: (each.how == WAITING, each.step, each.call))
-            raise RunError(f"{self._name(late.rank)}, {late.where}: it has not moved for {2 * self.deadline:g} s")
+            raise RunError(
+                f"{self._name(late.rank)}, {late.where}: it has made no progress for {2 * self.deadline:g} s"
+            )
 
     def _tell(self) -> None:
         path = self.folder / LIVE

@@ -121,9 +121,9 @@ class Endpoint:
         """Wait until all endpoints have called it."""
         self.gather(None, deadline, "the barrier")
 
-    def heard(self, number: int) -> float:
+    def seconds_silent(self, number: int) -> float:
         """Seconds since the last message or sign of life of an endpoint, or since the start where none came."""
-        return self._hub.heard(self.number, number)
+        return self._hub.seconds_silent(self.number, number)
 
     def drop(self, number: int) -> None:
         """Continue without a lost endpoint. Messages to it count as sent; messages that came from it completely can
@@ -139,7 +139,7 @@ class Endpoint:
         """The reason why an endpoint is lost, or '' where it is not."""
         return self._hub.lost.get(number, "")
 
-    def spare(self, numbers: Iterable[int]) -> None:
+    def tolerate_loss(self, numbers: Iterable[int]) -> None:
         """Drop these endpoints without an error if one is lost during a ``gather``, which then returns None for it."""
         with self._hub.changed:
             self._hub.spared[self.number].update(numbers)

@@ -19,7 +19,7 @@ from gopt.runtime.messages import failures
 from gopt.runtime.messages.failures import Awaited, Failure, LostError
 from gopt.runtime.messages.mailbox import Mailbox, Slot
 from gopt.runtime.messages.message import Header, Message
-from gopt.runtime.messages.order import AsTheyCome, Order, Recorded
+from gopt.runtime.messages.order import ByArrival, Order, Recorded
 from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.messages.roster import Roster, Settings
 from gopt.runtime.session import Array
@@ -42,7 +42,7 @@ class Hub(ABC):
             settings = replace(settings, messages=sys.maxsize, bytes=sys.maxsize)
         self.mailboxes = {number: Mailbox(settings) for number in local}
         self.changed = threading.Condition()
-        self.order: Order = order or AsTheyCome()
+        self.order: Order = order or ByArrival()
         self.failure: Failure | None = None
         self.lost: dict[int, str] = {}
         """Endpoint that is lost -> why."""
@@ -225,12 +225,12 @@ class Hub(ABC):
     def _given(self, to: int, item: dict[str, Any]) -> None:
         """Lock held: a value has come for an endpoint."""
         mailbox, source = self.mailboxes[to], item["from"]
-        mailbox.heard[source] = time.monotonic()
+        mailbox.last_heard[source] = time.monotonic()
         mailbox.items.setdefault(source, deque()).append(item["item"])
         self.changed.notify_all()
 
-    def heard(self, number: int, other: int) -> float:
-        return time.monotonic() - self.mailboxes[number].heard.get(other, self._begun)
+    def seconds_silent(self, number: int, other: int) -> float:
+        return time.monotonic() - self.mailboxes[number].last_heard.get(other, self._begun)
 
     def lose(self, number: int, why: str) -> None:
         """Record that an endpoint is lost: waits of others raise until they drop it."""
@@ -276,13 +276,13 @@ class Hub(ABC):
         def unsent() -> Awaited:
             return Awaited(tuple(self._takers(number)), "take its last messages")
 
-        def asides() -> Awaited:
+        def control_values() -> Awaited:
             return Awaited((), "come to the end")
 
         self._without_lost(number, lambda: self.wait(number, lambda: not self._unsent[number], deadline, unsent))
         self._offer(number, CLOSED)
         self._without_lost(number, lambda: self._collect(number, deadline, "the end"))
-        self._without_lost(number, lambda: self.wait(number, self._settled, deadline, asides))
+        self._without_lost(number, lambda: self.wait(number, self._settled, deadline, control_values))
         with self.changed:
             self.mailboxes[number].closed = True
             self._closed()

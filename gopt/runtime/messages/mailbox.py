@@ -39,7 +39,7 @@ class Mailbox:
         self.items: dict[int, deque[Any]] = {}
         """Source -> what it gave to all at the start."""
         self.closed = False
-        self.heard: dict[int, float] = {}
+        self.last_heard: dict[int, float] = {}
 
     def admits(self) -> bool:
         """Return whether another message may come in."""
@@ -63,7 +63,7 @@ class Mailbox:
         slot = Slot(header, memory)
         self._slots.append(slot)
         self._bytes += header.nbytes
-        self.heard[header.source] = time.monotonic()
+        self.last_heard[header.source] = time.monotonic()
         return slot
 
     def _memory(self, header: Header) -> list[Array] | None:

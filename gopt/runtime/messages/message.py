@@ -92,7 +92,7 @@ class ArraySpec:
 def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
     word = dtype_word(dtype)
     if word not in ITEM_BYTES:
-        raise InvariantError(f"arrays of {word} do not travel")
+        raise InvariantError(f"arrays of {word} cannot be sent")
     return ArraySpec(word, shape)
 
 

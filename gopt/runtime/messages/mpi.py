@@ -154,12 +154,12 @@ class MpiHub(Hub):
         if self.roster.processes[to] == self.process:
             self._given(to, json.loads(json.dumps(item)))
         else:
-            self._aside(item["from"], to, {"to": to, **item})
+            self._send_control(item["from"], to, {"to": to, **item})
 
-    def _aside(self, source: int, to: int, item: dict[str, Any]) -> None:
+    def _send_control(self, source: int, to: int, item: dict[str, Any]) -> None:
         data = json.dumps(item).encode()
         request = self._comm.Isend([data, self._mpi.BYTE], self.roster.processes[to], _CONTROL)
-        self._transfers.add(Transfer(request, source, to, data, aside=True))
+        self._transfers.add(Transfer(request, source, to, data, control=True))
 
     # --- moving on ---
 
@@ -183,7 +183,7 @@ class MpiHub(Hub):
             if isinstance(each.message, Sending):
                 if not each.message.left:
                     self._finish(each.message)
-            elif each.message is None and not each.aside:
+            elif each.message is None and not each.control:
                 self._untaken[each.to] -= 1
                 if each.waiting is not None:
                     self._send_arrays(*each.waiting)
@@ -222,7 +222,7 @@ class MpiHub(Hub):
             else:
                 self._given(item["to"], item)
             moved = True
-        if self.settings.beat:
+        if self.settings.heartbeat:
             self._beat()
         return moved
 
@@ -257,9 +257,9 @@ class MpiHub(Hub):
         while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _BEAT, self._status)) is not None:
             self._alive[self._status.Get_source()] = now
             self._received(found)
-        if now - self._last_beat < self.settings.beat:
+        if now - self._last_beat < self.settings.heartbeat:
             return
-        late = now - self._last_beat > self.settings.silence and self._last_beat > 0
+        late = now - self._last_beat > self.settings.heartbeat_timeout and self._last_beat > 0
         self._last_beat = now
         for process in self._alive:
             gone = all(number in self.lost for number in self.roster.local(process))
@@ -267,15 +267,15 @@ class MpiHub(Hub):
                 continue
             if late:  # this process itself stood still: it has looked at nothing meanwhile
                 self._alive[process] = now
-            if now - self._alive[process] > self.settings.silence:
+            if now - self._alive[process] > self.settings.heartbeat_timeout:
                 for number in self.roster.local(process):
-                    self._lose(number, f"it has given no sign of life for {self.settings.silence:g} s")
+                    self._lose(number, f"it has given no sign of life for {self.settings.heartbeat_timeout:g} s")
                 continue
             with suppress(self._mpi.Exception):  # it is gone, then: its silence will say so
                 if process not in self._beats or self._beats[process].Test():
                     self._beats[process] = self._comm.Issend([b"", self._mpi.BYTE], process, _BEAT)
 
-    def heard(self, number: int, other: int) -> float:
+    def seconds_silent(self, number: int, other: int) -> float:
         return time.monotonic() - self._alive[self.roster.processes[other]]
 
     # --- the end ---
@@ -296,7 +296,7 @@ class MpiHub(Hub):
         first = {process: self.roster.local(process)[0] for process in self._alive if process != self.process}
         for to in first.values():
             if to not in self.lost:
-                self._aside(failure.source, to, {"failed": [failure.source, failure.text, failure.exit_code]})
+                self._send_control(failure.source, to, {"failed": [failure.source, failure.text, failure.exit_code]})
         until, idle = time.monotonic() + FAREWELL, 0
         while time.monotonic() < until and not self._transfers.settled:
             idle = 0 if self._advance() else idle + 1
@@ -307,7 +307,7 @@ class MpiHub(Hub):
 
     def _takers(self, number: int) -> set[int]:
         ways = self._transfers.under_way
-        return super()._takers(number) | {each.to for each in ways if each.source == number and not each.aside}
+        return super()._takers(number) | {each.to for each in ways if each.source == number and not each.control}
 
     def _closed(self) -> None:
         self._open = {number for number, mailbox in self.mailboxes.items() if not mailbox.closed}

@@ -47,7 +47,7 @@ class Order(Protocol):
         """The source of the message that is received."""
 
 
-class AsTheyCome:
+class ByArrival:
     """Receives messages in the order in which they arrived."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:

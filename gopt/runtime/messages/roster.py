@@ -56,16 +56,17 @@ class Settings:
     """Limits of a job.
 
     ``deadline``: seconds that one wait may take. ``messages``, ``bytes``: an endpoint accepts another message while it
-    holds fewer messages and bytes than these. ``beat``: seconds between signs of life, 0 for none. ``silence``: seconds
-    without one after which an endpoint of another process counts as lost.
+    holds fewer messages and bytes than these. ``heartbeat``: seconds between signs of life, 0 for none.
+    ``heartbeat_timeout``: seconds without one after which an endpoint of another process counts as lost.
     """
 
     deadline: float = 60.0
     messages: int = 64
     bytes: int = 256 << 20
-    beat: float = 0.0
-    silence: float = 10.0
+    heartbeat: float = 0.0
+    heartbeat_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.deadline <= 0 or self.messages < 1 or self.bytes < 1 or self.beat < 0 or self.silence <= self.beat:
-            raise OptionError(f"{self} cannot be: limits are at least 1, and silence is longer than a beat")
+        limited = self.deadline > 0 and self.messages >= 1 and self.bytes >= 1
+        if not limited or not 0 <= self.heartbeat < self.heartbeat_timeout:
+            raise OptionError(f"bad limits: {self}", "limits are at least 1, and heartbeat_timeout exceeds heartbeat")

@@ -14,7 +14,7 @@ from gopt.runtime.session import Array
 @dataclass(slots=True, eq=False)
 class Transfer:
     """One MPI request. ``source``, ``to``: endpoints. ``message``: the message whose arrays are sent, None for a
-    header or a control value. ``aside``: whether it is a control value. ``memory`` is kept alive while the transfer
+    header or a control value. ``control``: whether it is a control value. ``memory`` is kept alive while the transfer
     is under way."""
 
     request: Any
@@ -22,7 +22,7 @@ class Transfer:
     to: int
     memory: Any
     message: Sending | Slot | None = None
-    aside: bool = False
+    control: bool = False
     waiting: tuple[Sending, list[Array], int] | None = None
     """Of a header: the arrays that are sent when it is taken, and their tag."""
 
@@ -96,4 +96,4 @@ class Transfers:
     @property
     def settled(self) -> bool:
         """Whether no control value is under way."""
-        return not any(each.aside for each in self.under_way)
+        return not any(each.control for each in self.under_way)

@@ -25,15 +25,15 @@ from gopt.runtime.merge import Contribution
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.parameter_server.faults import HINT, OnNan, Teller, not_finite
+from gopt.runtime.parameter_server.faults import HINT, FaultLog, OnNan, not_finite
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
-from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.key_state import BlockState, KeyState
-from gopt.runtime.parameter_server.meeting import Met, Usage, meet
 from gopt.runtime.parameter_server.membership import Trainers
 from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.parameter_server.server_rows import table_parts
 from gopt.runtime.parameter_server.server_tables import ServerTables
+from gopt.runtime.parameter_server.split_checkpoints import SplitCheckpoints
+from gopt.runtime.parameter_server.sync_point import SyncReport, Usage, synchronise
 from gopt.runtime.parameter_server.table_state import TableState
 from gopt.runtime.session import Array
 from gopt.runtime.training.hyper_parameters import hyper_parameters
@@ -57,11 +57,11 @@ class AsyncServer:
         job, manifest, plan = server_job.job, server_job.manifest, server_job.plan
         self.number = endpoint.number - server_job.trainers
         self.entry = server_job.entry(endpoint.number)
-        self.keeping = Keeping(server_job, endpoint.number)
-        self.version = self.keeping.step
+        self.checkpoints = SplitCheckpoints(server_job, endpoint.number)
+        self.version = self.checkpoints.step
         """The step at which all came together last."""
         graphs = server_job.graphs(endpoint.number)
-        loaded = self.keeping.load() if job.resume else None
+        loaded = self.checkpoints.load() if job.resume else None
         tables = ServerTables(server_job, endpoint.number)
         states = tables.initial(graphs, job.state) if loaded is None else loaded
         hyper = hyper_parameters(manifest, job.settings)
@@ -79,7 +79,7 @@ class AsyncServer:
             for block in blocks if isinstance(block.entry, TablePart)
         }  # fmt: skip
         for each in self._held if loaded is not None else ():
-            each.restore(self.keeping.load_extra)
+            each.restore(self.checkpoints.load_extra)
         held = {name for block in blocks for name in (*block.states, *block.counters)}
         self._rest = {name: value for name, value in states.items() if name not in held}
         """States that no key has: those of a server without keys."""
@@ -94,33 +94,33 @@ class AsyncServer:
         """Trainer -> the round that it is in."""
         self._come: set[int] = set()
         """Trainers that wait for all to come together."""
-        self.met = Met()
+        self.report = SyncReport()
         self._held_back: list[Message] = []
         self._outbox = Outbox(endpoint)
         self._nan = server_job.faults.nan
-        self._tell = Teller(server_job.faults.tell)
+        self._tell = FaultLog(server_job.faults.tell)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until all trainers have left."""
         agree(self.endpoint, self.server_job)
-        self.endpoint.spare(range(1, self.server_job.trainers) if self._continues else ())
+        self.endpoint.tolerate_loss(range(1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
-        with self.keeping.open(engine):
+        with self.checkpoints.open(engine):
             get_ready(self.endpoint)
             self._forget_lost()
-            while not self.met.leaving:
+            while not self.report.leaving:
                 while not self.trainers.live <= self._come:
                     self._receive()
                 self._come.clear()
-                self.met = meet(engine, self.usage)
-                self.version = self.met.step
-                if not self.met.leaving:
+                self.report = synchronise(engine, self.usage)
+                self.version = self.report.step
+                if not self.report.leaving:
                     self._save(engine)
                 self._forget_lost()
             self._outbox.flush()
-            self.keeping.finish(engine, self.version, lambda: self._save(engine))
+            self.checkpoints.finish(engine, self.version, lambda: self._save(engine))
         self.endpoint.close()
 
     def _receive(self) -> None:
@@ -144,7 +144,7 @@ class AsyncServer:
             self._come.add(message.source)
             self.trainers.signal = self.trainers.signal or int(message.note)
         else:
-            raise RunError(f"{message.header} is no message to a server")
+            raise RunError(f"a server cannot receive {message.header}")
         self._answer()
 
     def _forget_lost(self) -> None:
@@ -162,19 +162,21 @@ class AsyncServer:
     def _push(self, message: Message) -> None:
         slot = message.source, message.kind, message.key
         self._begun[message.source] = max(self._begun[message.source], message.round)
-        if message.round <= self._last.get(slot, self.keeping.step - 1):
+        if message.round <= self._last.get(slot, self.checkpoints.step - 1):
             self.usage.dropped += 1
             return
         self._last[slot] = message.round
         self._position(message.round, message.key)
         if message.kind is Kind.PUSH_ROWS:
-            if self._spoilt(message, (), f"push rows of table {self._table(message).rows.name}"):
+            if self._has_bad_values(message, (), f"push rows of table {self._table(message).rows.name}"):
                 self.usage.skipped += 1
                 return
             self._note(self._table(message).push(message, max(len(self.trainers.live), 1)))
             return
         keys = self._bucket(message)
-        if self._spoilt(message, [key.block.entry for key in keys if isinstance(key.block.entry, KeyEntry)], "push"):
+        if self._has_bad_values(
+            message, [key.block.entry for key in keys if isinstance(key.block.entry, KeyEntry)], "push"
+        ):
             self.usage.skipped += 1
             return
         parts = unpack_views(message.arrays[0].reshape(-1), [key.type.dims for key in keys])
@@ -185,7 +187,7 @@ class AsyncServer:
         self.usage.staleness[late] += 1
         self.usage.accepted += 1
 
-    def _spoilt(self, message: Message, keys: Sequence[KeyEntry], what: str) -> bool:
+    def _has_bad_values(self, message: Message, keys: Sequence[KeyEntry], what: str) -> bool:
         """Return whether a push is dropped because of a value that is NaN or infinite, in gradients of ``keys`` or
         of rows, which are the last arrays of a message. Raises RunError with --nan abort."""
         if self._nan is OnNan.PASS:
@@ -262,4 +264,4 @@ class AsyncServer:
         extra: dict[str, Array] = {}
         for each in self._held:
             extra |= each.extra(self.server_job.trainers)
-        self.keeping.save(engine, self.version, self.states(), np.asarray, extra)
+        self.checkpoints.save(engine, self.version, self.states(), np.asarray, extra)

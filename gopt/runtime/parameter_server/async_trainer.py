@@ -13,7 +13,7 @@ from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.faults import OUT_OF_DATA, Stop
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
-from gopt.runtime.parameter_server.meeting import Met, meet
+from gopt.runtime.parameter_server.sync_point import SyncReport, synchronise
 from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
 from gopt.runtime.training.job import Progress
 
@@ -32,7 +32,7 @@ class AsyncTrainer(PushPullTrainer):
     ) -> None:  # fmt: skip
         super().__init__(server_job, endpoint, position, stop_signal=stop_signal)
         self._continues = True
-        self.met = Met()
+        self.report = SyncReport()
         """The combined report of the last synchronisation point."""
         self.spread = 0
         self._versions: list[int] = []
@@ -44,26 +44,26 @@ class AsyncTrainer(PushPullTrainer):
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
         """Run all steps of the job, or those until one of the trainers receives a signal."""
         agree(self.endpoint, self.server_job)
-        self.endpoint.spare(range(1, self.server_job.trainers) if self._continues else ())
+        self.endpoint.tolerate_loss(range(1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
-        with self.keeping.open(engine):
+        with self.checkpoints.open(engine):
             self._compile()
             if self.endpoint.number == CHIEF:
                 on_start()
             last = self.server_job.job.steps
-            while not self.met.leaving:
+            while not self.report.leaving:
                 while self.step < last and not self.stopped and self._has_data():
                     self._step(on_step)
-                    if self.keeping.due(self.step):
+                    if self.checkpoints.due(self.step):
                         break
-                self.met = self._come_together(engine)
+                self.report = self._synchronise(engine)
                 self._notice_lost()
                 if self.data.idle:
-                    self.step = self.met.step
-                if not self.met.leaving:
+                    self.step = self.report.step
+                if not self.report.leaving:
                     self._save(engine)
-            self.step, self.stopped = self.met.step, self.met.signal
-            self.keeping.finish(engine, self.step, lambda: self._save(engine))
+            self.step, self.stopped = self.report.step, self.report.signal
+            self.checkpoints.finish(engine, self.step, lambda: self._save(engine))
         self.endpoint.close()
 
     def _look_ahead(self, ready: Sequence[Any]) -> None:
@@ -77,21 +77,21 @@ class AsyncTrainer(PushPullTrainer):
             return True
         ends = self._faults.stop is Stop.FIRST
         number = self.endpoint.number
-        if number not in self._meeting.exhausted:
-            self._meeting.exhausted.add(number)
+        if number not in self._step_end.exhausted:
+            self._step_end.exhausted.add(number)
             end = ": the run ends" if ends else ""
             self._faults.tell(f"trainer {number} has no more data after step {self.step}{end}")
         self.stopped = OUT_OF_DATA if ends else 0
         return False
 
-    def _come_together(self, engine: EndpointEngine) -> Met:
+    def _synchronise(self, engine: EndpointEngine) -> SyncReport:
         self._set_call(-1)
-        mine = Met(self.step, self.step >= self.server_job.job.steps or bool(self.stopped), self.stopped, self.spread,
-                   self.data.idle)  # fmt: skip
+        ends = self.step >= self.server_job.job.steps or bool(self.stopped)
+        mine = SyncReport(self.step, ends, self.stopped, self.spread, self.data.idle)
         for number in range(self.server_job.servers):
             message = self.endpoint.message(Kind.SAVE, 0, self.step, note=self.stopped)
             self.endpoint.send(self.server_job.server(number), message)
-        return meet(engine, mine)
+        return synchronise(engine, mine)
 
     def _noted(self, note: Any) -> None:
         """Read what a server sends beside values: the versions of their keys, and whether another trainer stops."""

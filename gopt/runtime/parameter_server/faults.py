@@ -83,7 +83,7 @@ class FaultOptions:
 
 
 @dataclass(slots=True)
-class Teller:
+class FaultLog:
     """Reports the first faults of a kind one by one, and counts the others."""
 
     tell: Callable[[str], None]

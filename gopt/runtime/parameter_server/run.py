@@ -15,8 +15,8 @@ from gopt.runtime.messages.threads import ThreadHub, run_threads
 from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.parameter_server.meeting import Met
 from gopt.runtime.parameter_server.server import SyncServer
+from gopt.runtime.parameter_server.sync_point import SyncReport
 from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
 from gopt.runtime.training.job import Progress
 
@@ -33,7 +33,7 @@ class Hooks:
     on_start: Callable[[], None] = lambda: None
     position: Callable[[int, int], None] = lambda *_: None
     stop_signal: Callable[[], int] = lambda: 0
-    on_end: Callable[[Met], None] = lambda met: None
+    on_end: Callable[[SyncReport], None] = lambda report: None
 
 
 OnStep = Callable[[Progress], None]
@@ -50,7 +50,7 @@ def run_endpoint(
         trainer = make(server_job, endpoint, hooks.position, stop_signal=hooks.stop_signal)
         trainer.run(on_step, hooks.on_start)
         if endpoint.number == CHIEF and isinstance(trainer, AsyncTrainer):
-            hooks.on_end(trainer.met)
+            hooks.on_end(trainer.report)
         return trainer.step, max(trainer.stopped, 0)
     server: SyncServer | AsyncServer
     if rounds:

@@ -28,9 +28,8 @@ from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.contributions import Contributions
-from gopt.runtime.parameter_server.faults import OnNan, Teller, refuse
+from gopt.runtime.parameter_server.faults import FaultLog, OnNan, refuse
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
-from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.membership import IDLE, Trainers
 from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.parameter_server.round_decision import agree_on_contributors, agree_on_fault
@@ -38,6 +37,7 @@ from gopt.runtime.parameter_server.round_merge import RoundMerge
 from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
 from gopt.runtime.parameter_server.server_rows import part_of, rows_answer, table_parts
 from gopt.runtime.parameter_server.server_tables import ServerTables
+from gopt.runtime.parameter_server.split_checkpoints import SplitCheckpoints
 from gopt.runtime.parameter_server.waits import ServerSummary, Waits
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.hyper_parameters import hyper_parameters
@@ -53,12 +53,12 @@ class SyncServer:
         job, manifest = server_job.job, server_job.manifest
         self.number = endpoint.number - server_job.trainers
         self.entry = server_job.entry(endpoint.number)
-        self.keeping = Keeping(server_job, endpoint.number)
+        self.checkpoints = SplitCheckpoints(server_job, endpoint.number)
         graphs = server_job.graphs(endpoint.number)
         self.graph = graphs["step"]
         self._device = Host(tuning_of(job.tuning))
-        start = self.keeping.load() if job.resume else None
-        self.version = self.keeping.step
+        start = self.checkpoints.load() if job.resume else None
+        self.version = self.checkpoints.step
         self.tables = ServerTables(server_job, endpoint.number)
         self.held: dict[str, Any] = self.tables.initial(graphs, job.state) if start is None else start
         for number in self.tables.lazy:
@@ -80,7 +80,7 @@ class SyncServer:
         others = [server_job.server(number) for number in range(server_job.servers)]
         self._exchange = ServerExchange(endpoint, others, self._receive)
         self._outbox = Outbox(endpoint)
-        self._tell = Teller(self._faults.tell if not self.number else lambda _: None)
+        self._tell = FaultLog(self._faults.tell if not self.number else lambda _: None)
         self.skipped = 0
         """Rounds that were not applied."""
         self.answered = self.bytes_in = self.bytes_out = 0
@@ -90,19 +90,19 @@ class SyncServer:
     def run(self) -> None:
         """Serve rounds until all trainers have left."""
         agree(self.endpoint, self.server_job)
-        self.endpoint.spare(range(1, self.server_job.trainers) if self._faults.continues else ())
+        self.endpoint.tolerate_loss(range(1, self.server_job.trainers) if self._faults.continues else ())
         engine = EndpointEngine(self.endpoint)
-        with self.keeping.open(engine):
+        with self.checkpoints.open(engine):
             self._compile()
             get_ready(self.endpoint)
             self._forget_lost()
             while self._round_comes():
                 self._position(self.version, -1)
                 self._round()
-                if self.keeping.due(self.version):
+                if self.checkpoints.due(self.version):
                     self._save(engine)
             self._outbox.flush()
-            self.keeping.finish(engine, self.version, lambda: self._save(engine))
+            self.checkpoints.finish(engine, self.version, lambda: self._save(engine))
         engine.gather(self.summary())
         self.endpoint.close()
 
@@ -145,7 +145,7 @@ class SyncServer:
     def _save(self, engine: EndpointEngine) -> None:
         self._outbox.flush()
         held = self.held | {name: self._device.hold(array) for name, array in self.tables.arrays().items()}
-        self.keeping.save(engine, self.version, held, lambda value: self._device.to_host(self._device.view(value)))
+        self.checkpoints.save(engine, self.version, held, lambda value: self._device.to_host(self._device.view(value)))
         self._forget_lost()
 
     def _forget_lost(self) -> None:
@@ -190,7 +190,7 @@ class SyncServer:
         elif message.kind in (Kind.PARTIAL, Kind.TOTAL):
             self._exchange.take(message)
         else:
-            raise RunError(f"{message.header} is no message to a server")
+            raise RunError(f"a server cannot receive {message.header}")
 
     def _answer(self) -> None:
         """Answer the pulls of versions that are available."""

@@ -42,7 +42,7 @@ def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, TablePar
 def part_of(parts: Mapping[int, TablePart], table: int, trainer: int) -> TablePart:
     """A server's part of the table that a trainer names; raises RunError where it has none."""
     if table not in parts:
-        raise RunError(f"trainer {trainer} means rows of table {table}, of which this server has none")
+        raise RunError(f"trainer {trainer} names rows of table {table}, of which this server has none")
     return parts[table]
 
 
@@ -62,7 +62,7 @@ def merged_rows(part: TablePart, node: Node, found: Mapping[int, Contribution]) 
         assert each.ids is not None
         check_rows(part, each.ids, trainer)
         if each.ids.size and (np.diff(each.ids) <= 0).any():
-            raise RunError(f"trainer {trainer} pushed rows of table {part.name} out of order")
+            raise RunError(f"trainer {trainer} pushed unsorted rows of table {part.name}")
     attributes = node.attributes
     return merge_rows(found, attributes["reduce"], attributes["dtype"], attributes["width"])
 
@@ -72,5 +72,5 @@ def check_rows(part: TablePart, ids: Array, trainer: int) -> None:
     outside = ids[(ids < 0) | (ids >= part.rows)]
     if outside.size:
         raise RunError(
-            f"trainer {trainer} means row {outside[0]} of this part of table {part.name}, which has {part.rows} rows"
+            f"trainer {trainer} names row {outside[0]} of this part of table {part.name}, which has {part.rows} rows"
         )

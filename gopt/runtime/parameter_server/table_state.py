@@ -58,7 +58,7 @@ class TableState(BlockState):
         if not ids.size:  # a trainer that looks up no row here pulls none
             self.pulled[message.source] = self.version
         if ids.size and (np.diff(ids) <= 0).any():
-            raise RunError(f"trainer {message.source} pushed rows of table {self.rows.name} out of order")
+            raise RunError(f"trainer {message.source} pushed unsorted rows of table {self.rows.name}")
         fed = self._fed() | {
             self._entry.ids: ids,
             self._entry.gradient: _as(self._types[self._entry.gradient], rows.reshape(ids.size, self.rows.columns)),

@@ -24,8 +24,8 @@ from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.faults import OUT_OF_DATA, Stop
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
-from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.membership import IDLE
+from gopt.runtime.parameter_server.split_checkpoints import SplitCheckpoints
 from gopt.runtime.parameter_server.trainer_data import TrainerData
 from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
 from gopt.runtime.parameter_server.waits import ServerSummary
@@ -40,7 +40,7 @@ CHIEF = 0
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _StepEnd:
     """Messages at the end of a step: on the chief the others' reports, elsewhere the chief's answer."""
 
     came: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
@@ -67,11 +67,11 @@ class PushPullTrainer:
         self._stop_signal, self._continues = stop_signal, self._faults.continues
         job, manifest = server_job.job, server_job.manifest
         self.entry = server_job.entry(endpoint.number)
-        self.keeping = Keeping(server_job, endpoint.number)
-        self.step = self.keeping.step
+        self.checkpoints = SplitCheckpoints(server_job, endpoint.number)
+        self.step = self.checkpoints.step
         self.stopped = 0
         self.call = -1
-        self._meeting = _Meeting()
+        self._step_end = _StepEnd()
         self.messages = TrainerMessages(server_job, endpoint, self._other, self._set_call, lambda *_: None)
         if server_job.plan.mode is Mode.SYNC:
             self.messages.pushed_all = self._end_round
@@ -83,7 +83,7 @@ class PushPullTrainer:
         self.data = TrainerData(server_job, endpoint.number)
         self._copies = [state for state in self.entry.state if state.copy and not state.local]
         kept = [state for state in self.entry.state if not state.copy or state.local]
-        loaded = self.keeping.load() if job.resume else None
+        loaded = self.checkpoints.load() if job.resume else None
         self.held: dict[str, Any] = initial_states(kept, self.graphs, job.state) if loaded is None else loaded
         sums = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.entry.accumulators}
         self.held.update(sums)
@@ -99,18 +99,18 @@ class PushPullTrainer:
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
         """Run all steps of the job, or those until a signal comes; the chief calls ``on_step`` after each."""
         agree(self.endpoint, self.server_job)
-        self.endpoint.spare(range(CHIEF + 1, self.server_job.trainers) if self._continues else ())
+        self.endpoint.tolerate_loss(range(CHIEF + 1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
-        with self.keeping.open(engine):
+        with self.checkpoints.open(engine):
             self._compile()
             if self.endpoint.number == CHIEF:
                 on_start()
             while self.step < self.server_job.job.steps and not self.stopped:
                 self._step(on_step)
-                if self.keeping.due(self.step) and not self.stopped:
+                if self.checkpoints.due(self.step) and not self.stopped:
                     self._save(engine)
             self._leave()
-            self.keeping.finish(engine, self.step, lambda: self._save(engine))
+            self.checkpoints.finish(engine, self.step, lambda: self._save(engine))
         found = engine.gather(None)
         if self.endpoint.number == CHIEF:
             self._notice_lost()
@@ -191,11 +191,11 @@ class PushPullTrainer:
     def _other(self, message: Message) -> None:
         """Accept a message that is no answer of a server."""
         if message.kind is Kind.BARRIER:
-            self._meeting.came[message.source, message.round] = message.note
+            self._step_end.came[message.source, message.round] = message.note
         elif message.kind is Kind.RELEASE:
-            self._meeting.released[message.round] = int(message.note)
+            self._step_end.released[message.round] = int(message.note)
         else:
-            raise RunError(f"{message.header} is no message to a trainer")
+            raise RunError(f"a trainer cannot receive {message.header}")
 
     def _meet(self, loss: float) -> tuple[float, ...]:
         """Wait for the other trainers at the end of a step; returns their losses on the chief. All learn whether the
@@ -205,13 +205,13 @@ class PushPullTrainer:
                 "more": self._more()}  # fmt: skip
         if self.endpoint.number != CHIEF:
             self.endpoint.send(CHIEF, self.endpoint.message(Kind.BARRIER, 0, self.step, note=note))
-            while self.step not in self._meeting.released:
+            while self.step not in self._step_end.released:
                 self._receive((CHIEF,), f"end step {self.step}")
-            self.stopped = self._meeting.released.pop(self.step)
+            self.stopped = self._step_end.released.pop(self.step)
             return ()
-        while missing := [each for each in self._others() if (each, self.step) not in self._meeting.came]:
+        while missing := [each for each in self._others() if (each, self.step) not in self._step_end.came]:
             self._receive(tuple(missing), f"end step {self.step}")
-        notes = {CHIEF: note, **{each: self._meeting.came.pop((each, self.step)) for each in self._others()}}
+        notes = {CHIEF: note, **{each: self._step_end.came.pop((each, self.step)) for each in self._others()}}
         signal = next((int(each["signal"]) for each in notes.values() if each["signal"]), 0)
         self.stopped = signal or self._data_ends({number: bool(each["more"]) for number, each in notes.items()})
         for other in self._others():
@@ -234,9 +234,9 @@ class PushPullTrainer:
         trainer -> whether it has data for the next step."""
         without = {number for number, has in more.items() if not has}
         ends = bool(without) and (self._faults.stop is Stop.FIRST or len(without) == len(more))
-        for number in sorted(without - self._meeting.exhausted):
+        for number in sorted(without - self._step_end.exhausted):
             self._tell(f"trainer {number} has no more data after step {self.step}{': the run ends' if ends else ''}")
-        self._meeting.exhausted |= without
+        self._step_end.exhausted |= without
         return OUT_OF_DATA if ends else 0
 
     def _tell(self, text: str) -> None:
@@ -247,7 +247,7 @@ class PushPullTrainer:
     # --- participants -----------------------------------------------------------------------------------------------
 
     def _others(self) -> list[int]:
-        return [each for each in range(1, self.server_job.trainers) if each not in self._meeting.lost]
+        return [each for each in range(1, self.server_job.trainers) if each not in self._step_end.lost]
 
     def _receive(self, sources: tuple[int, ...], what: str) -> None:
         try:
@@ -260,8 +260,8 @@ class PushPullTrainer:
 
     def _notice_lost(self) -> None:
         """Remove lost trainers; the chief reports each once."""
-        for number in sorted(self.endpoint.dropped - self._meeting.lost):
-            self._meeting.lost.add(number)
+        for number in sorted(self.endpoint.dropped - self._step_end.lost):
+            self._step_end.lost.add(number)
             self._tell(
                 f"{self.endpoint.roster.describe(number)} is lost in step {self.step}: "
                 f"{self.endpoint.why_lost(number)}; {len(self._others()) + 1} of {self.server_job.trainers} "
@@ -271,7 +271,9 @@ class PushPullTrainer:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _save(self, engine: EndpointEngine) -> None:
-        self.keeping.save(engine, self.step, self.held, lambda value: self._device.to_host(self._device.view(value)))
+        self.checkpoints.save(
+            engine, self.step, self.held, lambda value: self._device.to_host(self._device.view(value))
+        )
         self._notice_lost()
 
     def _leave(self) -> None:

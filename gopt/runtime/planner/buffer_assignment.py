@@ -178,9 +178,7 @@ def _state_slices(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str
             if node.inputs and node.inputs[0] in slices and type is not None and type.static:
                 extent = _slice_of(node, slices, graph)
                 fits = extent is not None and extent.stop - extent.start == type.elements
-                if (
-                    extent is not None and fits and made not in graph.outputs
-                ):  # else the node reports the error when it runs
+                if extent is not None and fits and made not in graph.outputs:  # else it fails when it runs
                     slices[made] = extent
     return slices
 

@@ -46,7 +46,7 @@ def plan_memory(
     ``last_uses``: per step, the values whose last use it is. ``aliases``: results that overwrite an operand. ``kept``:
     results that outlive a step.
     """
-    views = {name: [Value(view, lasting=True)] for name, view in buffers.send_views.items()}
+    views = {name: [Value(view, persistent=True)] for name, view in buffers.send_views.items()}
     output_buffers: dict[int, Array] = {}
     waited = {name for step in steps if isinstance(step, Call) for name in step.inputs}
     free: dict[int, list[Array]] = {}
@@ -59,7 +59,7 @@ def plan_memory(
         memory = fitting.pop() if fitting else aligned([size], np.dtype(np.uint8))
         flat = memory.view(numpy_dtype(types[names[0]].dtype))
         rows = unpack_views(flat, [types[name].dims for name in names])
-        views.update((name, [Value(row, lasting=True)]) for name, row in zip(names, rows))
+        views.update((name, [Value(row, persistent=True)]) for name, row in zip(names, rows))
         reused.update(dict.fromkeys(names, _ReusedMemory(memory, len(names))))
         return flat
 
@@ -70,7 +70,7 @@ def plan_memory(
                     continue
                 if name in kept:
                     dims, dtype = types[name].dims, numpy_dtype(types[name].dtype)
-                    views[name] = [Value(aligned(dims, dtype), lasting=True) for _ in range(2)]
+                    views[name] = [Value(aligned(dims, dtype), persistent=True) for _ in range(2)]
                 else:
                     allocate([name])
         elif (

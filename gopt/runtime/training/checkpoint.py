@@ -88,7 +88,9 @@ class Checkpoints:
         with open_checkpoint_folder(self.root, self.folder, self.manifest, self.keep):
             newest = max(self.steps(), default=start)
             if newest != start:
-                raise RunError(f"{self.root} has got checkpoints up to step {newest} meanwhile", "start this run again")
+                raise RunError(
+                    f"{self.root} has new checkpoints of another job, up to step {newest}", "start this run again"
+                )
             yield
 
     def steps(self) -> list[int]:

@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from gopt.errors import InputError, OptionError
-from gopt.ir.external_data import load_state
+from gopt.ir.external_data import load_state, naming, regular_size
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array, array_dtype
 
 Batch = dict[str, Array]
+FILES = (".npz", ".safetensors")
+"""Suffixes of files of samples; any other data is a function."""
 _LISTED = 8
 """Names of arrays that a hint lists."""
 
@@ -116,6 +118,15 @@ class IterableSource:
                 return {name: _fitted(name, type, given.get(name)) for name, type in self.types.items()}
 
 
+def check_data(text: str) -> None:
+    """Raise InputError where ``text`` names a file that cannot be read, OptionError where it names no data at all."""
+    if text.endswith(FILES):
+        with naming(text):
+            regular_size(text)
+    elif ":" not in text:
+        raise OptionError(f"cannot read {text!r} as data", "give FILE.npz, FILE.safetensors or module:function")
+
+
 def open_data(
     text: str, types: Mapping[str, TensorType], shuffle: int | None, *, once: bool = False
 ) -> ArraySource | IterableSource:
@@ -124,7 +135,7 @@ def open_data(
     The function takes the index of the part and the number of parts, and yields dictionaries from input to array.
     Raises InputError for arrays that fit no input, OptionError for a function that cannot be found.
     """
-    if text.endswith((".npz", ".safetensors")):
+    if text.endswith(FILES):
         held = load_state(text)
         missing = [name for name in types if name not in held]
         if missing:
@@ -158,9 +169,11 @@ def _check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str,
             first = first or (name, rows, size)
             what = f"{path}: {first[0]!r} has {_rows(*first[1:])}, {name!r} has {_rows(rows, size)}"
             if first[1] * size != rows * first[2]:
-                raise InputError(f"{what}: they would drift apart", "give equally many samples of each")
+                raise InputError(
+                    f"{what}: their rows would no longer belong together", "give equally many samples of each"
+                )
             if shuffled and first[2] != size:
-                raise InputError(f"{what}: no order shuffles both alike", "leave --shuffle out")
+                raise InputError(f"{what}: no shuffle orders both alike", "leave --shuffle out")
 
 
 def _rows(rows: int, size: int) -> str:
@@ -169,9 +182,8 @@ def _rows(rows: int, size: int) -> str:
 
 def load_function(text: str) -> Callable[..., Any]:
     """The function that ``module:function`` names; the current folder is searched too. Raises OptionError."""
-    module, colon, name = text.partition(":")
-    if not colon:
-        raise OptionError(f"cannot read {text!r} as data", "give FILE.npz, FILE.safetensors or module:function")
+    check_data(text)
+    module, _, name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -127,4 +127,4 @@ def _raise_difference(mesh: Mesh, axes: Sequence[str], found: Sequence[Mapping[s
                         f"along {axis}",
                         f"give all the same files, or take those of rank {first} with --sync-init {axis}",
                     )
-    raise RunError("ranks do not hold the same states", "all ranks need the files of one gopt shard")
+    raise RunError("ranks have different states", "all ranks need the files of one gopt shard")

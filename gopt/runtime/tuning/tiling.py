@@ -254,7 +254,7 @@ class SessionKernel:
         if bound is None:
             bound = _TileBindings(given, list(self._tiles(values, results)))
             # Two, for states that alternate; not of memory that holds another value in the next step.
-            self._bound = [bound, *self._bound[:1]] if all(value.lasting for value in given) else self._bound
+            self._bound = [bound, *self._bound[:1]] if all(value.persistent for value in given) else self._bound
         for start, binding in bound.tiles:
             run_bound(self._session, binding)
             for name, scratch in self._scratch.items():

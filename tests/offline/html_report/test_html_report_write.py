@@ -93,7 +93,7 @@ def test_a_page_that_another_command_made_meanwhile_stays(capsys, monkeypatch):
         make(self, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(staging.Staged, "commit", late)
-    refused(capsys, report(), "was made by another command meanwhile")
+    refused(capsys, report(), "was created by another command in the meantime")
     assert Path("page.html").read_text() == "theirs" and sorted(os.listdir()) == ["out", "page.html"]
 
 

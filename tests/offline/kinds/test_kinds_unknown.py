@@ -29,7 +29,7 @@ def test_torch_files_and_json(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"torch\.save"):
         inspect_path(tmp_path / "model.pt")
     (tmp_path / "a.json").write_text('{"a": 1}')
-    with pytest.raises(InputError, match="states no format of gopt's"):
+    with pytest.raises(InputError, match="has no format of gopt"):
         inspect_path(tmp_path / "a.json")
 
 

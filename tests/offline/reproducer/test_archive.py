@@ -38,7 +38,7 @@ def test_only_a_reproducer_is_replaced(tmp_path):
     for name in ("notes.txt", "link"):
         path = tmp_path / name
         path.write_bytes(b"mine") if name != "link" else path.symlink_to("notes.txt")
-        with pytest.raises(OptionError, match="is no reproducer"):
+        with pytest.raises(OptionError, match="is not a reproducer"):
             archive.write(path, RECORD, FILES)
     assert (tmp_path / "notes.txt").read_bytes() == b"mine"
 

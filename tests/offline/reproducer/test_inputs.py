@@ -85,7 +85,7 @@ def test_of_a_folder_only_what_gopt_wrote_is_kept(tmp_path, step):
 def test_a_file_that_is_no_model_is_kept_only_with_values(tmp_path):
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"\x08secret")
-    with pytest.raises(InputError, match="is no ONNX model"):
+    with pytest.raises(InputError, match="is not an ONNX model"):
         contents(path, "model", False)
     assert contents(path, "model", True)[0].data == b"\x08secret"
     assert contents(tmp_path / "missing.onnx", "model", False) == []

@@ -199,8 +199,12 @@ ROLES = ["trainer 0", "trainer 1", "server 0", "server 1"]
 SCENES: dict[str, tuple[Any, Roster, Settings]] = {
     "everything": (everything, Roster.of(ROLES, [0, 1, 2, 1]), Settings(LONG, 3, 300_000)),
     "blocked": (blocked, Roster.of(["trainer 0", "server 0"]), Settings(LONG, 2)),
-    "dies": (dies, Roster.of(ROLES[:3]), Settings(LONG, beat=0.01, silence=1.0)),
-    "two_die": (two_die, Roster.of([*ROLES[:2], "trainer 2", "server 0"]), Settings(LONG, 2, beat=0.01, silence=3.0)),
+    "dies": (dies, Roster.of(ROLES[:3]), Settings(LONG, heartbeat=0.01, heartbeat_timeout=1.0)),
+    "two_die": (
+        two_die,
+        Roster.of([*ROLES[:2], "trainer 2", "server 0"]),
+        Settings(LONG, 2, heartbeat=0.01, heartbeat_timeout=3.0),
+    ),
     "fails": (fails, Roster.of(ROLES[:3], [0, 1, 1]), Settings(LONG, 2)),
 }
 

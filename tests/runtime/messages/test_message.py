@@ -71,7 +71,7 @@ def test_roles_and_processes_fit():
         Roster.of(["a", "b"], [0, 2])
     with pytest.raises(OptionError, match="2 roles stand on 1 processes"):
         Roster.of(["a", "b"], [0])
-    with pytest.raises(OptionError, match="cannot be"):
+    with pytest.raises(OptionError, match="bad limits"):
         Settings(messages=0)
 
 

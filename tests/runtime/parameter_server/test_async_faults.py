@@ -56,7 +56,7 @@ def test_a_push_that_is_no_number_is_skipped_and_counted(tmp_path: Path, data: s
     said = re.compile(r"trainer 1 pushed inf for \w+ \(key .*\) in round 1: the message is not applied")
     assert all(map(said.fullmatch, lines)), lines
     assert all(np.isfinite(run.parameter(name)).all() for name in ("w0", "b1"))
-    assert f"; {buckets} messages were not applied" in str(run.trainers[0].met)
+    assert f"; {buckets} messages were not applied" in str(run.trainers[0].report)
 
 
 @pytest.mark.usefixtures("spoilt")

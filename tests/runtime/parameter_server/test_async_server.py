@@ -24,9 +24,9 @@ from gopt.runtime.messages.threads import ThreadHub
 from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
-from gopt.runtime.parameter_server.meeting import Met
 from gopt.runtime.parameter_server.run import Hooks, run_in_threads
 from gopt.runtime.parameter_server.server_tables import ServerTables
+from gopt.runtime.parameter_server.sync_point import SyncReport
 from gopt.runtime.training.job import Job, Progress
 
 
@@ -192,8 +192,8 @@ def test_a_trainer_that_dies_at_a_checkpoint_does_not_stop_it(tmp_path: Path, da
             raise RuntimeError("out of power")
 
     class Dying(AsyncTrainer):
-        def _come_together(self, engine: EndpointEngine) -> Met:
-            return super()._come_together(Dead(self.endpoint) if self.endpoint.number == 1 else engine)
+        def _synchronise(self, engine: EndpointEngine) -> SyncReport:
+            return super()._synchronise(Dead(self.endpoint) if self.endpoint.number == 1 else engine)
 
     target = tmp_path / "checkpoint"
     with pytest.MonkeyPatch.context() as patch:

@@ -103,7 +103,9 @@ def test_a_rule_that_cannot_be_read_is_refused_with_the_folder(model: Path) -> N
     path = split(model, "modulo")
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace("normal(0.0,0.5)", "gauss(0.0,0.5)"))
-    with pytest.raises(InputError, match=r"tables\[0\].init\[0\].rows: rows cannot be made by 'gauss"):
+    with pytest.raises(
+        InputError, match=r"tables\[0\].init\[0\].rows: cannot read as the first values of rows: 'gauss"
+    ):
         read_folder(path)
 
 

@@ -83,7 +83,7 @@ def test_another_ranks_checkpoints_are_not_taken_over(capsys):
     Path("ck/manifest.json").unlink()
     assert main(["shard", "step.onnx", "--ranks", "2", "--stage", "0", "-o", "out", "--force"]) == 0
     before = shared()
-    refused(train(3, "--resume"), 5, capsys, "was written by other ranks")
+    refused(train(3, "--resume"), 5, capsys, "was written by ranks of another folder")
     assert shared() == before
 
 

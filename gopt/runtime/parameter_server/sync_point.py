@@ -28,7 +28,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class SyncReport:
     """The report of an endpoint at a synchronisation point, and the combined report of all.
 
     ``step``: the furthest step. ``leaving``: one of them stops, so all end. ``signal``: the signal for which it stops,
@@ -51,14 +51,14 @@ class Met:
         return f"updates by which pushes were late: {late}; versions in one pull differed by {self.spread}{dropped}"
 
 
-def meet(engine: EndpointEngine, mine: Met | Usage) -> Met:
+def synchronise(engine: EndpointEngine, mine: SyncReport | Usage) -> SyncReport:
     """Synchronise, and return the combined report. All endpoints call it, at the same steps; a lost trainer reports
     nothing."""
     found = engine.gather(mine)
-    trainers = [each for each in found if isinstance(each, Met)]
+    trainers = [each for each in found if isinstance(each, SyncReport)]
     servers = [each for each in found if isinstance(each, Usage)]
     exhausted = all(each.exhausted for each in trainers)
-    return Met(
+    return SyncReport(
         max((each.step for each in trainers), default=0),
         exhausted or any(each.leaving for each in trainers),
         next((each.signal for each in trainers if each.signal), 0),

@@ -12,7 +12,7 @@ from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint import NOTHING, Checkpoints
 
 
-class Keeping:
+class SplitCheckpoints:
     """When an endpoint writes a checkpoint, and the one from which it starts. ``step``: the rounds before the start."""
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
