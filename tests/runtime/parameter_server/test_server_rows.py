@@ -38,10 +38,10 @@ def test_rows_are_answered_in_the_type_of_the_pull() -> None:
 
 def test_rows_that_are_not_there_are_refused() -> None:
     part = table_parts([ENTRY], 0)[0]
-    with pytest.raises(RunError, match="trainer 1 means row 2 of this part of table t, which has 2 rows"):
+    with pytest.raises(RunError, match="trainer 1 names row 2 of this part of table t, which has 2 rows"):
         rows_answer(part, np.zeros((2, 2), "f4").__getitem__, asked(0, 2))
     with pytest.raises(RunError, match="of which this server has none"):
         part_of({}, 0, 1)
-    for ids, what in (([0, 2], "row 2"), ([1, 0], "out of order"), ([1, 1], "out of order")):
+    for ids, what in (([0, 2], "row 2"), ([1, 0], "unsorted rows"), ([1, 1], "unsorted rows")):
         with pytest.raises(RunError, match=what):
             merged_rows(part, NODE, {1: Contribution(np.zeros((2, 2), "f4"), 1.0, np.array(ids))})

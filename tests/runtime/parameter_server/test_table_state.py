@@ -96,7 +96,7 @@ def test_a_bound_holds_pulls_of_rows_back(tmp_path: Path, data: str) -> None:
 def test_rows_that_are_not_there_are_refused(tmp_path: Path, data: str) -> None:
     found = trained(split(tmp_path, trainers=1), data, 1)
     table = found.servers[0].tables[0]
-    for ids, what in (([0, 99], "row 99"), ([1, 0], "out of order")):
+    for ids, what in (([0, 99], "row 99"), ([1, 0], "unsorted rows")):
         rows = np.zeros((2, table.rows.columns), "f4")
         with pytest.raises(RunError, match=what):
             table.push(Message(Kind.PUSH_ROWS, 0, 0, 1, (np.array(ids), rows)), 1)
