@@ -78,10 +78,10 @@ def run(
     3
     """
     if steps < 1:
-        raise OptionError(f"steps cannot be {steps}", "give at least 1")
+        raise OptionError(f"steps={steps}", "give at least 1")
     asked = replace(options or RunOptions(), **changes)
     if asked.checkpoint is not None and isinstance(folder, Sharded | Split):
-        raise OptionError("checkpoint needs ranks in an output folder", "write the ranks first: .write(FOLDER)")
+        raise OptionError("a checkpoint belongs to an output folder", "write the ranks first: .write(FOLDER)")
     scratch = TemporaryFolder()
     ranks = scratch.write(folder) if isinstance(folder, Sharded | Split) else Path(folder)
     root = scratch.path / "checkpoints" if asked.checkpoint is None else Path(asked.checkpoint)

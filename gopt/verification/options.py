@@ -30,7 +30,7 @@ class VerifyOptions:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise OptionError(f"steps cannot be {self.steps}", "give at least 1")
+            raise OptionError(f"steps={self.steps}", "give at least 1")
         if self.data is not None:
             check_data(self.data)
 
