@@ -92,7 +92,7 @@ class Sharded(HtmlTable):
 
         ``annotate``: the kept source says in sharding specs of ONNX IR 11 which rank holds what part.
         """
-        with background.processes(jobs) if jobs else nullcontext():
+        with background.processes(jobs) if jobs is not None else nullcontext():
             return self._write(Path(folder), advance, force=force, annotate=annotate)
 
     def _write(self, folder: Path, advance: ProgressCallback, *, force: bool, annotate: bool) -> Report:
