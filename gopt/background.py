@@ -147,14 +147,13 @@ class _Child:
     def ended(self) -> bool:
         """Return whether it computes no more."""
         if self._status is None:
-            number, status = os.waitpid(self._number, os.WNOHANG)
-            self._status = status if number else None
+            self._wait(os.WNOHANG)
         return self._status is not None
 
     def result(self) -> Any:
         """What its work returned; raises what it raised, or RunError. Asked for once."""
         if self._status is None:
-            self._status = os.waitpid(self._number, 0)[1]
+            self._wait()
         self.dropped = True
         with os.fdopen(self._answer, "rb") as file:
             code = os.waitstatus_to_exitcode(self._status)
@@ -164,7 +163,12 @@ class _Child:
                     f"a process that computes beside this one {how}", "where memory is short, --jobs 1 takes the least"
                 )
             file.seek(0)
-            done, found = pickle.load(file)
+            try:
+                done, found = pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):  # its status is not known, and it died
+                raise RunError(
+                    "a process that computes beside this one ended without an answer", "run it again with --jobs 1"
+                ) from None
         if not done:
             raise found
         return found
@@ -175,9 +179,18 @@ class _Child:
             return
         self.dropped = True
         if not self.ended():
-            os.kill(self._number, signal.SIGKILL)
-            self._status = os.waitpid(self._number, 0)[1]
+            with suppress(ProcessLookupError):
+                os.kill(self._number, signal.SIGKILL)
+            self._wait()
         os.close(self._answer)
+
+    def _wait(self, flags: int = 0) -> None:
+        """Take its status where it has ended; 0 where SIGCHLD is ignored, and the system has thrown it away."""
+        try:
+            number, status = os.waitpid(self._number, flags)
+        except ChildProcessError:
+            number, status = self._number, 0
+        self._status = status if number else None
 
 
 def _calm(parent: int) -> None:

@@ -191,3 +191,19 @@ def test_cores_are_known_where_affinity_is_not(monkeypatch):
 def test_a_number_of_jobs_that_is_none_is_refused(jobs):
     with pytest.raises(OptionError, match="jobs="), processes(jobs):
         pass
+
+
+@pytest.fixture
+def _children_ignored():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_children_ignored")
+def test_where_nobody_hears_of_children_answers_come_all_the_same():
+    with processes(3):
+        assert begin(os.getpid, 0).result() != os.getpid()
+        begin(signal.pause, 0)  # killed at the end
+        with pytest.raises(RunError, match="without an answer"):
+            begin(lambda: os.kill(os.getpid(), signal.SIGKILL), 0).result()
