@@ -156,7 +156,7 @@ class _Child:
             self._wait()
         self.dropped = True
         with os.fdopen(self._answer, "rb") as file:
-            code = os.waitstatus_to_exitcode(self._status)
+            code = os.waitstatus_to_exitcode(self._status or 0)
             if code:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended without an answer"
                 raise RunError(
