@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Generic, TypeVar
 
 from gopt.disk.signals import INTERRUPT, STOPS, defer_signals
-from gopt.errors import RunError
+from gopt.errors import OptionError, RunError
 
 T = TypeVar("T")
 
@@ -45,7 +46,9 @@ _room: ContextVar[_Room | None] = ContextVar("_room", default=None)
 
 def usable_cores() -> int:
     """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextmanager
@@ -55,6 +58,8 @@ def processes(jobs: int | None) -> Iterator[None]:
     None: as many as there are usable cores, and only for graphs of at least ``LEAST_NODES`` nodes. At the end, children
     whose results were not read are killed. Outside of such a block nothing is forked.
     """
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, Integral) or jobs < 1):
+        raise OptionError(f"jobs={jobs!r}", "give the number of processes that may work at once, at least 1")
     room = _Room(usable_cores() - 1, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
     before = _room.set(room)
     try:
@@ -91,14 +96,16 @@ class Task(Generic[T]):
 def begin(work: Callable[[], T], nodes: int) -> Task[T]:
     """Begin work on a graph of ``nodes`` nodes in a process of its own, where ``processes`` has room for one.
 
-    ``work`` returns what can be pickled, changes nothing that is read afterwards, and writes no file.
+    ``work`` returns what can be pickled, changes nothing that is read afterwards, and writes no file. Where the system
+    gives no process or no file in memory, the work waits and runs here, with the same result.
     """
     room = _room.get()
     if room is None or nodes < room.least_nodes or not room.free():
         return Task(work, None)
     with defer_signals():
         child = _Child.fork(work)
-        room.children.append(child)
+        if child is not None:
+            room.children.append(child)
     return Task(work, child)
 
 
@@ -112,9 +119,20 @@ class _Child:
         """Whether its answer is no longer wanted."""
 
     @classmethod
-    def fork(cls, work: Callable[[], Any]) -> _Child:
-        answer, parent = os.memfd_create("gopt", os.MFD_CLOEXEC), os.getpid()
-        number = os.fork()
+    def fork(cls, work: Callable[[], Any]) -> _Child | None:
+        """A child that works; None where the system has none to give (limits, or no ``fork`` and ``memfd_create``)."""
+        if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
+            return None
+        parent = os.getpid()
+        try:
+            answer = os.memfd_create("gopt", os.MFD_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            number = os.fork()
+        except OSError:
+            os.close(answer)
+            return None
         if not number:
             code = 1
             try:
@@ -129,24 +147,28 @@ class _Child:
     def ended(self) -> bool:
         """Return whether it computes no more."""
         if self._status is None:
-            number, status = os.waitpid(self._number, os.WNOHANG)
-            self._status = status if number else None
+            self._wait(os.WNOHANG)
         return self._status is not None
 
     def result(self) -> Any:
         """Return the work's result; raises the work's error, or RunError. Called once."""
         if self._status is None:
-            self._status = os.waitpid(self._number, 0)[1]
+            self._wait()
         self.dropped = True
         with os.fdopen(self._answer, "rb") as file:
-            code = os.waitstatus_to_exitcode(self._status)
+            code = os.waitstatus_to_exitcode(self._status or 0)
             if code:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended without an answer"
                 raise RunError(
                     f"a process that computes beside this one {how}", "where memory is short, --jobs 1 takes the least"
                 )
             file.seek(0)
-            done, found = pickle.load(file)
+            try:
+                done, found = pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):  # its status is not known, and it died
+                raise RunError(
+                    "a process that computes beside this one ended without an answer", "run it again with --jobs 1"
+                ) from None
         if not done:
             raise found
         return found
@@ -157,9 +179,18 @@ class _Child:
             return
         self.dropped = True
         if not self.ended():
-            os.kill(self._number, signal.SIGKILL)
-            self._status = os.waitpid(self._number, 0)[1]
+            with suppress(ProcessLookupError):
+                os.kill(self._number, signal.SIGKILL)
+            self._wait()
         os.close(self._answer)
+
+    def _wait(self, flags: int = 0) -> None:
+        """Take its status where it has ended; 0 where SIGCHLD is ignored, and the system has thrown it away."""
+        try:
+            number, status = os.waitpid(self._number, flags)
+        except ChildProcessError:
+            number, status = self._number, 0
+        self._status = status if number else None
 
 
 def _calm(parent: int) -> None:

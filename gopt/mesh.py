@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from numbers import Integral
 from typing import Any
 
 from gopt.errors import OptionError
@@ -126,7 +127,11 @@ class Mesh:
         """A mesh as it is, ``dp=2,shard=4`` read, or a number of ranks along ``shard``; raises OptionError."""
         if isinstance(given, Mesh):
             return given
-        return cls.parse(given) if isinstance(given, str) else cls(((SHARD, given),))
+        if isinstance(given, str):
+            return cls.parse(given)
+        if isinstance(given, bool) or not isinstance(given, Integral):
+            raise OptionError(f"a mesh cannot be {given!r}", "write it as dp=2,shard=4, or as a number of ranks")
+        return cls(((SHARD, int(given)),))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Mesh:

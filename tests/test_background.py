@@ -10,7 +10,7 @@ import pytest
 
 from gopt import background
 from gopt.background import LEAST_NODES, Task, begin, processes
-from gopt.errors import RunError, UnsupportedError
+from gopt.errors import OptionError, RunError, UnsupportedError
 
 
 class Gate:
@@ -156,3 +156,54 @@ def test_a_child_dies_with_its_parent():
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(parent, 0)
     assert gate.gone()
+
+
+def refuse_fork() -> int:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def refuse_file(*_: object) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize(("name", "stand_in"), [("fork", refuse_fork), ("memfd_create", refuse_file)])
+def test_where_the_system_gives_no_process_work_runs_here(monkeypatch, name, stand_in):
+    monkeypatch.setattr(os, name, stand_in)
+    before = len(os.listdir("/proc/self/fd"))
+    with processes(2):
+        assert begin(os.getpid, 0).result() == os.getpid()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("name", ["fork", "memfd_create"])
+def test_a_system_without_the_call_works_here(monkeypatch, name):
+    monkeypatch.delattr(os, name)
+    with processes(2):
+        assert begin(os.getpid, 0).result() == os.getpid()
+
+
+def test_cores_are_known_where_affinity_is_not(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert background.usable_cores() >= 1
+
+
+@pytest.mark.parametrize("jobs", [0, -1, True, 1.5, "2"])
+def test_a_number_of_jobs_that_is_none_is_refused(jobs):
+    with pytest.raises(OptionError, match="jobs="), processes(jobs):
+        pass
+
+
+@pytest.fixture
+def _children_ignored():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_children_ignored")
+def test_where_nobody_hears_of_children_answers_come_all_the_same():
+    with processes(3):
+        assert begin(os.getpid, 0).result() != os.getpid()
+        begin(signal.pause, 0)  # killed at the end
+        with pytest.raises(RunError, match="without an answer"):
+            begin(lambda: os.kill(os.getpid(), signal.SIGKILL), 0).result()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, TypedDict
 
 from gopt.errors import OptionError
+from gopt.option_records import check_types
 from gopt.passes import find
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
@@ -53,6 +55,11 @@ class ShardOptions:
     after_each: Callable[[str, SpmdProgram], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        check_types(self)
+        _check_passes(self.passes, self.pipeline)
+        _check_ranks(self.only_ranks)
+        if self.after_each is not None and not callable(self.after_each):
+            raise OptionError(f"option after_each cannot be {self.after_each!r}", "it takes a function")
         if self.accumulate < 1:
             raise OptionError(
                 f"--accumulate cannot be {self.accumulate}", "it is the number of micro-steps of one update"
@@ -87,6 +94,37 @@ class ShardOptions:
         fused = items is None or any(name == "fuse-collectives" and "cap-mb" not in own for name, own in items)
         if self.bucket_mb is not None and fused:
             options.setdefault("fuse-collectives", {}).setdefault("cap-mb", self.bucket_mb)
+
+
+def _check_passes(passes: Any, pipeline: Any) -> None:
+    """Raise OptionError for what is no table of passes, or no list of them."""
+    if not _is_table(passes) or not all(map(_is_table, passes.values())):
+        raise OptionError(f"option passes cannot be {passes!r}", 'write it as {"shard": {"style": "broadcast"}}')
+    if pipeline is None or isinstance(pipeline, Pipeline):
+        return
+    if not isinstance(pipeline, Sequence) or not all(map(_is_entry, pipeline)):
+        raise OptionError(f"option pipeline cannot be {pipeline!r}", 'write it as [("shard", {"stage": 1}), ...]')
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return whether it is a pass with its options."""
+    return isinstance(entry, Sequence) and len(entry) == 2 and isinstance(entry[0], str) and _is_table(entry[1])
+
+
+def _is_table(table: Any) -> bool:
+    return isinstance(table, Mapping) and all(isinstance(name, str) for name in table)
+
+
+def _check_ranks(ranks: Any) -> None:
+    """Raise OptionError for what is no list of ranks, and for one of none."""
+    if ranks is None:
+        return
+    try:
+        fine = len([index(rank) for rank in ranks]) > 0
+    except TypeError:
+        fine = False
+    if not fine:
+        raise OptionError(f"option only_ranks cannot be {ranks!r}", "write the ranks as [0, 2], or leave it out")
 
 
 class ShardKeywords(TypedDict, total=False):

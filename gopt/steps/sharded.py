@@ -22,6 +22,7 @@ from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.mesh import Mesh
 from gopt.notebook import HtmlTable
+from gopt.option_records import changed
 from gopt.preflight import check_passes
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
@@ -92,7 +93,7 @@ class Sharded(HtmlTable):
 
         ``annotate``: the kept source says in sharding specs of ONNX IR 11 which rank holds what part.
         """
-        with background.processes(jobs) if jobs else nullcontext():
+        with background.processes(jobs) if jobs is not None else nullcontext():
             return self._write(Path(folder), advance, force=force, annotate=annotate)
 
     def _write(self, folder: Path, advance: ProgressCallback, *, force: bool, annotate: bool) -> Report:
@@ -140,7 +141,7 @@ def shard(
     """
     from gopt.artifact.report_builder import begin_removed, begin_source_figures
 
-    asked = replace(options or ShardOptions(), **changes)
+    asked = changed(options, ShardOptions, changes)
     source, mesh = as_source(source), Mesh.of(mesh)
     training = on_mesh(source, mesh)
     pipeline = asked.passes_to_run()

@@ -60,7 +60,7 @@ class Split(HtmlTable):
         from gopt.parameter_server.folder import write_split
 
         roles = roles_text(self.step.training)
-        with background.processes(jobs) if jobs else nullcontext():
+        with background.processes(jobs) if jobs is not None else nullcontext():
             return write_split(self.step, folder, self.source.entry(), roles, force=force, advance=advance)
 
 

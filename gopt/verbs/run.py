@@ -16,6 +16,7 @@ from gopt.artifact.checkpoint_index import step_dir
 from gopt.errors import OptionError
 from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import read_folder
+from gopt.option_records import changed
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.verbs.on_disk import TemporaryFolder
@@ -79,7 +80,7 @@ def run(
     """
     if steps < 1:
         raise OptionError(f"steps={steps}", "give at least 1")
-    asked = replace(options or RunOptions(), **changes)
+    asked = changed(options, RunOptions, changes)
     if asked.checkpoint is not None and isinstance(folder, Sharded | Split):
         raise OptionError("a checkpoint belongs to an output folder", "write the ranks first: .write(FOLDER)")
     scratch = TemporaryFolder()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gopt.errors import OptionError
+from gopt.option_records import check_types
 from gopt.runtime.training.job import Job
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class RunOptions:
     staleness: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.checkpoint is None and (self.every or self.resume):
             raise OptionError(
                 f"--{'every' if self.every else 'resume'} needs --checkpoint CKPT", "name a folder for checkpoints"

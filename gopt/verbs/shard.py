@@ -13,6 +13,7 @@ from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 from gopt.mesh import Mesh
 from gopt.offline.plan import best, choices
+from gopt.option_records import changed
 from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.topology import Topology, parse_bytes
@@ -50,7 +51,7 @@ def shard(
     >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
     <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
     """
-    asked, mesh, choice = replace(options or ShardOptions(), **changes), Mesh.of(mesh), None
+    asked, mesh, choice = changed(options, ShardOptions, changes), Mesh.of(mesh), None
     source = api.as_source(source)
     if auto is not None:
         asked, choice = _chosen(source, mesh, asked, auto, advance)

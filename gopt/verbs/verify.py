@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Unpack
 
+from gopt.option_records import changed
 from gopt.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.options import VerifyKeywords, VerifyOptions
@@ -30,6 +30,6 @@ def verify(
     >>> gopt.verify(gopt.shard("fixtures/mlp_sgd.onnx", 2), steps=1).equal
     True
     """
-    asked = replace(options or VerifyOptions(), **changes)
+    asked = changed(options, VerifyOptions, changes)
     with on_disk(folder) as path:
         return Verifier(path, model, asked.deadline, advance).run(asked, advance=advance)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from gopt.errors import OptionError
+from gopt.option_records import check_types
 from gopt.runtime.training.data import check_data
 
 
@@ -29,6 +30,9 @@ class VerifyOptions:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
+        if self.seed < 0:
+            raise OptionError(f"seed={self.seed}", "give 0 or more")
         if self.steps < 1:
             raise OptionError(f"steps={self.steps}", "give at least 1")
         if self.data is not None:

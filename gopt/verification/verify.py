@@ -33,6 +33,7 @@ from gopt.ir.load import load
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
+from gopt.option_records import changed
 from gopt.parameter_server.views import ROUND
 from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.capacity import check_fits
@@ -149,7 +150,7 @@ class Verifier:
 
         ``variants``: those alone. ``tamper`` may change a rank's feeds: both are for tests.
         """
-        asked = replace(options or VerifyOptions(), **changes)
+        asked = changed(options, VerifyOptions, changes)
         steps, seed, data, hyper = asked.steps, asked.seed, asked.data, asked.settings
         result = Verification(self._tolerance(), steps, len(self.ranks))
         if self._drawn():

@@ -16,6 +16,7 @@ LAYERS = (
         "gopt.sanitize",
         "gopt.notebook",
         "gopt.suggestions",
+        "gopt.option_records",
         "gopt.progress",
         "gopt.documents",
         "gopt.mesh",

@@ -73,7 +73,7 @@ def test_a_record_and_keywords_are_one():
     assert gopt.shard(source, 2, ShardOptions(stage=3, bucket_mb=0)).report().to_json() == by_keyword
     assert gopt.shard(source, 2, ShardOptions(stage=1, bucket_mb=0), stage=3).report().to_json() == by_keyword
     assert gopt.shard(source, 2, stage=1).report().to_json() != by_keyword
-    with pytest.raises(TypeError, match="stge"):
+    with pytest.raises(OptionError, match="stge"):
         gopt.shard(source, 2, stge=3)  # type: ignore[call-arg]
 
 
