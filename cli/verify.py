@@ -102,6 +102,7 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
     from gopt.runtime.engines.base import run_one_rank
     from gopt.runtime.engines.heartbeat import ENDED, REPORTED, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine
+    from gopt.runtime.training.data import check_data
     from gopt.runtime.training.job import read_manifest
     from gopt.verification.verify import Verifier
 
@@ -109,6 +110,8 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
 
     _, mesh = read_manifest(Path(folder))
     assert options.deadline is not None
+    if options.data is not None:
+        check_data(options.data)
     engine = MpiEngine(mesh, options.deadline, print_error)
     beat = Heartbeat.open(engine.rank, engine.gather)
     follow(engine.watchdog, beat, engine.rank)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, Generic, TypeVar
 
 from gopt.disk.signals import INTERRUPT, STOPS, defer_signals
 from gopt.errors import OptionError, RunError
+from gopt.option_records import is_whole
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def processes(jobs: int | None) -> Iterator[None]:
     None: as many as there are usable cores, and only for graphs of at least ``LEAST_NODES`` nodes. At the end, children
     whose results were not read are killed. Outside of such a block nothing is forked.
     """
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, Integral) or jobs < 1):
+    if jobs is not None and (not is_whole(jobs) or jobs < 1):
         raise OptionError(f"jobs={jobs!r}", "give the number of processes that may work at once, at least 1")
     room = _Room(usable_cores() - 1, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
     before = _room.set(room)
@@ -157,15 +157,15 @@ class _Child:
         self.dropped = True
         with os.fdopen(self._answer, "rb") as file:
             code = os.waitstatus_to_exitcode(self._status or 0)
-            if code:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended without an answer"
+            if code < 0:
                 raise RunError(
-                    f"a process that computes beside this one {how}", "where memory is short, --jobs 1 takes the least"
+                    f"a process that computes beside this one was killed by {signal.Signals(-code).name}",
+                    "where memory is short, --jobs 1 takes the least",
                 )
             file.seek(0)
             try:
                 done, found = pickle.load(file)
-            except (EOFError, pickle.UnpicklingError):  # its status is not known, and it died
+            except (EOFError, pickle.UnpicklingError):  # it failed, or was killed and its status is not known
                 raise RunError(
                     "a process that computes beside this one ended without an answer", "run it again with --jobs 1"
                 ) from None

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
-from numbers import Integral
 from typing import Any
 
 from gopt.errors import OptionError
 from gopt.limits import RANKS
+from gopt.option_records import is_whole
 
 
 class Sees(str, Enum):
@@ -129,7 +129,7 @@ class Mesh:
             return given
         if isinstance(given, str):
             return cls.parse(given)
-        if isinstance(given, bool) or not isinstance(given, Integral):
+        if not is_whole(given):
             raise OptionError(f"a mesh cannot be {given!r}", "write it as dp=2,shard=4, or as a number of ranks")
         return cls(((SHARD, int(given)),))
 

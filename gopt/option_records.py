@@ -13,8 +13,14 @@ from gopt.suggestions import did_you_mean
 
 R = TypeVar("R")
 
+
+def is_whole(value: object) -> bool:
+    """Return whether a value is a whole number, of numpy too; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (lambda value: isinstance(value, Integral) and not isinstance(value, bool), "a whole number"),
+    "int": (is_whole, "a whole number"),
     "float": (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
     "bool": (lambda value: isinstance(value, bool), "True or False"),
     "str": (lambda value: isinstance(value, str), "a text"),

@@ -34,8 +34,7 @@ def near_file(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """
     folder, name = os.path.split(os.fsdecode(path).rstrip(os.sep))
     try:
-        with os.scandir(folder or os.curdir) as entries:
-            names = sorted(entry.name for entry in islice(entries, MOST))
+        names = _names(folder)
     except (FileNotFoundError, NotADirectoryError):
         return (f"there is no folder {show(_first_missing(folder))}",)
     except (OSError, ValueError):  # it cannot be read; ValueError: a NUL in the path
@@ -52,11 +51,15 @@ def near_file(path: str | os.PathLike[str]) -> tuple[str, ...]:
 def files_with_suffix(folder: str, suffix: str) -> list[str]:
     """The paths of a folder's files with a suffix, in order; none where the folder cannot be read."""
     try:
-        with os.scandir(folder or os.curdir) as entries:
-            names = [entry.name for entry in islice(entries, MOST)]
+        return [os.path.join(folder, name) for name in _names(folder) if name.endswith(suffix)]
     except (OSError, ValueError):
         return []
-    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(suffix)]
+
+
+def _names(folder: str) -> list[str]:
+    """The names in a folder, at most ``MOST``, in order."""
+    with os.scandir(folder or os.curdir) as entries:
+        return sorted(entry.name for entry in islice(entries, MOST))
 
 
 def _first_missing(folder: str) -> str:

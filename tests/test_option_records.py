@@ -55,7 +55,7 @@ def test_verbs_refuse_misspelt_keywords(tmp_path):
     [
         *((gopt.ShardOptions, "stage", value) for value in ("2", 1.5, True)),
         *((gopt.ShardOptions, "accumulate", value) for value in ("2", 1.5, 2.0, None, True)),
-        *((gopt.ShardOptions, "only_ranks", value) for value in (0, "0", ["0"], [1.0], [])),
+        *((gopt.ShardOptions, "only_ranks", value) for value in (0, "0", ["0"], [1.0], [], [True], iter([0]))),
         *((gopt.ShardOptions, "passes", value) for value in (None, ["shard"], {"shard": 3}, {1: {}})),
         *((gopt.ShardOptions, "pipeline", value) for value in ("shard", ["shard"], [("shard", None)], 3)),
         (gopt.ShardOptions, "bucket_mb", "1"),

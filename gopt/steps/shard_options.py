@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import index
 from typing import Any, TypedDict
 
 from gopt.errors import OptionError
-from gopt.option_records import check_types
+from gopt.option_records import check_types, is_whole
 from gopt.passes import find
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
@@ -120,8 +119,8 @@ def _check_ranks(ranks: Any) -> None:
     if ranks is None:
         return
     try:
-        fine = len([index(rank) for rank in ranks]) > 0
-    except TypeError:
+        fine = len(ranks) > 0 and all(map(is_whole, ranks))
+    except TypeError:  # it has no length: an iterator would be empty afterwards
         fine = False
     if not fine:
         raise OptionError(f"option only_ranks cannot be {ranks!r}", "write the ranks as [0, 2], or leave it out")

@@ -24,7 +24,7 @@ class RunHooks:
     on_step: Callable[[Progress], None]
     on_start: Callable[[int], None] = lambda step: None
     stop_signal: Callable[[], int] = lambda: 0
-    on_end: Callable[[SyncReport], None] = lambda met: None
+    on_end: Callable[[SyncReport], None] = lambda report: None
 
     def of_servers(self, job: Job, position: Callable[[int, int], None] = lambda *_: None) -> Hooks:
         """As a run of trainers and servers takes them; ``position``: called with step and message."""

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from gopt.option_records import changed
 from gopt.progress import ProgressCallback, no_progress
+from gopt.runtime.training.data import check_data
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.options import VerifyKeywords, VerifyOptions
 from gopt.verification.result import Verification
@@ -31,5 +32,7 @@ def verify(
     True
     """
     asked = changed(options, VerifyOptions, changes)
+    if asked.data is not None:
+        check_data(asked.data)  # before the folder is read, which takes long
     with on_disk(folder) as path:
         return Verifier(path, model, asked.deadline, advance).run(asked, advance=advance)

@@ -8,7 +8,6 @@ from typing import TypedDict
 
 from gopt.errors import OptionError
 from gopt.option_records import check_types
-from gopt.runtime.training.data import check_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,6 @@ class VerifyOptions:
             raise OptionError(f"seed={self.seed}", "give 0 or more")
         if self.steps < 1:
             raise OptionError(f"steps={self.steps}", "give at least 1")
-        if self.data is not None:
-            check_data(self.data)
 
 
 class VerifyKeywords(TypedDict, total=False):

@@ -142,7 +142,7 @@ class Endpoint:
     def tolerate_loss(self, numbers: Iterable[int]) -> None:
         """Drop these endpoints without an error if one is lost during a ``gather``, which then returns None for it."""
         with self._hub.changed:
-            self._hub.spared[self.number].update(numbers)
+            self._hub.tolerated[self.number].update(numbers)
 
     def fail(self, error: BaseException) -> None:
         """Report that this endpoint cannot continue: the waits of all others end with an error that says so."""

@@ -48,7 +48,7 @@ class Hub(ABC):
         """Endpoint that is lost -> why."""
         self.dropped: dict[int, set[int]] = {number: set() for number in local}
         """For each endpoint: the lost ones that it has dropped."""
-        self.spared: dict[int, set[int]] = {number: set() for number in local}
+        self.tolerated: dict[int, set[int]] = {number: set() for number in local}
         """For each endpoint: the ones that it drops automatically if they are lost during a joint operation."""
         self._outboxes: dict[int, deque[Sending]] = {number: deque() for number in range(roster.size)}
         self._unsent = dict.fromkeys(local, 0)
@@ -118,7 +118,7 @@ class Hub(ABC):
                     if ready():
                         return
                     gone = self._missed(number, awaited)
-                    if gone is not None and together and gone in self.spared[number]:
+                    if gone is not None and together and gone in self.tolerated[number]:
                         self.drop(number, gone)
                         self._blocked(number, stirs, until)  # others may go on first
                         continue

@@ -123,8 +123,8 @@ def check_data(text: str) -> None:
     if text.endswith(FILES):
         with naming(text):
             regular_size(text)
-    elif ":" not in text:
-        raise OptionError(f"cannot read {text!r} as data", "give FILE.npz, FILE.safetensors or module:function")
+    else:
+        _module_and_name(text)
 
 
 def open_data(
@@ -182,8 +182,7 @@ def _rows(rows: int, size: int) -> str:
 
 def load_function(text: str) -> Callable[..., Any]:
     """The function that ``module:function`` names; the current folder is searched too. Raises OptionError."""
-    check_data(text)
-    module, _, name = text.partition(":")
+    module, name = _module_and_name(text)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -194,6 +193,14 @@ def load_function(text: str) -> Callable[..., Any]:
         raise OptionError(f"{text!r} is not a function")
     found: Callable[..., Any] = function
     return found
+
+
+def _module_and_name(text: str) -> tuple[str, str]:
+    """The parts of ``module:function``; raises OptionError for a text without a colon."""
+    module, colon, name = text.partition(":")
+    if not colon:
+        raise OptionError(f"cannot read {text!r} as data", "give FILE.npz, FILE.safetensors or module:function")
+    return module, name
 
 
 def _listed(names: Iterable[str]) -> str:
