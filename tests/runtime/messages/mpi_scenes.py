@@ -147,6 +147,8 @@ def two_die(endpoint: Endpoint) -> Any:
     array = np.zeros(1 << 18, np.uint8)
     if endpoint.number in (1, 2):
         endpoint.send(3, endpoint.message(Kind.PUSH, 5, 0, [array]))
+    endpoint.barrier()  # the server has room for these two: it takes none before the next barrier
+    if endpoint.number in (1, 2):
         for _ in range(5 * mpi.UNTAKEN):
             endpoint.isend(3, endpoint.message(Kind.PUSH, 6))
             endpoint.isend(3, endpoint.message(Kind.PUSH, 7, 0, [array]))
