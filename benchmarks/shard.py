@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from compileall import compile_dir
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,11 +93,21 @@ class Usage(NamedTuple):
     peak: float
 
 
+@cache
+def compile_modules() -> None:
+    """Write the bytecode of gopt, as pip does for every package but an editable one, and Python where it may write."""
+    for package in ("gopt", "gopt.cli"):
+        found = find_spec(package)
+        assert found is not None and found.origin is not None, f"{package} is not installed"
+        compile_dir(Path(found.origin).parent, quiet=1)
+
+
 def run_once(command: list[str]) -> Usage:
     """What a command takes as a process of its own.
 
     A child's peak begins at its parent's: this process stays small, and graphs are built elsewhere.
     """
+    compile_modules()
     with tempfile.TemporaryFile() as errors:
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)

@@ -24,9 +24,9 @@ def auto_options(function: F) -> F:
         click.option(
             "--link",
             metavar="LINKS",
-            help="The links between ranks, as gopt plan takes them: for --auto, and for what tensor parallelism sends.",
+            help="The links between ranks, e.g. 200GB/s:5us (see gopt plan): for --auto and tensor parallelism.",
         ),
-        click.option("--memory", metavar="SIZE", help="For --auto: what a rank may hold, e.g. 80GB."),
+        click.option("--memory", metavar="SIZE", help="With --auto: the memory of a rank, e.g. 80GB."),
         click.option("--auto", is_flag=True, help="Take the best choice of gopt plan; the report says which and why."),
     ):
         function = option(function)

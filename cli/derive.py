@@ -8,6 +8,7 @@ import click
 
 from gopt.errors import OptionError
 
+from .options import clip_norm_option, clip_value_option, loss_scale, loss_scale_option
 from .terminal import print_json
 
 if TYPE_CHECKING:
@@ -20,32 +21,84 @@ SCHEDULE_KNOBS = ("total_steps", "start_factor", "end_factor", "min_lr", "step_s
 @click.command("derive")
 @click.argument("forward", metavar="FORWARD")
 @click.option("-o", "--output", required=True, metavar="STEP", help="The ONNX file to write.")
-@click.option("--loss", required=True, metavar="LOSS", help="cross-entropy, mse, or a scalar output of the model.")
+@click.option(
+    "--loss",
+    required=True,
+    metavar="LOSS",
+    help="The loss to attach, cross-entropy or mse, or a scalar output of the model.",
+)
 @click.option(
     "--optimizer", required=True, metavar="NAME",
-    help="sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, adamax, nadam or lion.",
+    help="The optimizer: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, adamax, nadam or lion.",
 )  # fmt: skip
-@click.option("--lr", type=float, metavar="X", help="Write the learning rate into the graph; else it is the input lr.")
-@click.option("--weight-decay", type=float, metavar="X", help="Decoupled for adamw and lion, else added to gradients.")
-@click.option("--momentum", type=float, metavar="X", help="Of momentum and nesterov.")
-@click.option("--betas", metavar="B1,B2", help="Of adam, adamw, adamax, nadam and lion.")
-@click.option("--eps", type=float, metavar="X", help="What the denominator is raised by.")
-@click.option("--alpha", type=float, metavar="X", help="Of rmsprop.")
-@click.option("--momentum-decay", type=float, metavar="X", help="Of nadam.")
-@click.option("--clip-norm", type=float, metavar="X", help="Bound the norm of all gradients together.")
-@click.option("--clip-value", type=float, metavar="X", help="Bound each element of the gradients.")
-@click.option("--loss-scale", metavar="dynamic|N", help="Scale the loss, as torch.amp.GradScaler does.")
-@click.option("--schedule", metavar="NAME", help="linear, cosine or step: the rate as a function of the steps taken.")
-@click.option("--total-steps", type=float, metavar="N", help="Length of a linear or cosine schedule.")
-@click.option("--start-factor", type=float, metavar="X", help="Of linear: the share of the rate at first.")
-@click.option("--end-factor", type=float, metavar="X", help="Of linear: the share of the rate at last.")
-@click.option("--min-lr", type=float, metavar="X", help="Of cosine: the rate at its end.")
-@click.option("--step-size", type=float, metavar="N", help="Of step: steps of one rate.")
-@click.option("--gamma", type=float, metavar="X", help="Of step: the factor between rates.")
 @click.option(
-    "--prediction", default="", metavar="OUTPUT", help="The output that the loss reads, if there are several."
+    "--lr", type=float, metavar="X", help="Write this learning rate into the graph, e.g. 1e-3.  [default: the input lr]"
 )
-@click.option("--class-axis", type=int, metavar="AXIS", help="The dimension of logits that counts classes.")
+@click.option(
+    "--weight-decay",
+    type=float,
+    metavar="X",
+    help="Decay parameters: decoupled with adamw and lion, else added to gradients.  "
+    "[default: 0.01 with adamw, else 0]",
+)
+@click.option(
+    "--momentum",
+    type=float,
+    metavar="X",
+    help="With momentum and nesterov: the share of the buffer that a step keeps.  [default: 0.9]",
+)
+@click.option(
+    "--betas",
+    metavar="B1,B2",
+    help="With adam, adamw, adamax, nadam and lion: the shares that both averages keep.  "
+    "[default: 0.9,0.999; lion: 0.9,0.99]",
+)
+@click.option(
+    "--eps", type=float, metavar="X", help="Add this to the denominator of the update.  [default: 1e-8; adagrad: 1e-10]"
+)
+@click.option(
+    "--alpha",
+    type=float,
+    metavar="X",
+    help="With rmsprop: the share that the average of squares keeps.  [default: 0.99]",
+)
+@click.option(
+    "--momentum-decay", type=float, metavar="X", help="With nadam: how fast the momentum grows.  [default: 0.004]"
+)
+@clip_norm_option
+@clip_value_option
+@loss_scale_option
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    help="Compute the rate from the steps taken: linear, cosine or step, as LinearLR, CosineAnnealingLR and StepLR do.",
+)
+@click.option(
+    "--total-steps",
+    type=float,
+    metavar="N",
+    help="With linear and cosine: the steps of the schedule.  [default: 5 with linear]",
+)
+@click.option(
+    "--start-factor", type=float, metavar="X", help="With linear: the first rate, as a part of lr.  [default: 1/3]"
+)
+@click.option(
+    "--end-factor", type=float, metavar="X", help="With linear: the last rate, as a part of lr.  [default: 1]"
+)
+@click.option("--min-lr", type=float, metavar="X", help="With cosine: the last rate.  [default: 0]")
+@click.option("--step-size", type=float, metavar="N", help="With step: the steps that have one rate.")
+@click.option(
+    "--gamma", type=float, metavar="X", help="With step: the factor from one rate to the next.  [default: 0.1]"
+)
+@click.option(
+    "--prediction", default="", metavar="OUTPUT", help="The output that the loss reads.  [default: the only one]"
+)
+@click.option(
+    "--class-axis",
+    type=int,
+    metavar="AXIS",
+    help="The dimension of the logits that has one place for each class, e.g. -1 for tokens, 1 for images.",
+)
 @click.option(
     "--batchnorm", type=click.Choice(["keep", "train"]), default="keep", show_default=True,
     help="Leave BatchNormalization in inference form, or normalize by the batch and update its statistics.",
@@ -54,10 +107,28 @@ SCHEDULE_KNOBS = ("total_steps", "start_factor", "end_factor", "min_lr", "step_s
     "--dropout", type=click.Choice(["keep", "train"]), default="keep", show_default=True,
     help="Leave Dropout in inference form, or drop by uniform numbers, the inputs draw_0, draw_1, ...",
 )  # fmt: skip
-@click.option("--trainable", multiple=True, metavar="PATTERN", help="Train only what matches.")
-@click.option("--freeze", multiple=True, metavar="PATTERN", help="Train nothing that matches.")
-@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="The size of an open dimension.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the batches that the check draws.")
+@click.option(
+    "--trainable",
+    multiple=True,
+    metavar="PATTERN",
+    help="Train only parameters whose names match, e.g. 'head.*'. May be repeated.",
+)
+@click.option(
+    "--freeze",
+    multiple=True,
+    metavar="PATTERN",
+    help="Do not train parameters whose names match, e.g. 'encoder.*'. May be repeated.",
+)
+@click.option(
+    "--dim",
+    "dims",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="Fix the size of an open dimension, e.g. batch=16. May be repeated.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the batches on which gradients are checked."
+)
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(forward: str, output: str, force: bool, as_json: bool, **given: Any) -> None:
@@ -88,14 +159,8 @@ def command(forward: str, output: str, force: bool, as_json: bool, **given: Any)
 
 
 def _options(given: dict[str, Any]) -> DeriveOptions:
-    from gopt.frontends.derive.options import DYNAMIC, DeriveOptions, Norms
+    from gopt.frontends.derive.options import DeriveOptions, Norms
 
-    scale = given["loss_scale"]
-    if scale is not None and scale != DYNAMIC:
-        try:
-            scale = float(scale)
-        except ValueError:
-            raise OptionError(f"--loss-scale cannot be {scale!r}", "give dynamic, or a number above 0") from None
     knobs = {name: given[name] for name in KNOBS if given[name] is not None}
     same = (
         "loss",
@@ -111,7 +176,7 @@ def _options(given: dict[str, Any]) -> DeriveOptions:
     return DeriveOptions(
         **{name: given[name] for name in (*same, "trainable", "freeze", "seed")},
         knobs={**knobs, **_betas(given["betas"])},
-        loss_scale=scale,
+        loss_scale=loss_scale(given["loss_scale"]),
         schedule_knobs={name: given[name] for name in SCHEDULE_KNOBS if given[name] is not None},
         batchnorm=Norms(given["batchnorm"]),
         dropout=Norms(given["dropout"]),

@@ -17,13 +17,25 @@ KINDS = (
 @click.argument("a", metavar="A", type=click.Path())
 @click.argument("b", metavar="B", type=click.Path())
 @click.option("--summary", is_flag=True, help="Show how many differences of each kind there are, not the differences.")
-@click.option("--full", is_flag=True, help="Show every difference, of output folders also each node of each rank.")
+@click.option("--full", is_flag=True, help="Show every difference; of output folders also each node of each rank.")
 @click.option("--markdown", is_flag=True, help="Print a comment for a pull request: folded tables, below 60 kB.")
-@click.option("--rtol", type=click.FloatRange(0), default=0.0, help="Values of states may differ by this part of B's.")
-@click.option("--atol", type=click.FloatRange(0), default=0.0, help="Values of states may differ by this much.")
+@click.option(
+    "--rtol",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Allow values of states to differ by this part of B's.",
+)
+@click.option(
+    "--atol",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Allow values of states to differ by this much.",
+)
 @click.option(
     "--ignore", multiple=True, metavar="KIND", type=click.Choice(KINDS),
-    help=f"Differences of this kind do not count. May be repeated. Kinds: {', '.join(KINDS)}.",
+    help=f"Do not count differences of this kind. May be repeated. Kinds: {', '.join(KINDS)}.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(

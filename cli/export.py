@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gopt.errors import OptionError
-
+from .options import clip_norm_option, clip_value_option, loss_scale, loss_scale_option
 from .terminal import print_json
 
 if TYPE_CHECKING:
@@ -17,27 +16,44 @@ if TYPE_CHECKING:
 @click.command("export")
 @click.argument("factory", metavar="MODULE:FACTORY")
 @click.option("-o", "--output", required=True, metavar="STEP", help="The ONNX file to write.")
-@click.option("--clip-norm", type=float, metavar="X", help="Bound the norm of all gradients together.")
-@click.option("--clip-value", type=float, metavar="X", help="Bound each element of the gradients.")
+@clip_norm_option
+@clip_value_option
 @click.option("--autocast", type=click.Choice(["fp16", "bf16"]), help="Run the forward under torch.autocast.")
-@click.option("--loss-scale", metavar="dynamic|N", help="Scale the loss, as torch.amp.GradScaler does.")
-@click.option("--ema", type=float, metavar="DECAY", help="Keep moving averages of the parameters, as states ema.NAME.")
+@loss_scale_option
+@click.option(
+    "--ema",
+    type=float,
+    metavar="DECAY",
+    help="Keep moving averages of the parameters as states ema.NAME, e.g. --ema 0.999.",
+)
 @click.option(
     "--scheduler", type=click.Choice(["auto", "graph", "input"]), default="auto", show_default=True,
-    help="Where the scheduler's rate is computed: in the graph, or outside, where lr is fed; auto: in the graph if it "
+    help="Where the scheduler's rate is computed: in the graph, or outside, and fed as lr; auto: in the graph if it "
     "has a closed form.",
 )  # fmt: skip
 @click.option(
     "--random", "draws", type=click.Choice(["inputs", "nodes"]), default="inputs", show_default=True,
-    help="Random numbers, such as dropout's, as inputs draw_0, draw_1, ..., or from random nodes.",
+    help="Where random numbers, such as dropout's, come from: inputs draw_0, draw_1, ..., or random nodes.",
 )  # fmt: skip
 @click.option(
-    "--hyper", multiple=True, metavar="NAMES", help="Options of parameter groups that become inputs, beside lr."
+    "--hyper",
+    multiple=True,
+    metavar="NAMES",
+    help="Make options of parameter groups inputs, beside lr, e.g. weight_decay,betas. May be repeated.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="torch.manual_seed in front of the factory.")
-@click.option("--check", type=int, default=3, show_default=True, metavar="K", help="Steps compared with eager PyTorch.")
-@click.option("--outputs", is_flag=True, help="Keep what the module returns, such as logits, as outputs.")
-@click.option("--no-values", is_flag=True, help="Shapes alone, for models that do not fit in memory; not compared.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Call torch.manual_seed with this before FACTORY runs."
+)
+@click.option(
+    "--check", type=int, default=3, show_default=True, metavar="K", help="Compare this many steps with eager PyTorch."
+)
+@click.option("--outputs", is_flag=True, help="Keep the results of the module, such as logits, as outputs.")
+@click.option(
+    "--no-values",
+    is_flag=True,
+    help="Trace shapes alone, for a model that does not fit in memory; nothing is compared.",
+)
+@click.option("--dynamic", type=click.Choice(["batch"]), help="Leave the number of samples in a batch open.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(factory: str, output: str, force: bool, as_json: bool, **given: Any) -> None:
@@ -71,19 +87,13 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
 
 
 def _options(given: dict[str, Any]) -> ExportOptions:
-    from gopt.frontends.pytorch.options import DYNAMIC, Autocast, Draws, ExportOptions, Schedules
+    from gopt.frontends.pytorch.options import Autocast, Draws, Dynamic, ExportOptions, Schedules
 
-    scale = given["loss_scale"]
-    if scale is not None and scale != DYNAMIC:
-        try:
-            scale = float(scale)
-        except ValueError:
-            raise OptionError(f"--loss-scale cannot be {scale!r}", "give dynamic, or a number above 0") from None
     return ExportOptions(
         clip_norm=given["clip_norm"],
         clip_value=given["clip_value"],
         autocast=None if given["autocast"] is None else Autocast(given["autocast"]),
-        loss_scale=scale,
+        loss_scale=loss_scale(given["loss_scale"]),
         ema=given["ema"],
         schedules=Schedules(given["scheduler"]),
         draws=Draws(given["draws"]),
@@ -92,4 +102,5 @@ def _options(given: dict[str, Any]) -> ExportOptions:
         check=given["check"],
         outputs=given["outputs"],
         values=not given["no_values"],
+        dynamic=None if given["dynamic"] is None else Dynamic(given["dynamic"]),
     )

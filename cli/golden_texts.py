@@ -9,6 +9,7 @@ from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 from gopt.offline.goldens.golden_files import GoldenCase, GoldenCheck, check_goldens, read_cases, update_goldens
 from gopt.offline.goldens.golden_text import golden_text
+from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 
 from . import shard, split
@@ -16,9 +17,10 @@ from .shard_request import ShardRequest
 from .split import SplitRequest
 
 _REFUSED = ("output", "dry_run", "force", "as_json", "explain", "print_after", "print_dir", "auto", "only_ranks")
-"""Options that say where and how much to write, or whose result is no text that stays the same."""
+"""Options that say where and how much to write, or whose result is not a text that stays the same."""
 
 
+@checked
 def golden_update(folder: str | Path, *, advance: ProgressCallback = no_progress) -> list[str]:
     """Write the goldens that ``gopt-golden.toml`` in a folder asks for; returns what changed, a line each.
 
@@ -34,6 +36,7 @@ def golden_update(folder: str | Path, *, advance: ProgressCallback = no_progress
     return update_goldens(Path(folder), _texts(Path(folder), advance))
 
 
+@checked
 def golden_check(folder: str | Path, *, advance: ProgressCallback = no_progress) -> GoldenCheck:
     """Compare the goldens of a folder with what gopt makes now; raises as ``golden_update``. Nothing is written.
 

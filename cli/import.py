@@ -1,4 +1,4 @@
-"""``gopt import``: from a folder of training artifacts to a functional step."""
+"""``gopt import``: from another form of a training step to a plain one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from .terminal import print_json
 
 
 @click.command("import")
-@click.argument("folder", metavar="FOLDER", type=click.Path())
+@click.argument("source", metavar="SOURCE", type=click.Path())
 @click.option("-o", "--output", required=True, metavar="STEP", help="The ONNX file to write.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def command(folder: str, output: str, force: bool, as_json: bool) -> None:
-    """Write the training artifacts of ONNX Runtime in FOLDER as one training step of standard operators.
+def command(source: str, output: str, force: bool, as_json: bool) -> None:
+    """Write the training step in SOURCE as one plain ONNX graph.
 
-    FOLDER has a training graph, an optimizer graph and a checkpoint, as generate_artifacts of release 1.19 writes them.
-    The other commands take such a folder as it is; this one writes the step alone.
+    SOURCE is a folder of ONNX Runtime's training artifacts: a training graph, an optimizer graph and a checkpoint, as
+    generate_artifacts of release 1.19 writes them. Or it is a model with training_info.
+    The other commands take both as they are; this one writes the step alone.
 
     \b
     Example:
@@ -30,7 +31,7 @@ def command(folder: str, output: str, force: bool, as_json: bool) -> None:
 
     with progress() as advance:
         advance("importing")
-        imported = import_step(folder, output, force=force)
+        imported = import_step(source, output, force=force)
     if as_json:
         print_json(imported.to_json())
     else:

@@ -15,7 +15,7 @@ from .terminal import print_json, print_note, print_text
 @click.argument("path", metavar="PATH", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--text", "as_text", is_flag=True, help="Print the canonical text of the graph, made for golden files.")
-@click.option("--config", metavar="FILE", help="A gopt.toml; its [roles] and [axes] are read.")
+@click.option("--config", metavar="FILE", help="Read [roles] and [axes] from this gopt.toml.")
 @axis_option
 @group_option
 @role_options
@@ -37,7 +37,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     from gopt.errors import OptionError
 
     if as_json and as_text:
-        raise OptionError("--json and --text cannot be combined", "use one of them")
+        raise OptionError("--json cannot be combined with --text", "take one of them")
     table = read_config(config)
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
     if as_text:

@@ -11,7 +11,11 @@ from .terminal import print_json
 @click.argument("model", type=click.Path())
 @click.argument("state", metavar="STATE", type=click.Path())
 @click.option("-o", "--output", required=True, metavar="MODEL", help="The ONNX file to write.")
-@click.option("--ignore-unknown", is_flag=True, help="Leave tensors out that are no states of the model.")
+@click.option(
+    "--ignore-unknown",
+    is_flag=True,
+    help="Skip tensors of STATE that are not states of the model, instead of refusing them.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(model: str, state: str, output: str, ignore_unknown: bool, force: bool, as_json: bool) -> None:

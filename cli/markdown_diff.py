@@ -17,8 +17,6 @@ OPEN = ("Cause", "Ranks")
 """Tables that are not folded."""
 _ROWS = (200, 50, 14, 3, 0)
 """Rows of a table: the first number with which the comment is short enough."""
-DESCRIPTION = "what"
-"""The column that describes a difference in words."""
 _CELL = 300
 """Characters of a cell."""
 
@@ -59,23 +57,23 @@ def _lines(found: Diff, rows: int) -> Iterator[str]:
 
 def _table(section: Section) -> Iterator[str]:
     if len(section.columns) == 1:
-        yield from (f"- {_cell(*section.columns, text)}" for (text,) in section.rows)
+        yield from (f"- {_cells(section, row)[0]}" for row in section.rows)
     else:
         yield f"| {' | '.join(map(_text, section.columns))} |"
         yield f"|{' --- |' * len(section.columns)}"
         for row in section.rows:
-            yield f"| {' | '.join(map(_cell, section.columns, row))} |"
+            yield f"| {' | '.join(_cells(section, row))} |"
     if section.hidden:
         yield ""
         yield f"and {section.hidden} more"
 
 
-def _cell(column: str, text: str) -> str:
-    """Descriptions as text, all else as code: names, numbers, changes, and what GitHub would take for a mention."""
-    if not text:
-        return ""
-    words = " " in text and " -> " not in text and "@" not in text
-    return _text(text) if column == DESCRIPTION and words else _code(text)
+def _cells(section: Section, row: tuple[str, ...]) -> list[str]:
+    """Prose as text; all else as code: GitHub would take names for mentions and formatting."""
+    return [
+        (_text if column in section.prose else _code)(text) if text else ""
+        for column, text in zip(section.columns, row)
+    ]
 
 
 def _code(text: str) -> str:

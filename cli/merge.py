@@ -1,4 +1,4 @@
-"""``gopt merge``: ranks, or trainers and servers, back into one model."""
+"""``gopt merge``: ranks, or trainers and servers, back into one model; a step in other forms."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from .terminal import print_json
 
 
 @click.command("merge")
-@click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
+@click.argument("path", metavar="DIR|CHECKPOINT|STEP", type=click.Path())
 @click.option("-o", "output", metavar="MODEL", help="The ONNX file to write.")
 @click.option(
     "--state-dict", metavar="FILE", help="Write parameters and running statistics as a .safetensors file, no model."
 )
 @click.option("--inference", is_flag=True, help="Write the forward alone, as it is evaluated.")
-@click.option("--output", "values", multiple=True, metavar="VALUE", help="With --inference: what the model computes.")
+@click.option("--training-info", is_flag=True, help="Write the forward, with the step beside it as training_info.")
+@click.option(
+    "--output", "values", multiple=True, metavar="VALUE", help="With --inference, --training-info: what it computes."
+)
 @click.option("--all-states", is_flag=True, help="With --state-dict: optimizer states and counters too.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(
-    path: str, output: str | None, state_dict: str | None, inference: bool, values: tuple[str, ...], all_states: bool,
-    force: bool, as_json: bool,
+    path: str, output: str | None, state_dict: str | None, inference: bool, training_info: bool,
+    values: tuple[str, ...], all_states: bool, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write one model, the step as it was, with the values that its states have on ranks, or on trainers and servers.
 
@@ -33,28 +36,39 @@ def command(
     dropout passes values on. It computes the step's outputs beside loss and states (gopt export --outputs), or each
     value that --output names.
 
+    --training-info writes that model with the step in it, in ONNX's own form of a training step: the algorithm computes
+    the loss and the new value of every state, update_binding says which initializer it replaces. gopt reads it again.
+
+    Both options take a training step as well: STEP is its file.
+
     \b
     Example:
       gopt merge step.ranks -o step.onnx
       gopt merge checkpoints/step_00000100 -o trained.onnx
       gopt merge checkpoints/step_00000100 --state-dict trained.safetensors
       gopt merge checkpoints/step_00000100 --inference -o model.onnx
+      gopt merge step.onnx --training-info --output logits -o both.onnx
     """
     from gopt.offline.inference.write import merge_inference
     from gopt.offline.merge import merge
     from gopt.offline.state_values import save_state_dict
+    from gopt.offline.training_info.write import merge_training_info
 
-    from .render import render_inference, render_merged, render_state_dict
+    from .render import render_inference, render_merged, render_state_dict, render_training_info
     from .render_progress import progress
 
     if (output is None) == (state_dict is None):
         raise OptionError("gopt merge writes one file", "give -o MODEL, or --state-dict FILE")
     if all_states and state_dict is None:
         raise OptionError("--all-states needs --state-dict", "add --state-dict FILE")
-    if inference and output is None:
-        raise OptionError("--inference needs -o MODEL", "add -o MODEL")
-    if values and not inference:
-        raise OptionError("--output VALUE needs --inference", "add --inference; the file to write is -o MODEL")
+    if inference and training_info:
+        raise OptionError("--training-info writes the model of --inference, and more", "give one of them")
+    if (inference or training_info) and output is None:
+        raise OptionError(f"{'--inference' if inference else '--training-info'} needs -o MODEL", "add -o MODEL")
+    if values and not (inference or training_info):
+        raise OptionError(
+            "--output VALUE needs --inference or --training-info", "add one of them; the file to write is -o MODEL"
+        )
     if state_dict is not None:
         saved = save_state_dict(path, state_dict, all_states=all_states, force=force)
         if as_json:
@@ -69,6 +83,13 @@ def command(
             print_json(model.to_json())
         else:
             render_inference(model)
+        return
+    if training_info:
+        both = merge_training_info(path, output, outputs=values, force=force)
+        if as_json:
+            print_json(both.to_json())
+        else:
+            render_training_info(both)
         return
     with progress() as advance:
         advance("merging")

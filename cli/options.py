@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gopt.errors import OptionError
+from gopt.limits import RANKS
+from gopt.option_types import is_digits
+from gopt.sanitize import show
 from gopt.suggestions import near_file
 
 from .verbosity import verbosity_arguments
@@ -27,7 +30,7 @@ def seconds(value: Any) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 1e9:  # NaN neither
-        raise click.BadParameter(f"{value} is no time to wait: give seconds above 0, at most 1e9")
+        raise click.BadParameter(f"{value} is not a time to wait: give seconds above 0, at most 1e9")
     return found
 
 
@@ -39,16 +42,23 @@ def deadline(help: str) -> Callable[[F], F]:
 def role_options(function: F) -> F:
     """``--loss``, ``--params``, ``--states``, ``--batch``: what the user says of the roles."""
     for option in (
-        click.option("--loss", default="", metavar="OUTPUT", help="The output that is the loss."),
+        click.option("--loss", default="", metavar="OUTPUT", help="Say which output is the loss."),
         click.option(
             "--params", multiple=True, metavar="INPUT[=GRADIENT]",
-            help="An input that is a parameter, and the value that is its gradient.",
+            help="Say that an input is a parameter, and which value is its gradient. May be repeated.",
         ),
-        click.option("--states", multiple=True, metavar="INPUT=OUTPUT", help="A state and its new value."),
-        click.option("--batch", multiple=True, metavar="INPUT", help="An input that differs from rank to rank."),
+        click.option(
+            "--states", multiple=True, metavar="INPUT=OUTPUT",
+            help="Say which output is the new value of a state. May be repeated.",
+        ),
+        click.option(
+            "--batch", multiple=True, metavar="INPUT",
+            help="Say that an input differs from rank to rank. May be repeated.",
+        ),
         click.option(
             "--shared", multiple=True, metavar="VALUE",
-            help="A scalar of the forward, such as the loss, that the update reads: as its mean over the ranks.",
+            help="Average a scalar of the forward, e.g. the loss, over the ranks before the update reads it. May be "
+            "repeated.",
         ),
     ):  # fmt: skip
         function = option(function)
@@ -59,7 +69,7 @@ def group_option(function: F) -> F:
     """``--group-type``: what the integers of collectives in the source mean."""
     return click.option(
         "--group-type", multiple=True, metavar="N=AXES",
-        help="Mesh axes that group_type N of the source's collectives means, e.g. 1=shard,4=tp.",
+        help="Say which mesh axes group_type N of the source's collectives means, e.g. 1=shard,4=tp.",
     )(function)  # fmt: skip
 
 
@@ -67,15 +77,48 @@ def jobs_option(function: F) -> F:
     """``--jobs``: how many processes work at once."""
     return click.option(
         "--jobs", type=click.IntRange(1, 64), metavar="N",
-        help="Compute in at most N processes.  [default: as many as usable cores; 1 for a small graph]",
+        help="Compute in at most N processes.  [default: the usable cores; 1 for a small graph]",
     )(function)  # fmt: skip
+
+
+def clip_norm_option(function: F) -> F:
+    """``--clip-norm``: a bound on all gradients together."""
+    return click.option(
+        "--clip-norm", type=float, metavar="X", help="Bound the L2 norm of all gradients together, e.g. 1.0."
+    )(function)
+
+
+def clip_value_option(function: F) -> F:
+    """``--clip-value``: a bound on each element of the gradients."""
+    return click.option(
+        "--clip-value", type=float, metavar="X", help="Bound each element of the gradients to -X ... X."
+    )(function)
+
+
+def loss_scale_option(function: F) -> F:
+    """``--loss-scale``: see ``loss_scale``."""
+    return click.option(
+        "--loss-scale", metavar="dynamic|N",
+        help="Scale the loss as torch.amp.GradScaler does: by a scale that adapts, or by N.",
+    )(function)  # fmt: skip
+
+
+def loss_scale(text: str | None) -> float | str | None:
+    """The value of ``--loss-scale``: a number, or ``dynamic``; raises OptionError for other texts."""
+    if text is None or text == "dynamic":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise OptionError(f"--loss-scale cannot be {text!r}", "give dynamic, or a number above 0") from None
 
 
 def axis_option(function: F) -> F:
     """``--axis``: what ranks along mesh axes of other names see."""
     return click.option(
         "--axis", "axis", multiple=True, metavar="NAME=KIND",
-        help="What ranks along a mesh axis of another name see: rep=replica (the same samples), zone=data (others).",
+        help="Say what ranks along an axis with a name of your own see: rep=replica (the same samples), or zone=data "
+        "(different ones). May be repeated.",
     )(function)  # fmt: skip
 
 
@@ -165,8 +208,10 @@ def parse_ranks(text: str | None) -> list[int] | None:
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
-            raise OptionError(f"cannot read {text!r} as ranks", "write --only-ranks 0-3 or 0,2,5")
+        if not is_digits(first) or (dash and not is_digits(last)) or (dash and int(last) < int(first)):
+            raise OptionError(f"cannot read {show(text)} as ranks", "write --only-ranks 0-3 or 0,2,5")
+        if int(last or first) >= RANKS:
+            raise OptionError(f"--only-ranks names rank {last or first}: gopt makes at most {RANKS} ranks (RANKS)")
         ranks.update(range(int(first), int(last or first) + 1))
     return sorted(ranks)
 

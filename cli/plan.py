@@ -22,23 +22,34 @@ from .server_options import MODES, trainers_option
 
 @click.command("plan")
 @click.argument("model", type=click.Path())
-@click.option("--ranks", type=int, metavar="N", help="Ranks: of each mesh shard=N/t,tp=t all is weighed, t up to 8.")
-@click.option("--mesh", metavar="AXES", help="Only this grid of ranks, e.g. dp=2,shard=4.")
-@click.option("--memory", metavar="SIZE", help="Memory of a rank, e.g. 80GB: what fits comes first.")
+@click.option(
+    "--ranks",
+    type=int,
+    metavar="N",
+    help="Compare choices for this many ranks, on every mesh shard=N/t,tp=t with t up to 8.",
+)
+@click.option("--mesh", metavar="AXES", help="Compare choices for this grid of ranks only, e.g. dp=2,shard=4.")
+@click.option("--memory", metavar="SIZE", help="The memory of a rank, e.g. 80GB: choices that fit come first.")
 @click.option("--link", metavar="LINKS", help="The links between ranks, as RATE:LATENCY, e.g. 200GB/s:5us; see above.")
 @click.option(
     "--bucket-mb",
     type=float,
     metavar="M",
-    help="Only this cap of a bucket, in MiB.  [default: the usual cap, a quarter and four times of it]",
+    help="Compare only buckets of at most M MiB.  [default: the usual cap, a quarter of it, and four times it]",
 )
-@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [axes] and [roles].")
-@click.option("--wide", is_flag=True, help="Every column, whatever the width of the terminal.")
+@click.option("--config", metavar="FILE", help="Read [mesh], [axes] and [roles] from this gopt.toml.")
+@click.option("--wide", is_flag=True, help="Show every column, however narrow the terminal is.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @trainers_option
-@click.option("--mode", type=click.Choice(MODES), help="Beside --servers: when servers update.  [default: sync]")
-@click.option("--minimum", type=int, metavar="N", help="Beside --servers: elements of a piece at least.")
-@click.option("--wire", type=click.Choice(["float16", "bfloat16"]), help="Beside --servers: the type that travels.")
+@click.option("--mode", type=click.Choice(MODES), help="With --servers: when servers update.  [default: sync]")
+@click.option(
+    "--minimum", type=int, metavar="N", help="With --servers: the least elements of a piece.  [default: 8192]"
+)
+@click.option(
+    "--wire",
+    type=click.Choice(["float16", "bfloat16"]),
+    help="With --servers: the type in which gradients and parameters travel.  [default: their own]",
+)
 @axis_option
 @group_option
 @role_options

@@ -32,7 +32,7 @@ PLACE, THEN = "{}", "--then"
     show_default=True,
     type=click.IntRange(1),
     metavar="N",
-    help="Run the command at most so often.",
+    help="Run the command at most N times.",
 )
 @click.option(
     "--time",
@@ -41,7 +41,7 @@ PLACE, THEN = "{}", "--then"
     show_default=True,
     type=seconds,
     metavar="S",
-    help="Begin no further run after so many seconds.",
+    help="Begin no run after S seconds.",
 )
 @click.option(
     "--deadline",
@@ -49,7 +49,7 @@ PLACE, THEN = "{}", "--then"
     show_default=True,
     type=seconds,
     metavar="S",
-    help="Seconds that one run may take; one that takes longer counts as another failure.",
+    help="Stop a run after S seconds, and count it as another failure.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -75,6 +75,7 @@ def command(
     """
     from gopt.artifact.model_file import check_model
     from gopt.artifact.output_paths import resolve_output
+    from gopt.disk.signals import raise_on_signals
     from gopt.offline.reduce.reduction import parameter_groups, read_model, reduce_model
     from gopt.offline.reduce.search import Bounds
 
@@ -82,7 +83,7 @@ def command(
 
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
-    with tempfile.TemporaryDirectory(prefix="gopt-reduce-") as scratch, progress() as advance:
+    with raise_on_signals(), tempfile.TemporaryDirectory(prefix="gopt-reduce-") as scratch, progress() as advance:
         advance("reading")
         model_path, runs, notes = _commands(Path(path), words, Path(scratch))
         for note in notes:
@@ -195,12 +196,11 @@ def _runner(commands: Sequence[Sequence[str]], scratch: Path, deadline: float) -
 
 def _write(target: Path, shown: Path, reduction: Reduction, force: bool) -> None:
     """Put the model in place, whole or not at all."""
-    from gopt.disk.signals import raise_on_signals
     from gopt.disk.staging import staged_file
     from gopt.errors import OptionError
 
     try:
-        with raise_on_signals(), staged_file(target) as staged:
+        with staged_file(target) as staged:
             with staged.open() as file:
                 file.write(reduction.model.SerializeToString(deterministic=True))
             staged.commit_over() if force else staged.commit()

@@ -24,6 +24,7 @@ from .verbosity import Verbosity, verbosity
 if TYPE_CHECKING:
     from gopt.offline.inference.write import Inference
     from gopt.offline.state_values import Loaded, StateDict
+    from gopt.offline.training_info.write import TrainingInfo
 
 WIDE = 200
 """Columns of what goes into a pipe or a file."""
@@ -207,9 +208,31 @@ def render_inference(written: Inference) -> None:
     out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}", soft_wrap=True)
     out.print(f"reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}", soft_wrap=True)
     if written.dropped:
-        out.print(f"note: dropout passes values on, without {_first_names(written.dropped)}", soft_wrap=True)
+        names = _first_names(written.dropped)
+        out.print(f"note: dropout does nothing, and these inputs are left out: {names}", soft_wrap=True)
     if written.running:
-        out.print(f"note: {len(written.running)} statistics of the batch are the running ones", soft_wrap=True)
+        out.print(f"note: {len(written.running)} batch statistics are replaced by running statistics", soft_wrap=True)
+
+
+def render_training_info(written: TrainingInfo) -> None:
+    """Print the result of ``gopt merge --training-info``."""
+    out = console()
+    beside = f", values in {written.data}" if written.data else ""
+    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}", soft_wrap=True, markup=False)
+    fed = f", with {', '.join(written.fed)} besides" if written.fed else ""
+    for line in (
+        f"graph: {written.nodes} nodes; reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}",
+        f"algorithm: {written.algorithm} nodes{fed}; computes {written.loss}, replaces {written.states} initializers",
+    ):
+        out.print(line, soft_wrap=True, markup=False)
+    if written.initialized:
+        out.print(f"initialization: kept, of {written.initialized} initializers")
+    if written.twice:
+        name, again = next(iter(written.twice.items()))
+        out.print(
+            f"note: {len(written.twice)} values differ in evaluation, and are computed a second time for training: "
+            f"{name} is {again} there", soft_wrap=True, markup=False,
+        )  # fmt: skip
 
 
 def render_state_dict(saved: StateDict) -> None:
@@ -226,7 +249,7 @@ def render_loaded(loaded: Loaded) -> None:
     out.print(f"{loaded.loaded} states loaded, {len(loaded.kept)} kept: written to {loaded.model}", soft_wrap=True)
     if loaded.unknown:
         names = _first_names(loaded.unknown)
-        out.print(f"note: {len(loaded.unknown)} tensors are no states and were left out: {names}")
+        out.print(f"note: {len(loaded.unknown)} tensors are not states and were left out: {names}")
 
 
 def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -235,8 +258,8 @@ def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         mark = "" if row["default"] else "  (not in the default pipeline)"
         out.print(f"[bold]{row['name']}[/]{mark}", markup=True)
-        told = [row["summary"], *([f"runs after {', '.join(row['after'])}"] if row["after"] else [])]
-        for text in told:
+        lines = [row["summary"], *([f"runs after {', '.join(row['after'])}"] if row["after"] else [])]
+        for text in lines:
             out.print(fill(text, out.width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
         for option in row["options"]:
             default = option["default"] if option["default"] != "" else '""'

@@ -20,7 +20,7 @@ def render_derived(derived: Derived) -> None:
         f"{derived.forward_nodes} forward nodes -> {derived.nodes} nodes, {derived.parameters} parameters, "
         f"{derived.states} states, {format_bytes(derived.nbytes)}"
     )
-    rate = "" if derived.lr is None else f" (lr: {derived.lr:g} is usual)"
+    rate = "" if derived.lr is None else f" ({derived.lr_input}: {derived.lr:g} is usual)"
     out.print(f"inputs: {', '.join(derived.inputs)}{rate}", soft_wrap=True)
     out.print(f"gradients confirmed by finite differences: {derived.confirmed} of {derived.parameters}")
     for note in derived.notes:

@@ -155,7 +155,7 @@ def render_folder(found: FolderInspection) -> None:
     grouped = group_ranks(ranks)
     columns = ("rank", "parameters", "states", "gradients", "calls", "sent/step", "file")
     files = {each.rank: each.file_bytes for each in found.per_rank}
-    rows = [(rank_ranges(same), *told, _between([files[rank] for rank in same])) for same, told in grouped]
+    rows = [(rank_ranges(same), *values, _between([files[rank] for rank in same])) for same, values in grouped]
     print_ranks(out, columns, rows, MOST)
     if len(grouped) > MOST:
         out.print(f"… and {len(grouped) - MOST} more kinds of ranks: see --json")

@@ -66,7 +66,7 @@ def _inference(found: InferenceInspection) -> None:
     _line(f"weights: {weights.tensors} tensors ({kinds}), {weights.elements} elements, {format_bytes(weights.bytes)}")
     _line(f"inputs: {_values(found.inputs)}")
     _line(f"outputs: {_values(found.outputs)}")
-    _line(f"no training step: {found.refusal.removeprefix('this is no training step: ')}")
+    _line(f"not a training step: {found.refusal.removeprefix('this is not a training step: ')}")
     _end(found.notes, found.next)
 
 
@@ -142,7 +142,7 @@ def _ort_artifacts(found: OrtArtifactsInspection) -> None:
     if found.step is not None:
         _step(found.step)
     if found.refusal:
-        _line(f"no training step: {found.refusal}", "red")
+        _line(f"not a training step: {found.refusal}", "red")
     _end(found.notes, found.next)
 
 

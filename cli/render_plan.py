@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gopt.offline.plan import Choice, RankedChoice, ShardSettings
 
 WIDTH = 160
-"""Columns where the output is no terminal: a line a choice."""
+"""Columns where the output is not a terminal: a line a choice."""
 NARROW = 130
 """Below so many columns, reasons stand under the table, and some figures in --json alone."""
 _HEAD = ("stage", "partition", "bucket")

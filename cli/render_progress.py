@@ -22,7 +22,7 @@ FIRST, EVERY = 2.0, 10.0
 
 @contextmanager
 def progress() -> Iterator[ProgressCallback]:
-    """Show phases with their counts and the time left on stderr; nothing where that is no terminal.
+    """Show phases with their counts and the time left on stderr; nothing where that is not a terminal.
 
     With ``--verbose`` a line for each phase that has ended, with its seconds; nothing with ``--quiet``.
     """
@@ -32,14 +32,14 @@ def progress() -> Iterator[ProgressCallback]:
 
 @contextmanager
 def counted_progress() -> Iterator[ProgressCallback]:
-    """As ``progress``, and a plain line now and then where stderr is no terminal: for what takes minutes."""
+    """As ``progress``, and a plain line now and then where stderr is not a terminal: for what takes minutes."""
     with _shown(PlainLines().advance) as advance:
         yield advance
 
 
 @contextmanager
 def _shown(elsewhere: ProgressCallback) -> Iterator[ProgressCallback]:
-    """A bar; ``elsewhere``: what is called where stderr is no terminal."""
+    """A bar; ``elsewhere``: what is called where stderr is not a terminal."""
     errors = Console(file=sys.stderr)
     if verbosity() is Verbosity.VERBOSE:
         with timed_phases() as advance:

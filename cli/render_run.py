@@ -20,7 +20,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @contextmanager
 def live_run(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A line on stderr that follows the steps; nothing when stderr is no terminal."""
+    """A line on stderr that follows the steps; nothing when stderr is not a terminal."""
     errors = Console(stderr=True)
     if not errors.is_terminal or verbosity() is Verbosity.QUIET:
         yield lambda _: None
@@ -59,12 +59,12 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
     if record["not_finite"] is not None:
         bad = record["not_finite"]
         out.print(
-            f"warning: the loss is no finite number in {_steps(bad['steps'])}, first in step {bad['first']}; "
+            f"warning: the loss is not finite in {_steps(bad['steps'])}, first in step {bad['first']}; "
             "with --stop-on-nan the run ends there",
             soft_wrap=True,
         )
     if (epoch := last.get("epoch", 0)) > 1:
-        out.print(f"the samples of the data were dealt out {epoch:.4g} times", soft_wrap=True)
+        out.print(f"the samples of the data were read {epoch:.4g} times", soft_wrap=True)
     if record.get("servers"):
         _render_servers(record["servers"])
     if record["checkpoint"] is not None:

@@ -24,7 +24,7 @@ VERDICTS = {
 
 def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) -> None:
     """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict. ``roles``:
-    the names of trainers and servers, where they are no ranks."""
+    the names of trainers and servers, where they are not ranks."""
     out = console()
     plain = all(name.startswith(GRADIENTS) for name in record["worst"])
     rows = [
@@ -84,7 +84,7 @@ def _gradients(record: Mapping[str, Any], out: Any) -> None:
         out.print(f"gradients confirmed by finite differences: {good} of {len(checked)}{_sample(record['sample'])}")
     refuted = [each for each in checked if not each["holds"] and each.get("verdict", "refuted") == "refuted"]
     if refuted:
-        out.print(Text(f"{len(refuted)} values that were taken for gradients are none:", "red"))
+        out.print(Text(f"{len(refuted)} values that were taken for gradients are not gradients:", "red"))
     for each in refuted:
         why = each.get("why") or f"ratios {each['ratios']}"
         said = f"{each['gradient']} is not the gradient of {each['parameter']}"

@@ -12,9 +12,9 @@ from .verbosity import Verbosity, verbosity
 
 @click.command("report")
 @click.argument("folder", metavar="DIR", type=click.Path())
-@click.option("--html", "page", metavar="FILE", help="The page to write.")
-@click.option("--trace", metavar="FILE", help="What gopt run --trace wrote: the timeline shows measured times.")
-@click.option("--verification", metavar="FILE", help="What gopt verify --json printed: the page shows the proof.")
+@click.option("--html", "page", metavar="FILE", help="Write the page to FILE.")
+@click.option("--trace", metavar="FILE", help="Show measured times, from the file that gopt run --trace wrote.")
+@click.option("--verification", metavar="FILE", help="Show the proof, from the file that gopt verify --json printed.")
 @click.option("--force", is_flag=True, help="Replace a page that gopt wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the page shows as JSON.")
 def command(

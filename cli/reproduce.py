@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--extract", metavar="DIR", help="Write the inputs into a new folder, show the command, and do not run it."
 )
 @click.option(
-    "--deadline", type=seconds, default=600.0, show_default=True, metavar="S", help="Seconds that the command may take."
+    "--deadline", type=seconds, default=600.0, show_default=True, metavar="S", help="Stop the command after S seconds."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(file: str, more: tuple[str, ...], extract: str | None, deadline: float, as_json: bool) -> int:

@@ -28,13 +28,20 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 
 @click.command("reshard")
 @click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
-@click.option("--ranks", type=int, metavar="N", help="Ranks that share the states, each with its own batch.")
+@click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @axis_option
 @click.option("-o", "--output", required=True, metavar="DIR", help="The folder to write.")
-@click.option("--stage", type=click.IntRange(0, 3), metavar="0|1|2|3", help="Another stage.  [default: as it was]")
 @click.option(
-    "--partition", type=click.Choice(["flat", "rows", "whole"]), help="Where tensors may be cut.  [default: as it was]"
+    "--stage",
+    type=click.IntRange(0, 3),
+    metavar="0|1|2|3",
+    help="0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: as it was]",
+)
+@click.option(
+    "--partition",
+    type=click.Choice(["flat", "rows", "whole"]),
+    help="Cut tensors anywhere, between rows, or not at all.  [default: as it was]",
 )
 @split_options(*MODES)
 @click.option(
@@ -43,7 +50,7 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
     "options",
     multiple=True,
     metavar="PASS.NAME=VALUE",
-    help="An option of a pass; gopt passes lists them.",
+    help="Set an option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

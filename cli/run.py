@@ -21,95 +21,111 @@ if TYPE_CHECKING:
     "--data",
     required=True,
     metavar="FILE|MODULE:FUNCTION",
-    help="Samples: .npz, .safetensors, or a function that yields batches.",
+    help="Read samples from a .npz or .safetensors file, or from a function that yields batches.",
 )
 @click.option(
     "--steps",
     required=True,
     type=click.IntRange(1),
     metavar="K",
-    help="The step to stop at, counted from the start of training: with --resume, earlier steps count.",
+    help="Stop after step K of the training; with --resume, earlier steps count.",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A hyper-parameter: 1e-3, linear:A:B:STEPS, cosine:A:B:STEPS or module:function.",
+    help="Set a hyper-parameter: a number, linear:A:B:STEPS, cosine:A:B:STEPS or module:function. May be repeated.",
 )
-@click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the folder has none.")
+@click.option(
+    "--state", metavar="FILE", help="Read values of states from a .safetensors or .npz file, where the folder has none."
+)
 @click.option(
     "--engine",
     type=click.Choice(["threads", "mpi", "nccl"]),
-    help="What ranks are: threads, processes, or processes with a GPU each.  "
+    help="Run ranks as threads, as processes (mpi), or as processes with a GPU each (nccl).  "
     "[default: mpi under a launcher, else threads]",
 )
-@click.option("--launch", type=click.IntRange(1), metavar="N", help="Start N ranks with mpiexec: as many as DIR holds.")
 @click.option(
-    "--shuffle", type=click.IntRange(0), metavar="SEED", help="Deal the samples out in a new order in every pass."
+    "--launch", type=click.IntRange(1), metavar="N", help="Start N ranks with mpiexec; N is the number that DIR holds."
 )
 @click.option(
-    "--checkpoint", metavar="CKPT", help="Folder for checkpoints, each in CKPT/step_…; one is written at the end."
+    "--shuffle",
+    type=click.IntRange(0),
+    metavar="SEED",
+    help="Shuffle the samples anew in every pass over the data.  [default: the order of the file]",
 )
-@click.option("--every", type=click.IntRange(1), metavar="N", help="A checkpoint every N steps as well.")
 @click.option(
-    "--keep", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="How many checkpoints stay."
+    "--checkpoint", metavar="CKPT", help="Write checkpoints to CKPT/step_…: one at the end, and more with --every."
+)
+@click.option("--every", type=click.IntRange(1), metavar="N", help="Write a checkpoint after every N steps.")
+@click.option(
+    "--keep", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Keep the newest N checkpoints."
 )
 @click.option(
     "--resume", is_flag=True, help="Continue from the newest checkpoint in CKPT; without one, from the start."
 )
 @click.option("--log", metavar="FILE", help="Append a line of JSON per step: losses, seconds, samples per second.")
-@click.option("--trace", metavar="FILE", help="Write what every rank did when, in Chrome's trace format.")
+@click.option("--trace", metavar="FILE", help="Write the times of all ranks in Chrome's trace format.")
 @click.option("--stop-on-nan", is_flag=True, help="End the run, with exit code 5, at a loss that is NaN or infinite.")
 @click.option(
     "--sync-init",
     is_flag=False,
     flag_value="all",
     metavar="[AXES]",
-    help="Take start values that ranks hold in common from the first rank of their group: along all axes, or those "
-    "named, such as dp or dp+tp.",
+    help="Take the first values of what ranks hold in common from the first rank of their group: along all axes, or "
+    "along those named, e.g. dp or dp+tp.",
+)
+@click.option(
+    "--no-startup",
+    is_flag=True,
+    help="Start from the stored values where DIR has start-up graphs, which compute others.",
 )
 @click.option(
     "--no-tuning",
     is_flag=True,
-    help="Run without tiling, generated kernels, planned and shared memory: slower, the same bits, to bisect.",
+    help="Run without tiling, generated kernels, and planned and shared memory: slower, with the same bits.",
 )
 @click.option(
-    "--trainers", type=click.IntRange(1), metavar="T", help="Of a split: so many trainers.  [default: as it was split]"
+    "--trainers",
+    type=click.IntRange(1),
+    metavar="T",
+    help="With a split: the number of trainers.  [default: as it was split]",
 )
 @click.option(
     "--roles",
     metavar="MAP",
-    help="Of a split: which process is what, e.g. trainer:0-3;server:4,5.  A process may be both.",
+    help="With a split: the roles of processes, e.g. 'trainer:0-3;server:4,5'. A process may have both.  [default: "
+    "as it was split]",
 )
 @click.option(
     "--on-trainer-loss",
     type=click.Choice(["abort", "continue"]),
     default="abort",
     show_default=True,
-    help="Of a split in rounds: whether steps go on when a trainer is lost. Without rounds they always do.",
+    help="With a split in rounds: end the run when a trainer is lost, or continue. Without rounds it always continues.",
 )
 @click.option(
     "--nan",
     type=click.Choice(["abort", "skip", "pass"]),
     default="pass",
     show_default=True,
-    help="Of a split: what servers do about gradients that are NaN or infinite: end the run with exit code 5, or apply "
-    "nothing of that round (without rounds: of that message).",
+    help="With a split: what servers do with gradients that are NaN or infinite: end the run with exit code 5 (abort), "
+    "apply nothing of that round, or without rounds of that message (skip), or apply them (pass).",
 )
 @click.option(
     "--stop",
     type=click.Choice(["first", "all"]),
-    help="Of a split: end the run when the first trainer has no more data, or when all have none; samples of a file "
-    "are then dealt out once.  [default: data that ends is an error]",
+    help="With a split: read the data once, and end the run when the first trainer has no more, or when all have "
+    "none.  [default: data that ends is an error]",
 )
 @click.option(
     "--staleness",
     type=click.IntRange(0),
     metavar="N",
-    help="Of a split without rounds: let no trainer be more than N steps ahead of the slowest one.",
+    help="With a split without rounds: let no trainer be more than N steps ahead of the slowest.  [default: no limit]",
 )
-@deadline("Seconds that a rank waits for the others at a call.")
+@deadline("Let a rank wait for the others at most S seconds at a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(context: click.Context, /, folder: str, **given: Any) -> int:
@@ -144,15 +160,15 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         launch = run_servers.run_threads if engine == "threads" else run_servers.run_process
         return launch(job, options, given, context.find_root().params["debug"])
     if engine == "threads":
-        return run_ranks.run_threads(job, read_manifest(job.folder)[1], options, given)
+        return run_ranks.run_threads(job, read_manifest(job.folder)[0], options, given)
     if not launched() and (ranks := read_manifest(job.folder)[1].ranks) > 1:
         raise OptionError(
             f"--engine {engine} runs every rank as a process, and no launcher has started this one",
             f"add --launch {ranks}, or start it with mpiexec -n {ranks}",
         )
     load_mpi(engine)
-    _, mesh = raise_on_all_ranks(lambda: read_manifest(job.folder))
-    return run_ranks.run_process(job, mesh, given, engine, context.find_root().params["debug"])
+    manifest, _ = raise_on_all_ranks(lambda: read_manifest(job.folder))
+    return run_ranks.run_process(job, manifest, given, engine, context.find_root().params["debug"])
 
 
 def _options(given: dict[str, Any]) -> RunOptions:
@@ -165,6 +181,7 @@ def _options(given: dict[str, Any]) -> RunOptions:
     )  # fmt: skip
     return RunOptions(
         settings=_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],
+        startup=not given["no_startup"],
         **{name: given[name] for name in same},
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import RunError
@@ -14,42 +14,43 @@ if TYPE_CHECKING:
     from gopt.verbs.run_options import RunOptions
 
 
-def run_threads(job: Any, mesh: Any, options: RunOptions, given: dict[str, Any]) -> int:
+def run_threads(job: Any, manifest: Any, options: RunOptions, given: dict[str, Any]) -> int:
     from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.verbs.training import RunHooks, train_ranks
 
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, mesh.ranks, given, "threads") as tell,
+        report_steps(job, manifest.mesh.ranks, given, "threads") as tell,
     ):
-        step, stopped = train_ranks(job, mesh, options.deadline, RunHooks(tell, report_resume(job), stop))
+        hooks = RunHooks(tell, report_resume(job, manifest.startup), stop)
+        step, stopped = train_ranks(job, manifest.mesh.mesh(), options.deadline, hooks)
     if stopped:
         raise stopped_error(job, step, stopped)
     return 0
 
 
-def run_process(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
+def run_process(job: Any, manifest: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
-    from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat, follow
+    from gopt.runtime.engines.heartbeat import ENDED, StatusPublisher, follow
     from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
     from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.runtime.training.train import Trainer
 
     from .main import exit_code, explain_error
 
-    beat: Heartbeat | None = None
+    mesh = manifest.mesh.mesh()
+    beat: StatusPublisher | None = None
 
     def explain(text: str) -> None:
         step, call = (beat.step, beat.call) if beat is not None else (0, -1)
-        if beat is None or beat.first(RunError("").exit_code):
-            print_error(f"rank {engine.rank}, step {step + 1}{f', call {call}' if call >= 0 else ''}: {text}")
+        line = f"rank {engine.rank}, step {step + 1}{f', call {call}' if call >= 0 else ''}: {text}"
+        if beat is None:
+            print_error(line)
         else:
-            time.sleep(ERROR_GRACE)
-        if beat is not None:
-            beat.at(step, call, REPORTED)
+            beat.report(RunError("").exit_code, lambda: print_error(line))
 
     engine: Any = raise_on_all_ranks(lambda: MpiEngine(mesh, given["deadline"], explain))
-    beat = Heartbeat.open(engine.rank, engine.gather)
+    beat = StatusPublisher.open(engine.rank, engine.gather)
     follow(engine.watchdog, beat, engine.rank)
     try:
         host = engine
@@ -62,7 +63,7 @@ def run_process(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bo
             trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *place, stop_signal=stop))
             if engine.rank == 0:
                 with report_steps(job, mesh.ranks, given, kind, lambda: host.shared_calls) as tell:
-                    say = report_resume(job)
+                    say = report_resume(job, manifest.startup)
                     trainer.run(tell, lambda: say(trainer.step))
             else:
                 trainer.run(lambda _: None)
@@ -70,11 +71,7 @@ def run_process(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bo
             explain_error(stopped_error(job, trainer.step, trainer.stopped), debug)
         beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
-        if beat.first(exit_code(error)):
-            explain_error(error, debug)
-        else:
-            time.sleep(ERROR_GRACE)  # another rank is saying why, and ends this one
-        beat.at(beat.step, beat.call, REPORTED)
+        beat.report(exit_code(error), partial(explain_error, error, debug))
         engine.fail(error)
     except SystemExit:  # another rank says why
         beat.at(beat.step, beat.call, ENDED)

@@ -58,9 +58,9 @@ def report_steps(
 
         def tell(progress: Any) -> None:
             steps.append(progress)
-            told = progress.to_json()
-            show(told)
-            line = strict_json(told)
+            values = progress.to_json()
+            show(values)
+            line = strict_json(values)
             live(line)
             write(line)
 
@@ -95,13 +95,16 @@ def _resume_step(job: Any) -> int | None:
     return max(complete_steps(job.checkpoint), default=None)
 
 
-def report_resume(job: Any) -> Callable[[int], None]:
-    """Return a function that prints on stderr at which step a run resumes, once all checks have passed."""
+def report_resume(job: Any, startup: str | None = None) -> Callable[[int], None]:
+    """Return a function that prints on stderr at which step a run resumes, once all checks have passed, or that it
+    starts from what start-up graphs compute. ``startup``: the manifest's file of that name."""
     there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
 
     def say(step: int) -> None:
         from gopt.artifact.checkpoint_index import step_dir
 
+        if not step and job.startup and startup is not None:
+            print_note("states start as start-up graphs compute them; --no-startup takes the stored values")
         if not job.resume or job.checkpoint is None or step >= job.steps:
             return
         if step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import OptionError
@@ -11,9 +12,9 @@ from gopt.errors import OptionError
 if TYPE_CHECKING:
     from gopt.verbs.run_options import RunOptions
 
-BEAT = 1.0
+HEARTBEAT = 1.0
 """Seconds between signs of life of a process."""
-SILENCE = 10.0
+HEARTBEAT_TIMEOUT = 10.0
 """Seconds without one, at least, after which it is lost; half the deadline where that is more."""
 
 
@@ -55,11 +56,11 @@ def endpoints(job: Any, options: RunOptions, servers: list[Any]) -> Any:
     def summarise(all_servers: Sequence[Any]) -> None:
         servers.extend(all_servers)
         if late := straggler(all_servers):
-            _say(late)
+            _print_note(late)
         if skipped := max((each.skipped for each in all_servers), default=0):
-            _say(f"{skipped} round{'s' * (skipped != 1)} of {all_servers[0].rounds} were not applied")
+            _print_note(f"{skipped} round{'s' * (skipped != 1)} of {all_servers[0].rounds} were not applied")
 
-    return options.server_job(job, _say, summarise)
+    return options.server_job(job, _print_note, summarise)
 
 
 def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
         report_steps(job, server_job.endpoints, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
     ):
-        hooks = RunHooks(tell, report_resume(job), stop, _told)
+        hooks = RunHooks(tell, report_resume(job), stop, _print_report)
         step, stopped = train_endpoints(server_job, options.deadline, hooks)
     if stopped:
         raise stopped_error(job, step, stopped)
@@ -102,7 +103,7 @@ def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
 
 def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: bool) -> int:
     """This process has one or several of the roles."""
-    from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat
+    from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, StatusPublisher
     from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks, unlink_mpich_files
     from gopt.runtime.messages.mpi import MpiHub
     from gopt.runtime.messages.roster import Settings
@@ -125,9 +126,9 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     server_job = raise_on_all_ranks(lambda: endpoints(job, options, servers))
     processes = raise_on_all_ranks(lambda: server_job.processes(world.size))
     limit = options.deadline
-    settings = Settings(deadline=limit, heartbeat=BEAT, heartbeat_timeout=max(SILENCE, limit / 2))
+    settings = Settings(deadline=limit, heartbeat=HEARTBEAT, heartbeat_timeout=max(HEARTBEAT_TIMEOUT, limit / 2))
     hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), settings))
-    beat = Heartbeat.open(world.rank, lambda item: world.allgather(item))
+    beat = StatusPublisher.open(world.rank, lambda item: world.allgather(item))
     unlink_mpich_files()  # all have opened them: that was collective
     watch_peers(hub, world.rank, beat.others)
     step = stopped = 0
@@ -139,10 +140,10 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
                 with report_steps(
                     job, server_job.endpoints, given, "mpi", servers=servers, roles=_roles(server_job)
                 ) as tell:
-                    hooks = RunHooks(tell, start, stop, _told)
+                    hooks = RunHooks(tell, start, stop, _print_report)
                     step, stopped = run_endpoints(server_job, hub, tell, hooks.of_servers(job, beat.at))
             else:
-                hooks = RunHooks(_ignore, start, stop, _told)
+                hooks = RunHooks(_ignore, start, stop, _print_report)
                 step, stopped = run_endpoints(server_job, hub, _ignore, hooks.of_servers(job, beat.at))
         if stopped and chief and beat.first(128 + stopped):
             explain_error(stopped_error(job, step, stopped), debug)
@@ -152,11 +153,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
         if first is not None and first.source not in hub.mailboxes:
             code = first.exit_code
             time.sleep(2 * ERROR_GRACE)  # the process that failed first reports why, and ends this one
-        if beat.first(code):
-            explain_error(error, debug)
-        else:
-            time.sleep(ERROR_GRACE)
-        beat.at(beat.step, beat.call, REPORTED)
+        beat.report(code, partial(explain_error, error, debug))
         world.Abort(code)
     if hub.lost:
         hub.leave(128 + stopped if stopped else 0)
@@ -175,15 +172,15 @@ def _roles(server_job: Any) -> dict[str, int]:
     return {"trainers": server_job.trainers, "servers": server_job.servers}
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     from .terminal import print_note
 
     print_note(text)
 
 
-def _told(report: Any) -> None:
-    """Say on stderr what came of a run without rounds."""
-    _say(str(report))
+def _print_report(report: Any) -> None:
+    """Print on stderr what came of a run without rounds."""
+    _print_note(str(report))
 
 
 def _ignore(_: object) -> None:

@@ -34,8 +34,13 @@ _FIELDS = {
 def trainers_option(function: F) -> F:
     """``--trainers`` and ``--servers``."""
     for option in (
-        click.option("--servers", type=int, metavar="S", help="Servers that share the parameters and their updates."),
-        click.option("--trainers", type=int, metavar="T", help="Trainers, each with its own batch."),
+        click.option(
+            "--servers",
+            type=int,
+            metavar="S",
+            help="The number of servers; they share the parameters and their updates.",
+        ),
+        click.option("--trainers", type=int, metavar="T", help="The number of trainers; each gets its own batch."),
     ):
         function = option(function)
     return function
@@ -46,20 +51,20 @@ def placement_options(function: F) -> F:
     for option in (
         click.option(
             "--server-map", metavar="FILE",
-            help="A TOML or JSON file that gives parameters, patterns or pieces (NAME#PIECE) their server.",
+            help="Read the server of parameters, patterns or pieces (NAME#PIECE) from a TOML or JSON file.",
         ),
         click.option(
             "--placement", type=click.Choice(PLACEMENTS),
-            help="How pieces find their server: in turn, by a stable digest, or largest first to the one with the "
-            "fewest bytes.  [default: bytes]",
+            help="Place pieces on servers: in turn (round-robin), by a digest of the name (hash), or the largest first "
+            "on the server with the fewest bytes (bytes).  [default: bytes]",
         ),
         click.option(
-            "--minimum", type=int, metavar="N", help="Elements that a piece is asked to have at least.  [default: 8192]"
+            "--minimum", type=int, metavar="N", help="Aim for pieces of at least N elements.  [default: 8192]"
         ),
         click.option(
             "--slicing", type=click.Choice(SLICINGS),
-            help="off: tensors stay whole; classic: pieces of one size and a shorter last one; balanced: pieces as "
-            "even as rows allow.  [default: balanced]",
+            help="Cut tensors into pieces: none (off), pieces of one size and a shorter last one (classic), or pieces "
+            "as even as rows allow (balanced).  [default: balanced]",
         ),
     ):  # fmt: skip
         function = option(function)
@@ -73,66 +78,71 @@ def split_options(*modes: str) -> Callable[[F], F]:
         for option in (
             click.option(
                 "--bucket-mb", type=float, metavar="M",
-                help="Cap of a message that carries several keys, in MiB.  [default: 4]",
+                help="Put several keys into one message, up to M MiB.  [default: 4]",
             ),
             click.option(
-                "--table-memory", metavar="SIZE", help="Memory of a server for tables, e.g. 16GB.  [default: no limit]"
+                "--table-memory", metavar="SIZE",
+                help="The memory of a server for tables, e.g. 16GB.  [default: no limit]"
             ),
             click.option(
                 "--init", multiple=True, metavar="NAME=RULE",
-                help="Start values of a table, of a state with its rows, or of a pattern: normal(MEAN,STD)@seed=N, "
-                "uniform(LOW,HIGH)@seed=N, constant(VALUE) or zeros. No file has them. May be repeated.",
+                help="Let servers draw the first values of a table, a state with its rows, or of all that match NAME "
+                "instead of storing them: normal(MEAN,STD)@seed=N, uniform(LOW,HIGH)@seed=N, constant(VALUE) or zeros. "
+                "May be repeated.",
             ),
             click.option(
                 "--rows", multiple=True, metavar="[NAME=]KIND",
-                help="Rows of a table that an update runs on: dense, all of them, or lazy, those that were pushed; of "
-                "all tables, or of one or a pattern. May be repeated.  [default: dense]",
+                help="Update all rows of a table (dense), or only those that were pushed (lazy): of all tables, or of "
+                "those that match NAME. May be repeated.  [default: dense]",
             ),
             click.option("--no-tables", is_flag=True, help="Pull every parameter whole, embedding tables too."),
             click.option(
                 "--table", multiple=True, metavar="NAME=LAYOUT",
-                help="Layout of an embedding table, or of a pattern: dense, whole, modulo, range or columns; trainers "
-                "pull the rows that they look up. May be repeated.  [default: the cheapest]",
+                help="Set the layout of the embedding tables that match NAME: dense, whole, modulo, range or columns. "
+                "Trainers pull only the rows that they look up. May be repeated.  [default: the cheapest]",
             ),
             click.option(
                 "--wire", type=click.Choice(["float16", "bfloat16"]),
-                help="The type in which gradients and parameters travel; servers keep their own.",
+                help="The type in which gradients and parameters travel.  [default: their own]",
             ),
             click.option(
                 "--count", type=click.Choice(["round", "push", "chief"]),
-                help="With --mode async or half-async: what advances step counters by one: a push for each trainer, "
-                "each push, or a push of trainer 0.  [default: round]",
+                help="With --mode async or half-async: when a step counter grows by one: after a push of every trainer "
+                "(round), at each push (push), or at each push of trainer 0 (chief).  [default: round]",
             ),
             click.option(
                 "--delay-compensation", type=float, metavar="STRENGTH",
-                help="With --mode async or half-async: correct late gradients; 0 corrects nothing.",
+                help="With --mode async or half-async: correct late gradients with this strength, e.g. 0.04; "
+                "0 corrects nothing.",
             ),
             click.option(
-                "--every", type=int, metavar="K", help="With --mode geo: push after so many steps.  [default: 1]"
+                "--every", type=int, metavar="K", help="With --mode geo: push after every K steps.  [default: 1]"
             ),
             click.option(
-                "--fixed-trainers", is_flag=True, help="A run must have T trainers; else a start may say how many."
+                "--fixed-trainers", is_flag=True,
+                help="Fix the number of trainers: without it, gopt run --trainers may give another."
             ),
             click.option(
                 "--accumulate", type=int, metavar="K",
-                help="Micro-steps of one push: two files for trainers, micro and update.  [default: 1]",
+                help="Sum the gradients of K micro-steps for one push: two files, micro and update.  [default: 1]",
             ),
             click.option(
                 "--loss-reduction", metavar="mean|sum|weighted:VALUE",
-                help="How the trainers' gradients become the step's: sum for a summed loss; weighted:VALUE for a loss "
+                help="Combine the gradients of trainers: mean for a mean loss; sum for a summed loss; "
+                "weighted:VALUE for a loss "
                 "divided by a count of the batch, which VALUE holds.  [default: mean]",
             ),
             click.option(
                 "--roles", metavar="ROLES",
-                help="Ranks of the launcher, e.g. 'trainer:0-3;server:4,5'; a rank may be both.  [default: trainers "
-                "first]",
+                help="The roles of the launcher's ranks, e.g. 'trainer:0-3;server:4,5'; a rank may have both.  "
+                "[default: trainers first]",
             ),
             click.option(
                 "--pull", type=click.Choice(["start", "end"]),
-                help="When trainers pull parameters.  [default: start; end with --accumulate and --mode geo]",
+                help="Choose when trainers pull parameters.  [default: start; end with --accumulate and --mode geo]",
             ),
             click.option(
-                "--mode", type=click.Choice(modes), help="When servers update; see above.  [default: sync]"
+                "--mode", type=click.Choice(modes), help="Choose when servers update; see above.  [default: sync]"
             ),
         ):  # fmt: skip
             function = option(function)

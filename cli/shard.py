@@ -18,9 +18,9 @@ from .terminal import print_json, print_text
 
 @click.command("shard")
 @click.argument("model", type=click.Path())
-@click.option("--ranks", type=int, metavar="N", help="Ranks that share the states, each with its own batch.")
-@click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. shard=8.")
-@click.option("-o", "--output", metavar="DIR", help="Output folder.  [default: the model's stem + .ranks]")
+@click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
+@click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
+@click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .ranks]")
 @click.option(
     "--stage",
     type=click.IntRange(0, 3),
@@ -29,31 +29,31 @@ from .terminal import print_json, print_text
 @click.option(
     "--partition",
     type=click.Choice(["flat", "rows", "whole"]),
-    help="Where tensors may be cut.  [default: flat]",
+    help="Cut tensors anywhere, between rows, or not at all.  [default: flat]",
 )
 @click.option(
     "--bucket-mb",
     type=float,
     metavar="M",
-    help="Cap of a bucket in MiB; 0 is one tensor a call.  [default: total/8, 1 to 25]",
+    help="Send at most M MiB in one call; 0: each tensor by itself.  [default: total/8, 1 to 25]",
 )
 @click.option(
     "--accumulate",
     type=click.IntRange(1),
     metavar="K",
-    help="Micro-steps of one update: two files per rank, micro and update.  [default: 1]",
+    help="Sum the gradients of K micro-steps for one update: two files per rank, micro and update.  [default: 1]",
 )
 @click.option(
     "--loss-reduction",
     metavar="mean|sum|weighted:VALUE",
-    help="How the ranks' gradients become the step's: sum for a summed loss; weighted:VALUE for a loss divided by a "
-    "count of the batch, which VALUE holds.  [default: mean]",
+    help="Combine the gradients of ranks: mean for a mean loss; sum for a summed loss; weighted:VALUE for a loss "
+    "divided by the count in VALUE.  [default: mean]",
 )
 @click.option(
     "--statistics",
     type=click.Choice(["mean", "root", "local", "sync"]),
-    help="BatchNorm statistics: averaged over ranks, those of the first rank, left apart, or taken over all ranks' "
-    "samples.  [default: mean]",
+    help="Combine BatchNorm statistics of ranks: average them (mean), take the first rank's (root), leave them apart "
+    "(local), or compute them over all samples (sync).  [default: mean]",
 )
 @click.option(
     "-O",
@@ -61,25 +61,35 @@ from .terminal import print_json, print_text
     "options",
     multiple=True,
     metavar="PASS.NAME=VALUE",
-    help="An option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
+    help="Set an option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
 )
 @axis_option
 @group_option
-@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [axes], [pipeline], [pass.NAME], [roles].")
 @click.option(
-    "--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,fuse-collectives,prune".'
+    "--config", metavar="FILE", help="Read [mesh], [axes], [pipeline], [pass.NAME] and [roles] from this gopt.toml."
 )
-@click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
-@click.option("--only-ranks", metavar="RANKS", help="Write these ranks alone, e.g. 0-3.")
+@click.option(
+    "--pipeline",
+    metavar="PASSES",
+    help='Run these passes in order, e.g. "shard{stage=1},statistics,fuse-collectives,prune".',
+)
+@click.option(
+    "--state", metavar="FILE", help="Read values of states from a .safetensors or .npz file, where the model has none."
+)
+@click.option("--only-ranks", metavar="RANKS", help="Write only these ranks, e.g. 0-3.")
 @jobs_option
-@click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
-@click.option("--print-dir", metavar="DIR", help="Where --print-after writes; else to stderr.")
-@click.option("--verify-each", is_flag=True, help="Check the graph after every pass, not only at the end.")
-@click.option("--explain", metavar="VALUE", help="Say where the placement of a value came from, and write nothing.")
+@click.option("--print-after", metavar="PASS|all", help="Write the graph as text after this pass, or after all.")
 @click.option(
-    "--annotate", is_flag=True, help="Say in source.onnx, as sharding specs of ONNX IR 11, which rank holds what part."
+    "--print-dir", metavar="DIR", help="Write the texts of --print-after into this folder.  [default: to stderr]"
 )
-@click.option("--dry-run", is_flag=True, help="Do everything but write.")
+@click.option("--verify-each", is_flag=True, help="Verify the shardings after every pass, not only after the last.")
+@click.option("--explain", metavar="VALUE", help="Say why a value is split as it is, and write nothing.")
+@click.option(
+    "--annotate",
+    is_flag=True,
+    help="Write the placement of each value into source.onnx, as sharding specs of ONNX IR 11.",
+)
+@click.option("--dry-run", is_flag=True, help="Do all the work, show the report, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @auto_options

@@ -64,8 +64,8 @@ def shard_options(given: dict[str, Any], config: dict[str, Any], link: str | Non
     """The options of the command line over those of a configuration. Raises OptionError."""
     from gopt.steps.shard_options import KNOBS, ShardOptions
 
-    told = given | {"link": link}
-    knobs = {name: told[name] for name in KNOBS if told[name] is not None}
+    asked = given | {"link": link}
+    knobs = {name: asked[name] for name in KNOBS if asked[name] is not None}
     passes = {name: dict(table) for name, table in config.get("pass", {}).items()}
     for owner, option in map(KNOBS.__getitem__, knobs):
         passes.get(owner, {}).pop(option, None)  # options override the file

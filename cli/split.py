@@ -33,11 +33,13 @@ _SERVERS_ALONE = (
 @click.command("split")
 @click.argument("model", type=click.Path())
 @split_options(*MODES, "allreduce")
-@click.option("-o", "--output", metavar="DIR", help="Output folder.  [default: the model's stem + .split]")
-@click.option("--config", metavar="FILE", help="A gopt.toml; its accumulate and [roles] are read.")
-@click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
+@click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .split]")
+@click.option("--config", metavar="FILE", help="Read accumulate and [roles] from this gopt.toml.")
+@click.option(
+    "--state", metavar="FILE", help="Read values of states from a .safetensors or .npz file, where the model has none."
+)
 @jobs_option
-@click.option("--dry-run", is_flag=True, help="Do everything but write.")
+@click.option("--dry-run", is_flag=True, help="Do all the work, show the report, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @role_options

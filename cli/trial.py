@@ -125,8 +125,10 @@ def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure |
     try:
         said = child.communicate(timeout=timeout)[1]
     except subprocess.TimeoutExpired:
-        _kill(child.pid)
-        child.communicate()
         return Failure(-1, "time-out")
+    finally:
+        if child.returncode is None:  # late, or a signal has come: a session of its own hears of none
+            _kill(child.pid)
+            child.communicate()
     lines = said.decode("utf-8", "replace").splitlines()
     return Failure(child.returncode, "program", lines[0] if lines else "") if child.returncode else None

@@ -65,7 +65,7 @@ def _option(short: str, long: str, value: Verbosity, text: str) -> click.Option:
     def apply(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
         if wanted:
             if verbosity() not in (Verbosity.NORMAL, value):
-                raise click.UsageError("--quiet and --verbose cannot be combined", ctx)
+                raise click.UsageError("--quiet cannot be combined with --verbose: take one of them", ctx)
             set_verbosity(value)
 
     return click.Option([short, long], is_flag=True, expose_value=False, callback=apply, help=text)

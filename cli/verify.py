@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,36 @@ if TYPE_CHECKING:
 
 @click.command("verify")
 @click.argument("paths", nargs=-1, required=True, metavar="[MODEL] DIR", type=click.Path())
-@click.option("--steps", default=3, show_default=True, type=click.IntRange(1), metavar="K", help="Steps to run.")
+@click.option("--steps", default=3, show_default=True, type=click.IntRange(1), metavar="K", help="Run K steps.")
 @click.option(
-    "--seed", default=0, show_default=True, metavar="S", help="Seed of batches and of states without a value."
+    "--seed",
+    default=0,
+    show_default=True,
+    metavar="S",
+    help="Draw batches, and states without a value, from this seed.",
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter.  [default: 0.01]")
-@click.option("--data", metavar="DATA", help="FILE.npz, FILE.safetensors or module:function: batches of your own.")
-@click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
-@click.option("--all", "every", is_flag=True, help="Confirm every gradient, not a sample of a model with many.")
-@click.option("--engine", type=click.Choice(["threads", "mpi"]), default="threads", help="What the ranks run on.")
-@deadline("Seconds to wait for a rank or a piece of a graph.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a hyper-parameter, e.g. lr=1e-3. May be repeated.  [default: 0.01]",
+)
+@click.option(
+    "--data",
+    metavar="DATA",
+    help="Use your own batches: FILE.npz, FILE.safetensors or module:function.  [default: drawn ones]",
+)
+@click.option("--no-confirm", is_flag=True, help="Do not confirm gradients by finite differences.")
+@click.option("--all", "every", is_flag=True, help="Confirm every gradient; without it, a sample of more than 256.")
+@click.option(
+    "--engine",
+    type=click.Choice(["threads", "mpi"]),
+    default="threads",
+    show_default=True,
+    help="Run ranks as threads, or as processes.",
+)
+@deadline("Wait at most S seconds for a rank, or for a part of a graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
@@ -100,7 +121,7 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
     """One process of many: each computes the reference, runs its own rank, and gathers the results of the others."""
     from gopt.errors import GoptError
     from gopt.runtime.engines.base import run_one_rank
-    from gopt.runtime.engines.heartbeat import ENDED, REPORTED, Heartbeat, follow
+    from gopt.runtime.engines.heartbeat import ENDED, REPORTED, StatusPublisher, follow
     from gopt.runtime.engines.mpi import MpiEngine
     from gopt.runtime.training.data import check_data
     from gopt.runtime.training.job import read_manifest
@@ -113,7 +134,7 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
     if options.data is not None:
         check_data(options.data)
     engine = MpiEngine(mesh, options.deadline, print_error)
-    beat = Heartbeat.open(engine.rank, engine.gather)
+    beat = StatusPublisher.open(engine.rank, engine.gather)
     follow(engine.watchdog, beat, engine.rank)
     how = ENDED
     try:
@@ -128,7 +149,7 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
         return result.exit_code
     except GoptError as error:
         how = REPORTED
-        print_error(f"rank {engine.rank}: {error.message}", error.hints)
+        beat.report(error.exit_code, partial(print_error, f"rank {engine.rank}: {error.message}", error.hints))
         engine.fail(error)
         return error.exit_code
     finally:

@@ -134,7 +134,7 @@ def compare(curves: Mapping[Layout, list[float]]) -> bool:
     for layout, curve in others:
         gaps = np.abs(np.array(curve) - reference) / np.abs(reference)
         worst = int(gaps.argmax())
-        alike = bool((gaps <= TOLERANCE).all())  # not so for a loss that is no number either
+        alike = bool((gaps <= TOLERANCE).all())  # not so for a loss that is not a number either
         agree = agree and alike
         how = f"differs by at most {gaps[worst]:.1e} of it, at step {worst + 1} (bound {TOLERANCE:.0e})"
         print(f"{layout} against {first.name}: {'the same curve' if alike else 'ANOTHER CURVE'}; the loss "

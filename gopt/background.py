@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from gopt.disk.signals import INTERRUPT, STOPS, defer_signals
+from gopt.disk.signals import INTERRUPT, STOPS, defer_signals, raise_on_signals
 from gopt.errors import OptionError, RunError
-from gopt.option_records import is_whole
+from gopt.option_types import is_whole
 
 T = TypeVar("T")
 
@@ -55,6 +55,8 @@ def usable_cores() -> int:
 def processes(jobs: int | None) -> Iterator[None]:
     """Let ``begin`` fork in this block, so that at most ``jobs`` processes work at once, this one included.
 
+    SIGTERM and SIGHUP raise StoppedError in the block.
+
     None: as many as there are usable cores, and only for graphs of at least ``LEAST_NODES`` nodes. At the end, children
     whose results were not read are killed. Outside of such a block nothing is forked.
     """
@@ -63,7 +65,8 @@ def processes(jobs: int | None) -> Iterator[None]:
     room = _Room(usable_cores() - 1, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
     before = _room.set(room)
     try:
-        yield
+        with raise_on_signals():  # or a signal would end this process with its children's work, and say nothing
+            yield
     finally:
         _room.reset(before)
         for child in room.children:
@@ -128,15 +131,21 @@ class _Child:
             answer = os.memfd_create("gopt", os.MFD_CLOEXEC)
         except OSError:
             return None
+        # One that is sent to the child at once stays pending until it has the system's handlers: ours would lose it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT + STOPS)
         try:
             number = os.fork()
         except OSError:
             os.close(answer)
             return None
+        finally:
+            if os.getpid() == parent:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if not number:
             code = 1
             try:
                 _calm(parent)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 with os.fdopen(answer, "wb") as file:
                     pickle.dump(_answer(work), file, pickle.HIGHEST_PROTOCOL)
                 code = 0

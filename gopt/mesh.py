@@ -11,7 +11,9 @@ from typing import Any
 
 from gopt.errors import OptionError
 from gopt.limits import RANKS
-from gopt.option_records import is_whole
+from gopt.option_records import check_types
+from gopt.option_types import is_digits, is_whole
+from gopt.sanitize import show
 
 
 class Sees(str, Enum):
@@ -83,6 +85,7 @@ class Mesh:
     kinds: tuple[tuple[str, Sees], ...] = ()
 
     def __post_init__(self) -> None:
+        check_types(self)
         names = [name for name, _ in self.axes]
         if not names:
             raise OptionError("a mesh needs at least one axis", "write it as --mesh dp=2,shard=4")
@@ -117,8 +120,8 @@ class Mesh:
         axes = []
         for part in text.split(","):
             name, equals, size = part.partition("=")
-            if not equals or not size.strip().lstrip("-").isdigit():
-                raise OptionError(f"cannot read {part!r} as a mesh axis", "write it as --mesh dp=2,shard=4")
+            if not equals or not is_digits(size.strip().removeprefix("-")):
+                raise OptionError(f"cannot read {show(part)} as a mesh axis", "write it as --mesh dp=2,shard=4")
             axes.append((name.strip(), int(size)))
         return cls(tuple(axes), tuple((kinds or {}).items()))
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+import functools
+import typing
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from numbers import Integral, Real
+from enum import Enum
+from numbers import Integral
 from typing import Any, TypeVar
 
 from gopt.errors import OptionError
+from gopt.option_types import fits, wrong
+from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
 R = TypeVar("R")
 
 
-def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number, of numpy too; True and False are none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (is_whole, "a whole number"),
-    "float": (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
-    "bool": (lambda value: isinstance(value, bool), "True or False"),
-    "str": (lambda value: isinstance(value, str), "a text"),
-    "FilePath": (lambda value: isinstance(value, str | os.PathLike), "a path"),
-    "None": (lambda value: value is None, "None"),
-}
-"""Type of a field as it is written -> whether a value is of it, and what to call it."""
-
-
 def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
     """``options``, or those of a ``kind`` that says nothing, with ``changes``.
 
-    Raises OptionError for a record of another kind, and for a change that is no field, with the nearest that is.
+    Raises OptionError for a record of another kind, and for a change that is not a field, with the nearest that is.
     """
     assert is_dataclass(kind)
     if options is None:
@@ -49,21 +37,60 @@ def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
     return replace(options, **changes)
 
 
-def check_types(record: Any) -> None:
-    """Raise OptionError for a field of numbers, texts, paths or truth values that holds something else.
+def check_types(record: Any, *, but: Collection[str] = ()) -> None:
+    """Raise OptionError for a field that holds something else than its type says, unless the record checks it itself
+    (``but``).
 
-    Whole numbers of other libraries, such as numpy's, become Python's. A field of another type is not looked at.
+    Whole numbers of other libraries, such as numpy's, become Python's; the text of an enum becomes its member.
     """
+    hints = _hints(type(record))
     for each in fields(record):
-        words = str(each.type).split(" | ")
-        if not all(word in _KINDS for word in words):
+        if each.name in but:
             continue
-        value = getattr(record, each.name)
-        if not any(_KINDS[word][0](value) for word in words):
-            expected = " or ".join(_KINDS[word][1] for word in words)
-            raise OptionError(f"option {each.name} cannot be {value!r}", f"it takes {expected}")
-        if isinstance(value, Integral) and not isinstance(value, bool | int):
+        value, hint = getattr(record, each.name), hints[each.name]
+        member = _member(value, hint)
+        if member is not None:
+            object.__setattr__(record, each.name, member)
+        elif not fits(value, hint):
+            raise wrong(f"option {each.name}", value, hint)
+        elif isinstance(value, Integral) and not isinstance(value, bool | int):
             object.__setattr__(record, each.name, int(value))
+
+
+def check_least(record: Any, **least: int) -> None:
+    """Raise OptionError for a field that holds less than it may; a field that is None says nothing."""
+    for name, low in least.items():
+        value = getattr(record, name)
+        if value is not None and value < low:
+            raise OptionError(f"option {name} cannot be {value}", f"give at least {low}")
+
+
+def check_words(record: Any, **words: Collection[str]) -> None:
+    """Raise OptionError for a field that holds none of its words; a field that is None says nothing."""
+    for name, known in words.items():
+        value = getattr(record, name)
+        if value is not None and value not in known:
+            raise OptionError(f"option {name} cannot be {show(value)}", f"it takes {' or '.join(known)}")
+
+
+def check_deadline(seconds: float | None) -> None:
+    """Raise OptionError for what is not a time to wait, in seconds; None is none."""
+    if seconds is not None and not 0 < seconds <= LONGEST:  # NaN neither
+        raise OptionError(f"option deadline cannot be {seconds}", f"give seconds above 0, at most {LONGEST:g}")
+
+
+LONGEST = 1e9
+"""Seconds that the system's clocks can wait."""
+_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Kind of record -> field -> its type."""
+
+
+def _member(value: Any, hint: Any) -> Enum | None:
+    """The member of an enum that a text names, where the type is the enum, or it and None."""
+    for kind in typing.get_args(hint) or (hint,):
+        if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
+            return next((each for each in kind if each.value == value), None)
+    return None
 
 
 def _by_words(name: str, known: list[str]) -> str | None:

@@ -14,7 +14,7 @@ from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 
 _ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")
 
@@ -60,7 +60,7 @@ class Pipeline:
                     if self.verify_each or stage is self.stages[-1]:
                         check_graph(each.graph)
                     if self.verify_each:
-                        Shardings(each).infer()
+                        infer_shardings(each)
             except InvariantError as error:
                 before = ", ".join(program.applied) or "none"
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error

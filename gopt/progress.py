@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class ProgressCallback(Protocol):
     """Called with a phase, and with ``done`` of ``total`` where the phase can be counted (0 of 0: it cannot)."""
 

@@ -32,6 +32,18 @@ def copied(name: str, place: Path, checkpoint: Path | None = None) -> Path:
     return folder
 
 
+def scrambled(graph: onnx.GraphProto) -> None:
+    """Give every value inside a training graph another name, and gradients one another's."""
+    inside = {out for node in graph.node for out in node.output if out} - {each.name for each in graph.output}
+    grads = sorted(each for each in inside if each.endswith("_grad"))
+    new = {**{each: f"v{k}" for k, each in enumerate(sorted(inside))}, **dict(zip(grads, reversed(grads)))}
+    for node in graph.node:
+        node.input[:] = [new.get(each, each) for each in node.input]
+        node.output[:] = [new.get(each, each) for each in node.output]
+    for each in graph.value_info:
+        each.name = new.get(each.name, each.name)
+
+
 def recorded(name: str) -> Arrays:
     """Batches, losses and parameters of all steps, as the real training API gave them."""
     with np.load(RECORDED / f"{name}.npz") as file:
@@ -89,7 +101,7 @@ def largest_opset(graph: Graph) -> int:
 
 
 def known_to_onnx(graph: Graph) -> list[str]:
-    """Operators of a graph that are no standard ones."""
+    """Operators of a graph that are not standard ones."""
     found = []
     for node in graph.nodes:
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from gopt import background
 from gopt.background import LEAST_NODES, Task, begin, processes
-from gopt.errors import OptionError, RunError, UnsupportedError
+from gopt.errors import OptionError, RunError, StoppedError, UnsupportedError
 
 
 class Gate:
@@ -122,6 +122,23 @@ def test_a_child_that_dies_is_an_error(end, how):
     assert "--jobs 1" in caught.value.hints[0]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_a_childs_first_moment_ends_it(number, monkeypatch):
+    """A child that still had its parent's handlers noted the signal for a parent it is not, and went on."""
+    calm = background._calm
+
+    def late(parent: int) -> None:
+        os.kill(os.getpid(), number)
+        for _ in range(100):  # Python calls a handler between two operations
+            pass
+        calm(parent)
+
+    monkeypatch.setattr(background, "_calm", late)
+    with processes(2), pytest.raises(RunError, match=signal.Signals(number).name):
+        begin(os.getpid, 0).result()
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_children_end_with_the_block(error):
     gate = Gate()
@@ -132,6 +149,17 @@ def test_children_end_with_the_block(error):
             raise error
     assert gate.gone()
     assert all(task.begun for task in tasks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_parent_is_an_error_with_its_exit_code_and_ends_the_children(number):
+    gate = Gate()
+    with pytest.raises(StoppedError) as caught, processes(2):
+        begin(gate.work, 0)
+        signal.raise_signal(number)
+    assert caught.value.exit_code == 128 + number
+    assert gate.gone()
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_what_was_not_taken_in_its_block_is_done_again():

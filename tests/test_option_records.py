@@ -36,7 +36,7 @@ def test_a_keyword_near_to_none_lists_them():
 
 @pytest.mark.parametrize("options", [{"stage": 1}, gopt.VerifyOptions(), 3, {}, 0])
 def test_a_record_of_another_kind_is_refused(options):
-    with pytest.raises(OptionError, match="options cannot be of type"):
+    with pytest.raises(OptionError, match="options cannot be"):
         gopt.shard(STEP, 2, options)
 
 
@@ -83,7 +83,7 @@ def test_whole_numbers_of_numpy_become_pythons():
 
 @pytest.mark.parametrize("mesh", [None, 2.0, True, (2,), {"shard": 2}])
 def test_what_is_no_mesh_is_refused(mesh):
-    with pytest.raises(OptionError, match="a mesh cannot be"):
+    with pytest.raises(OptionError, match="mesh cannot be"):
         gopt.shard(STEP, mesh)
 
 

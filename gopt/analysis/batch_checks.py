@@ -33,13 +33,13 @@ def refuse_state_batches(step: StepSkeleton) -> None:
 
 def _adds(step: StepSkeleton, output: str, name: str) -> bool:
     """Return whether the output is the input with something added to it."""
-    left, seen = [output], set()
+    left, seen = [(output, False)], set()
     while left:
-        value = left.pop()
-        if value == name:
+        value, added = left.pop()
+        if value == name and added:
             return True
         node = step.index.producers.get(value)
-        if value not in seen and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
-            left += node.inputs
-        seen.add(value)
+        if (value, added) not in seen and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
+            left += [(each, added or len(node.inputs) > 1) for each in node.inputs]
+        seen.add((value, added))
     return False

@@ -234,7 +234,10 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
         if given:
             why = _disqualified(step, context, name, given)
             if why:
-                raise OptionError(f"{given!r} cannot be the gradient of {name!r}: {why}")
+                raise OptionError(
+                    f"{given!r} cannot be the gradient of {name!r}: {why}",
+                    f"leave {name!r} out of the map of parameters, and gopt looks for its gradient",
+                )
         gradient = given or find_gradient(context, name, step.updated[name])
         single = types[name].elements == 1 and not given
         if gradient is None or (single and (gradient in context.clean or gradient in chosen)):
@@ -250,7 +253,7 @@ def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradi
     producer = step.index.producers.get(gradient)
     if producer is None or gradient not in types:
         return "no node makes it"
-    if types[gradient].shape != types[name].shape:
+    if not types[gradient].may_have_shape_of(types[name]):  # behind a loop the types of values are not known
         return f"it is {types[gradient]}, the parameter {types[name]}"
     if gradient not in step.tainted or id(producer) in step.forward:
         return "it does not come from the backward"

@@ -133,7 +133,7 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
         if local:
             break
         tainted = [operand for operand in node.reads if operand in context.tainted]
-        if single:  # a flag over all gradients is no gradient
+        if single:  # a flag over all gradients is not a gradient
             if context.masks_locally(node):
                 break
             tainted = context.adjoints([o for o in tainted if index.graph.type_of(o).dtype != "bool"])

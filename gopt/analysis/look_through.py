@@ -61,7 +61,7 @@ class LookThroughView:
             if Phase.UPDATE in found[place] and len(found[place]) > 1:
                 raise UnsupportedError(
                     f"{node.op_type} {node.label!r} carries values of the update together with others",
-                    "make them two calls",
+                    "split it into two calls",
                 )
             node.phase = min(found[place], key=list(Phase).index)
         return replace(training, graph=graph)

@@ -137,7 +137,7 @@ def plan_buckets(items: Sequence[Item], cap: int) -> list[Bucket]:
             continue
         held = open_.setdefault(item.key, [])
         if held and filled[item.key] + item.nbytes > cap:
-            done.append(Bucket(tuple(held), f"the next tensor would pass the cap of {cap} bytes"))
+            done.append(Bucket(tuple(held), f"the next tensor would exceed the cap of {cap} bytes"))
             held.clear()
         filled[item.key] = item.nbytes + (filled[item.key] if held else 0)
         held.append(item)

@@ -14,7 +14,8 @@ import numpy as np
 
 from gopt.analysis.layout_aliases import RESHAPES, identity, keeps_order
 from gopt.analysis.operators import REDUCTIONS, elementwise
-from gopt.ir.graph import Graph, Node, Tensor, clone
+from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
 
 Shape = tuple[int, ...]
@@ -102,7 +103,7 @@ class _Finder:
                 run.leaves[name] = None
                 continue
             run.inner.append(producer)
-            stack += [each for each in producer.inputs if each and self._shape(each) == flat]
+            stack += [each for each in producer.inputs if self._shape(each) == flat]
             stack += [each.outputs[0] for each in self.users.get(name, ()) if self._goes_on(each, flat)]
         return run
 
@@ -196,7 +197,12 @@ class _Mover:
             for name in node.outputs:
                 nodes += self.behind.get(name, ())
         written = self.graph.file_nodes or self.graph.nodes
-        return replace(self.graph, nodes=nodes, types=self.types, initializers=self.constants, file_nodes=written)
+        own = self.graph.types
+        moved = {name: own[name] for name, type in self.types.items() if name in own and own[name] != type}
+        return replace(
+            self.graph, nodes=nodes, types=self.types, initializers=self.constants, file_nodes=written,
+            file_types=moved | self.graph.file_types,
+        )  # fmt: skip
 
     def _written(self, node: Node) -> Node:
         if id(node) in self.ends:

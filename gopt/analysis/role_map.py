@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
+from gopt.option_records import check_types
 from gopt.suggestions import did_you_mean
 
 
@@ -23,6 +24,9 @@ class RoleMap:
     batch: Sequence[str] = ()
     shared: Sequence[str] = ()
     """Scalars of the forward that the update reads as means over the ranks."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
@@ -42,4 +46,7 @@ class RoleMap:
         first: dict[str, str] = {}
         for name, output in self.states.items():
             if first.setdefault(output, name) != name:
-                raise OptionError(f"the role map says that {output!r} replaces both {first[output]!r} and {name!r}")
+                raise OptionError(
+                    f"the role map says that {output!r} replaces both {first[output]!r} and {name!r}",
+                    "name another output for one of them",
+                )

@@ -29,6 +29,7 @@ from gopt.analysis.state_matching import (
 from gopt.analysis.states import assemble
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
+from gopt.analysis.unchanged_outputs import refuse_unchanged, refuse_unvalued
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
@@ -78,7 +79,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
             )
         if not pairs:
             raise InputError(
-                "this is no training step: no output replaces an input, and no output is a loss",
+                "this is not a training step: no output replaces an input, and no output is a loss",
                 "gopt reads one step as a graph: forward, backward and update with states as inputs and outputs",
                 "gopt derive makes one from a forward model, gopt export from PyTorch",
             )
@@ -94,12 +95,29 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         raise InputError(
             "no state found: no output is the new value of an input", "name the pairs with --states INPUT=OUTPUT"
         )
+    refuse_unchanged(index, pairs, roles)
+    _refuse_texts(graph)
     step = StepSkeleton(index, pairs, loss, roles)
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)
     found = find_gradients(step)
     _settle_losses(index, losses, found, pairs, roles)
-    return assemble(step, found)
+    training = assemble(step, found)
+    refuse_unvalued(training, roles)
+    return training
+
+
+def _refuse_texts(graph: Graph) -> None:
+    """Raise UnsupportedError where a step takes or gives strings: a launcher has no numbers to feed or to reduce."""
+    for what, table in (("input", graph.inputs), ("output", graph.outputs)):
+        for name, type in table.items():
+            if type.dtype == "string":
+                raise UnsupportedError(
+                    f"{what} {name!r} holds strings, and steps take and give numbers",
+                    "leave it out of the step, or turn it into numbers before"
+                    if what == "input"
+                    else "leave it out of the step",
+                )
 
 
 def shows_states(graph: Graph, roles: RoleMap) -> bool:
@@ -242,7 +260,13 @@ def _settle_losses(
     behind = descendants(index, found.gradients.values())
     rivals = [name for name in losses[1:] if name not in pairs and name not in behind]
     if rivals:
+        if len(rivals) == 1:
+            raise UnsupportedError(
+                f"two outputs could be the loss: {losses[0]!r} and {rivals[0]!r}",
+                f"name the one that the gradients belong to: --loss {losses[0]}",
+            )
+        names = ", ".join(map(repr, [losses[0], *rivals]))
         raise UnsupportedError(
-            f"two outputs could be the loss: {losses[0]!r} and {rivals[0]!r}",
-            f"name the one that the gradients belong to: --loss {losses[0]}",
+            f"several outputs could be the loss: {names}",
+            f"name the one that the gradients belong to: --loss {rivals[-1]}",
         )

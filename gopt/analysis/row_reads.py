@@ -31,7 +31,7 @@ class Lookup:
 
 @dataclass(slots=True)
 class RowReads:
-    """All that forward and backward read of a parameter; ``whole``: why it is no table, '' where rows alone are."""
+    """All that forward and backward read of a parameter; ``whole``: why it is not a table, '' where rows alone are."""
 
     lookups: list[Lookup] = field(default_factory=list)
     whole: str = ""
@@ -47,7 +47,7 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
     views: list[tuple[str, tuple[Node, ...]]] = [(parameter, ())] if shape else []
     for view, through in views:  # grows
         if through and view in values.graph.outputs:
-            found.whole = found.whole or f"output {view} shows all of it"
+            found.whole = found.whole or f"output {view} contains all of it"
         for node in values.index.users.get(view, ()):
             if node.phase is Phase.UPDATE or reads_shape_only(node):
                 continue

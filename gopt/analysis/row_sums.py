@@ -79,15 +79,15 @@ class RowSums:
             part = replace(part, value=self.values.root(part.value))
             node = self.values.index.producers.get(part.value)
             if node is None:
-                raise NoRowSum(f"{part.value} is no sum of rows")
+                raise NoRowSum(f"{part.value} is not a sum of rows")
             parts += self._taken_apart(part, node)[::-1]
         if not self.terms:
-            raise NoRowSum(f"{gradient} is no sum of rows")
+            raise NoRowSum(f"{gradient} is not a sum of rows")
 
     def _refuse_readers(self, value: str, gradient: str) -> None:
         """The dense sum must be of no further use."""
         if value in self.values.graph.outputs:
-            raise NoRowSum(f"output {value} shows all of its gradient")
+            raise NoRowSum(f"output {value} contains all of its gradient")
         readers = self.values.index.users.get(value, ())
         if value != gradient and len(readers) > 1:
             raise NoRowSum(f"{value}, a part of its gradient, has {len(readers)} readers")
@@ -114,7 +114,7 @@ class RowSums:
         if keeps_rows(self.values, node):
             return node.inputs[0]
         if not node.is_in(_PASSED):
-            raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is no sum of rows")
+            raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is not a sum of rows")
         out = self.values.shape(node.outputs[0])
         type_of = self.values.graph.type_of
         big = [name for name in node.inputs if type_of(name).elements != 1 and not self._by_row(name, out)]
@@ -160,7 +160,7 @@ class RowSums:
         ids = "" if offset or not plain else self._hot(left, not attributes.get("transA", 0))
         given = self.values.shape(right)
         if not ids or not given or len(given) > 2:
-            raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is no sum of rows")
+            raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is not a sum of rows")
         return self._term(part, node, ids, right)
 
     def _hot(self, name: str, ids_last: bool) -> str:

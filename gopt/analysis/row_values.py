@@ -17,6 +17,7 @@ from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.analysis.operators import control_flow, draws
+from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Graph, Node
 
 IN_ORDER = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
@@ -78,14 +79,7 @@ class RowValues:
             tensor = self.graph.initializers.get(name)
             stored = tensor is not None and name not in self.graph.inputs and tensor.type.dtype != "string"
             return np.asarray(tensor.numpy()) if tensor is not None and stored else None
-        if not node.is_a("Constant"):
-            return None
-        for key, value in node.attributes.items():
-            if key == "value":
-                return np.asarray(onnx.numpy_helper.to_array(value))
-            if key in ("value_float", "value_int", "value_floats", "value_ints"):
-                return np.asarray(value)
-        return None
+        return constant_array(node.attributes) if node.is_a("Constant") else None
 
     def number(self, name: str) -> float | None:
         """A constant of one element."""

@@ -15,7 +15,8 @@ import numpy as np
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.ir.graph import Graph, Node, Tensor, clone
+from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, numpy_dtype
 
 SUFFIX = ".over_ranks"
@@ -61,7 +62,7 @@ def _apart(graph: Graph, values: Sequence[str]) -> Graph:
             why = f"it is {type}" if name in producers else "no node makes it"
             raise OptionError(f"--shared {name}: {why}", "name a floating scalar of the step, such as its loss")
         if not any(name in node.reads for node in graph.nodes):
-            raise OptionError(f"--shared {name}: nothing reads it")
+            raise OptionError(f"--shared {name}: nothing reads it", "leave it out")
     new = {name: f"{name}{SUFFIX}" for name in fresh}
     nodes: list[Node] = []
     for old in graph.nodes:
@@ -70,7 +71,11 @@ def _apart(graph: Graph, values: Sequence[str]) -> Graph:
             node = clone(old)
             node.inputs = [new.get(name, name) for name in old.inputs]
         if any(name in new for name in old.captures):
-            raise UnsupportedError(f"--shared: the body of {old.label!r} reads the value")
+            read = next(name for name in old.captures if name in new)
+            raise UnsupportedError(
+                f"--shared {read}: the body of {old.label!r} reads the value",
+                "inline the body, or pass the value in as an input of the node",
+            )
         nodes.append(node)
         nodes += [Node("Identity", [name], [new[name]]) for name in old.outputs if name in new]
     types = graph.types | {made: graph.types[name] for name, made in new.items()}
@@ -84,10 +89,12 @@ def _check_reach(training: TrainingGraph, names: dict[str, str]) -> None:
         behind = ancestors(index, [name])[1]
         gradient = next((each for each in training.gradients.values() if each in behind), None)
         if gradient is not None:
-            raise OptionError(f"--shared {name}: it follows the gradient {gradient!r}, which is a mean already")
+            raise OptionError(
+                f"--shared {name}: it follows the gradient {gradient!r}, which is a mean already", "leave it out"
+            )
         kept = next((s.tensor for s in training.states if s.tensor in behind and s.kind is StateKind.STATISTIC), None)
         if kept is not None:
-            raise OptionError(f"--shared {name}: it depends on the statistic {kept!r}")
+            raise OptionError(f"--shared {name}: it depends on the statistic {kept!r}", "name a value of the forward")
 
 
 def _restored(training: TrainingGraph, names: dict[str, str]) -> TrainingGraph:

@@ -19,7 +19,8 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.ir.graph import COMM, Graph, Node, Tensor, clone
+from gopt.ir.graph import COMM, Graph, Node, clone
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.mesh import Mesh
 
@@ -30,7 +31,7 @@ def adopt_source_collectives(training: TrainingGraph, roles: RoleMap, mesh: Mesh
     """The step without its calls over data axes, and without those over groups of one rank; roles found anew.
 
     Returns ``training`` itself when there are none. Raises OptionError for a group that the mesh has not,
-    UnsupportedError for a call over data axes that is no reduction of whole gradients over all of them.
+    UnsupportedError for a call over data axes that is not a reduction of whole gradients over all of them.
     """
     calls = [node for node in training.graph.nodes if node.domain == COMM]
     if not calls:
@@ -84,8 +85,8 @@ class _Finder:
         unsaid = sorted((axes & self.data) - data_axes(self.training.graph))
         if unsaid:
             raise OptionError(
-                f"{node.op_type} {node.label!r} meets other data along {unsaid[0]!r}, which was not said when the "
-                "source was loaded",
+                f"{node.op_type} {node.label!r} joins ranks that read different data along {unsaid[0]!r}, and this "
+                "axis was not declared when the source was loaded",
                 f"load it with axes={{{unsaid[0]!r}: 'data'}}",
             )
         return axes
@@ -115,13 +116,13 @@ class _Finder:
         """Refuse a call over data axes that cannot be the reduction of a gradient."""
         what = f"{node.op_type} {node.label!r} over {node.attributes['group']}"
         if self.live(node) != self.data:
-            raise UnsupportedError(f"{what} reaches a part of the ranks that see different data, {self.mesh}", HINT)
+            raise UnsupportedError(f"{what} joins only a part of the ranks that see different data, {self.mesh}", HINT)
         if node.phase is not None and node.phase is not Phase.UPDATE:
-            raise UnsupportedError(f"{what} stands in the {node.phase.value}", HINT)
+            raise UnsupportedError(f"{what} is in the {node.phase.value}", HINT)
         if node.op_type not in SAME or (node.op_type == "Broadcast" and not pair):
             raise UnsupportedError(f"{what} is in the update: the source is sharded already", HINT)
         if node.attributes.get("reduce", "sum") not in ("sum", "mean"):
-            raise UnsupportedError(f"{what} is no sum or mean of gradients", HINT)
+            raise UnsupportedError(f"{what} is not a sum or mean of gradients", HINT)
 
     def _broadcast(self, reduce: Node) -> Node:
         """The Broadcast that sends what a Reduce leaves on its root."""
@@ -154,7 +155,7 @@ class _Finder:
             source = self._scaled(node) if node is not None else None
             if node is None or source is None or value in self.training.graph.outputs:
                 raise UnsupportedError(
-                    f"{call.op_type} {call.label!r} over {call.attributes['group']} carries {name!r}, which is no "
+                    f"{call.op_type} {call.label!r} over {call.attributes['group']} carries {name!r}, which is not a "
                     "parameter's gradient, nor a scaled one",
                     HINT,
                 )

@@ -18,7 +18,8 @@ import numpy as np
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import Graph, Node, Tensor
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 
 JOIN_COST = 1 << 10
@@ -100,7 +101,7 @@ def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict
     unmatched = {output: dict(found) for output, found in reach.items() if found}
     _match_forced(unmatched, pairs)
     for output, found in unmatched.items():
-        # A factor is no old value where there is another candidate.
+        # A factor is not an old value where there is another candidate.
         added = {name: depth for name, depth in found.items() if depth < FACTOR_COST}
         unmatched[output] = added or found
     _match_forced(unmatched, pairs)

@@ -72,6 +72,9 @@ class StateOrder:
         found = self._leaves.get(name)
         if found is None:
             tensor = self.graph.initializers.get(name)
-            small = tensor is not None and tensor.nbytes <= SMALL and not tensor.external
-            found = self._leaves[name] = zlib.crc32(tensor.numpy().tobytes() if tensor is not None and small else b"")
+            if tensor is None or tensor.nbytes > SMALL or tensor.external:
+                found = 0
+            else:
+                found = zlib.crc32(tensor.numpy().tobytes())
+            self._leaves[name] = found
         return found

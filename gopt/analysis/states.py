@@ -115,12 +115,14 @@ def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -
     statistics = [state for state in states if state.kind is StateKind.STATISTIC]
     if not statistics:
         return
-    made = [name for node in step.index.graph.nodes if id(node) in found.backward for name in node.outputs]
+    # A constant that the backward reads may be one of the forward, too.
+    nodes = [node for node in step.index.graph.nodes if id(node) in found.backward]
+    made = [name for node in nodes for name in node.outputs if name in step.tainted]
     behind = descendants(step.index, made)
     for state in statistics:
         if state.updated in behind:
             raise UnsupportedError(
-                f"state {state.tensor!r} follows the backward, and no parameter that is updated is its own",
+                f"state {state.tensor!r} follows the backward, but belongs to no parameter that is updated",
                 "make the new value of its parameter an output, or take the state out of the step",
             )
 

@@ -41,7 +41,7 @@ class TrainingGraph:
     """A source graph with its roles.
 
     ``gradients`` maps a parameter's input name to the value that is its gradient; nodes carry their phase.
-    ``batch`` and ``hyper`` are the inputs that are no states; ``metrics`` the other outputs.
+    ``batch`` and ``hyper`` are the inputs that are not states; ``metrics`` the other outputs.
     """
 
     graph: Graph

@@ -78,7 +78,7 @@ class _Finder:
                     continue
                 subgraph.states.append(state)
                 full[state.tensor] = state.of
-        # A step counter of a parameter's own has one element, and is no piece of it.
+        # A step counter of a parameter's own has one element, and is not a piece of it.
         self.owners = Ownership(self.graph, {name: of for name, of in full.items() if self._as_full(name, of)})
 
     def _as_full(self, name: str, parameter: str) -> bool:
@@ -144,7 +144,7 @@ class _Finder:
             if name in self.held_by_all:
                 subgraph.weaken(Mode.REPLICATED, f"{name}, a state of all ranks, is made of it")
             if name in self.graph.outputs and name not in self.reachable and not self.index.one_element(name):
-                subgraph.weaken(Mode.REPLICATED, f"output {name} shows its update")
+                subgraph.weaken(Mode.REPLICATED, f"output {name} is computed in its update")
         scalars = self.index.scalars
         full = [name for name in node.inputs if name and name not in scalars]
         outputs = [name for name in node.outputs if name]

@@ -21,7 +21,7 @@ def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tupl
     """Add a device configuration for the mesh to a source's header, and sharding specs of states to its nodes.
 
     The configuration has a device for each rank. A spec covers each state of which ranks hold parts, at each node that
-    reads it. A sharding that ONNX specs cannot express is left out: slices of a bucket that are no equal runs of rows.
+    reads it. A sharding that ONNX specs cannot express is left out: slices of a bucket that are not equal runs of rows.
     Configurations that gopt wrote before are replaced.
     """
     mesh = program.mesh

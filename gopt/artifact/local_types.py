@@ -10,7 +10,9 @@ import numpy as np
 import onnx
 from onnx import defs, numpy_helper, shape_inference
 
-from gopt.ir.graph import Node, read_type, value_info
+from gopt.ir.graph import Node
+from gopt.ir.opset import opset_of
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph
 from gopt.program import SpmdProgram
@@ -23,9 +25,7 @@ class LocalTypes:
 
     def __init__(self, program: SpmdProgram) -> None:
         self.program = program
-        self._opset = max(
-            (o.version for o in program.graph.header.opset_import if o.domain in ("", "ai.onnx")), default=1
-        )
+        self._opset = opset_of(program.graph.header)
         self._inferred: dict[object, tuple[TensorType, ...]] = {}
 
     def on(self, rank: RankGraph) -> OnRank:

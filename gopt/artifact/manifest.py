@@ -82,7 +82,7 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class InputEntry:
-    """An input that is no state."""
+    """An input that is not a state."""
 
     name: str
     dtype: str
@@ -163,6 +163,8 @@ class RankEntry:
     state: tuple[LocalState, ...]
     accumulators: tuple[LocalAccumulator, ...] = field(default=(), metadata=OPTIONAL)
     fed: tuple[FedInput, ...] = field(default=(), metadata=OPTIONAL)
+    startup: str | None = field(default=None, metadata=OPTIONAL)
+    """The file of its start-up graph, if it has one."""
 
     def feeds(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the rank's inputs, cut from a whole batch."""
@@ -173,6 +175,17 @@ class RankEntry:
     def inputs(self) -> list[str]:
         """The inputs of its files that hold its own states and accumulators."""
         return [each.input for each in self.state] + [each.input for each in self.accumulators]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenEntry:
+    """SHA-256, in hexadecimal, of what lies beside the ranks' files: by it ``gopt verify`` sees that one was edited."""
+
+    report: str
+    states_file: str = field(default="", metadata=OPTIONAL)
+    """Empty where the folder has no values."""
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """State of the source -> the digest of its start value, which ranks hold in pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +208,14 @@ class Manifest:
     parameter_server: ServerPlanEntry | None = field(default=None, metadata=OPTIONAL)
     """With trainers and servers: the mesh is that of the trainers, and the servers are ranks behind them."""
     source: str
+    startup: str | None = field(default=None, metadata=OPTIONAL)
+    """The file of the source's start-up graph, if it has one."""
     loss: str
     states: tuple[SourceState, ...]
     common: CommonEntry
     ranks: tuple[RankEntry, ...]
+    written: WrittenEntry | None = field(default=None, metadata=OPTIONAL)
+    """None in a folder of an older gopt, and where values were left out."""
 
     @property
     def schedule(self) -> dict[str, int]:
@@ -235,8 +252,9 @@ class Manifest:
         return [each for each in self.common.inputs if each.kind is kind]
 
     def digest(self) -> str:
-        """By it a checkpoint knows the ranks that it is of."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        """By it a checkpoint knows the ranks that it is of, from whatever values they start."""
+        ranks = replace(self, written=None).to_json()
+        return hashlib.sha256(json.dumps(ranks, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """The document as it is written."""

@@ -56,7 +56,7 @@ def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) 
     with staged_file(target) as data, staged_file(target) as staged:
         old = old_data(target)
         with data.open() as file:
-            name = data_name(target, values.write_to(file))
+            name = data_name(target, values.write_to(file).file)
         _fill(staged, model_bytes(graph, values.offset, name, {}))
         with defer_signals():
             made = _put_data(data, target.with_name(name), force)

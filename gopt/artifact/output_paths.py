@@ -17,6 +17,7 @@ from gopt.artifact.manifest import MANIFEST_FILE
 from gopt.artifact.manifest_check import parse_manifest
 from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE
+from gopt.artifact.startup_graphs import STARTUP_FILE
 from gopt.artifact.states_file import STATES_FILE
 from gopt.disk.files import is_regular_file, reason
 from gopt.disk.paths import real_path
@@ -134,9 +135,10 @@ def _rank_files(target: Path, folder: Path) -> frozenset[str]:
                 f"{target} is not a valid output folder: --force does not replace it: {fault}",
                 f"look at it, and remove it by hand: rm -r {target}",
             ) from error
-        files = (name for rank in manifest.ranks for name in rank.files.values())
+        files = [name for rank in manifest.ranks for name in (*rank.files.values(), rank.startup or "")]
+        source = frozenset({STARTUP_FILE} if manifest.startup == STARTUP_FILE else ())
         _valid.clear()  # one command replaces one folder
-        _valid[digest] = frozenset(filter(_RANK.fullmatch, files))
+        _valid[digest] = source | frozenset(filter(_RANK.fullmatch, files))
     return _valid[digest]
 
 

@@ -10,12 +10,13 @@ import onnx
 from onnx import TensorProto, ValueInfoProto
 
 from gopt.artifact.serialize import external_tensor, named_tensor
-from gopt.artifact.states_file import StatesFile, stored
+from gopt.artifact.states_file import StatesFile
 from gopt.collectives.messages import AGGREGATE_ROWS
 from gopt.disk.files import create
 from gopt.ir.device_specs import drop_configurations, without_specs
-from gopt.ir.graph import COMM, Tensor, value_info
-from gopt.ir.types import nbytes
+from gopt.ir.graph import COMM
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import value_info
 from gopt.ir.wire_format import field
 from gopt.lower.phases import STEP, Phase
 from gopt.lower.rank_graph import Block, RankGraph, RankState
@@ -135,17 +136,8 @@ class _RankWriter:
             return external_tensor(name, tensor.type, self.values.offset[name])
         return named_tensor(name, tensor)
 
-    def _stored(self, state: RankState) -> str:
-        """The name under which a state is stored: its own where it has a place of its own."""
-        if state.input in self.values.offset and not any(piece.box for piece in state.pieces):
-            return state.input
-        return stored(state.stored, state.pieces[0].box)
-
     def _initial(self, state: RankState) -> TensorProto:
-        piece = state.pieces[0]
-        key = self._stored(state)
-        start = self.values.offset[key] + (0 if key == state.input else nbytes(state.type.dtype, piece.start))
-        return external_tensor(state.input, state.type, start)
+        return external_tensor(state.input, state.type, self.values.start_of(state))
 
     def _block(self, block: Block) -> bytes:
         data = self._blocks.get(block)
@@ -164,7 +156,7 @@ class _RankWriter:
             if state.output in self.graph.outputs:
                 own.output.append(value_info(state.output, state.type))
         for held in rank.states:
-            if held.input in self.graph.inputs and self._stored(held) in self.values.offset:
+            if held.input in self.graph.inputs and self.values.has(held):
                 own.initializer.append(self._initial(held))
         for name in sorted(rank.constants):
             own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))

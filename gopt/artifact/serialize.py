@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, ValueInfoProto
 
 from gopt.analysis.reshapes import MOVED
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.annotations import annotated
 from gopt.artifact.states_file import STATES_FILE, StatesFile
-from gopt.ir.graph import Graph, Tensor, value_info
+from gopt.ir.graph import Graph, Node
 from gopt.ir.symbol_table import RESERVED
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, dtype_code
 from gopt.ir.wire_format import field
 from gopt.opaque.function_export import prepare, source_nodes
@@ -88,10 +90,8 @@ def model_bytes(
     header = graph.header
     if layout is not None:
         header, nodes = annotated(graph, nodes, layout)
-    for node in nodes:
-        if node.domain not in ("", "ai.onnx"):
-            known = [name for name in node.outputs if graph.type_of(name).static]
-            body.value_info.extend(value_info(name, graph.types[name]) for name in known)
+    own = graph.file_types if graph.file_nodes is not None else {}
+    body.value_info.extend(declared_results(nodes, lambda name: own.get(name) or graph.type_of(name)))
     model = onnx.ModelProto()
     model.CopyFrom(header)
     prepare(model, functions)
@@ -102,6 +102,16 @@ def model_bytes(
     whole = b"".join(field(1, node.to_bytes()) for node in nodes) + body.SerializeToString(deterministic=True)
     before, behind = (_fields(model, numbers) for numbers in (range(1, _GRAPH), range(_GRAPH + 1, 1 << 29)))
     return before + field(_GRAPH, whole) + behind
+
+
+def declared_results(nodes: Sequence[Node], type_of: Callable[[str], TensorType]) -> Iterator[ValueInfoProto]:
+    """The types of results that a reader may not be able to infer, as far as they are static."""
+    bodies = any(
+        node.is_a("If", "Loop", "Scan", "SequenceMap") for node in nodes
+    )  # behind them inference may know none
+    for node in nodes:
+        if bodies or node.domain not in ("", "ai.onnx"):
+            yield from (value_info(name, type) for name in node.outputs if (type := type_of(name)).static)
 
 
 def _fields(model: onnx.ModelProto, numbers: range) -> bytes:

@@ -10,18 +10,16 @@ from typing import NoReturn
 
 from gopt import limits
 from gopt.analysis.loss_reduction import LossReduction
-from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState, Manifest, RankEntry
-from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, PullAt, ServerPlanEntry, TableEntry
+from gopt.artifact.server_entries import Mode, PullAt, ServerPlanEntry, TableEntry
+from gopt.artifact.server_key_check import check_keys
 from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.errors import InputError, OptionError
-from gopt.ir.types import known
 from gopt.parameter_server.row_init import RowInit
 from gopt.parameter_server.tables import TableLayout
 from gopt.sanitize import show
 
 _PS = "parameter_server"
-_WIRES = ("float16", "bfloat16")
 _APART = (Mode.ASYNC, Mode.HALF_ASYNC)
 
 
@@ -43,8 +41,6 @@ class _Plan:
         """For each server: input -> the state that it holds."""
         self.layouts: dict[str, TableLayout] = {}
         """Tensor with the rows of a table -> the table's layout."""
-        self.everywhere: dict[str, LocalState] = {}
-        """States that are equal on every server."""
 
     def check(self) -> None:
         self._options()
@@ -53,14 +49,7 @@ class _Plan:
         self._trainers()
         self._tables()
         self._servers()
-        buckets: dict[int, tuple[int, KeyEntry]] = {}
-        ranges: dict[str, list[tuple[int, int, int]]] = {}
-        for index, key in enumerate(self.entry.keys):
-            self._key(index, key)
-            self._bucket(index, key, buckets)
-            for piece in key.pieces:
-                ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop, index))
-        self._tiled(ranges)
+        check_keys(self.name, self.manifest, self.entry, self.held)
 
     def _refuse(self, where: str, what: str) -> NoReturn:
         raise InputError(f"{self.name}: {where}: {what}")
@@ -77,7 +66,7 @@ class _Plan:
             ("every", entry.every != 1, (Mode.GEO,)),
         ):
             if given and entry.mode not in modes:
-                self._refuse(f"{_PS}.{field}", f"it means nothing in mode {entry.mode}")
+                self._refuse(f"{_PS}.{field}", f"it has no effect in mode {entry.mode}")
         if entry.compensation is not None and not 0 <= entry.compensation < float("inf"):
             self._refuse(f"{_PS}.compensation", f"{entry.compensation} is not a number from 0")
         try:
@@ -152,7 +141,7 @@ class _Plan:
             where = f"{_PS}.tables[{index}]"
             found = self.states.get(entry.parameter)
             if found is None or found.type.elements != entry.rows * entry.width:
-                self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is no table of {entry.rows} rows")
+                self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is not a table of {entry.rows} rows")
             if entry.parameter in self.layouts:
                 self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is another table")
             if any(server >= self.entry.servers for server in entry.servers):
@@ -209,17 +198,12 @@ class _Plan:
                     layout = self.layouts.get(piece.tensor)
                     if layout is not None:
                         if piece != part_piece(layout, piece.tensor, rank.rank - self.trainers):
-                            self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "it is no part of its table")
+                            self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "it is not a part of its table")
                         tables.setdefault(piece.tensor, set()).add(rank.rank - self.trainers)
                         continue
                     if piece.box is not None or piece.every is not None:
                         self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "pieces of servers have no box")
                     ranges.setdefault(piece.tensor, set()).add((piece.start, piece.stop))
-        self.everywhere = {
-            name: state
-            for name, state in self.held[0].items()
-            if all(each.get(name) == state for each in self.held[1:])
-        }
         for tensor, layout in self.layouts.items():
             if tables.get(tensor, set()) != set(layout.servers):
                 self._refuse("ranks", f"some part of {show(tensor)} is on no server")
@@ -238,101 +222,3 @@ class _Plan:
                 return -1
             place = stop
         return place
-
-    # --- keys -------------------------------------------------------------------------------------------------------
-
-    def _key(self, index: int, key: KeyEntry) -> None:
-        where = f"{_PS}.keys[{index}]"
-        if key.server is not None and key.server >= self.entry.servers:
-            self._refuse(f"{where}.server", f"{key.server}, there are {self.entry.servers} servers")
-        if not known(key.dtype) or key.dtype == "string":
-            self._refuse(f"{where}.dtype", f"{show(key.dtype)} is not a numeric type")
-        if key.wire != key.dtype and key.wire not in _WIRES:
-            self._refuse(f"{where}.wire", f"{show(key.wire)} is neither {key.dtype}, float16 nor bfloat16")
-        size = 16
-        for length in key.shape:
-            size *= max(length, 1)
-            if size >= limits.ELEMENTS:
-                self._refuse(f"{where}.shape", "a tensor of 2**63 bytes or more")
-        if key.kind is KeyKind.PARAMETER:
-            self._parameter(where, key)
-        else:
-            self._scalar(where, key)
-
-    def _parameter(self, where: str, key: KeyEntry) -> None:
-        if not key.pieces:
-            self._refuse(f"{where}.pieces", "a parameter's key is of at least one piece")
-        for number, piece in enumerate(key.pieces):
-            state = self.states.get(piece.tensor)
-            if state is None or state.kind is not StateKind.PARAMETER:
-                self._refuse(f"{where}.pieces[{number}].tensor", f"{show(piece.tensor)} is not a parameter")
-            if state.dtype != key.dtype:
-                self._refuse(f"{where}.dtype", f"{key.dtype}, but {show(piece.tensor)} is {state.dtype}")
-        elements = sum(piece.elements for piece in key.pieces)
-        if key.elements != elements:
-            self._refuse(f"{where}.shape", f"{key.elements} elements, its pieces have {elements}")
-        if not key.inputs or len(key.inputs) != len(key.outputs):
-            self._refuse(f"{where}.inputs", f"{len(key.inputs)} inputs and {len(key.outputs)} outputs")
-        if key.wire != key.dtype and key.dtype not in ("float32", "float64"):
-            self._refuse(f"{where}.wire", f"{show(key.wire)}, but elements of {key.dtype} travel as they are")
-        held = self._held(where, key)
-        if held[key.inputs[0]].pieces != key.pieces:
-            self._refuse(f"{where}.pieces", f"the server holds other pieces in {show(key.inputs[0])}")
-
-    def _held(self, where: str, key: KeyEntry) -> dict[str, LocalState]:
-        """Return the states that the servers of a key hold, with all of its inputs and outputs."""
-        held = self.everywhere if key.server is None else self.held[key.server]
-        who = "every server" if key.server is None else f"server {key.server}"
-        for number, (input, output) in enumerate(zip(key.inputs, key.outputs)):
-            if input not in held:
-                self._refuse(f"{where}.inputs[{number}]", f"{show(input)} is not a state of {who}")
-            if held[input].output != output:
-                self._refuse(f"{where}.outputs[{number}]", f"{show(output)} does not replace {show(input)}")
-        return held
-
-    def _scalar(self, where: str, key: KeyEntry) -> None:
-        """Check a key that is on all servers and has no owner."""
-        if key.server is not None:
-            self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")
-        if key.pieces:
-            self._refuse(f"{where}.pieces", f"a {key.kind} cannot have pieces")
-        if key.elements != 1:
-            self._refuse(f"{where}.shape", f"a {key.kind} is one number, not {key.elements}")
-        if (key.kind is KeyKind.VALUE) != bool(key.gradient):
-            self._refuse(f"{where}.gradient", f"{show(key.gradient)}: of these keys a value alone is pushed")
-        counts = {KeyKind.SCALAR: (1, 1), KeyKind.VALUE: (0, 0), KeyKind.METRIC: (0, 1)}[key.kind]
-        if (len(key.inputs), len(key.outputs)) != counts:
-            self._refuse(f"{where}.inputs", f"a {key.kind} has {counts[0]} inputs and {counts[1]} outputs")
-        if key.kind is KeyKind.SCALAR:
-            self._held(where, key)
-        elif key.kind is KeyKind.METRIC:
-            shown = {each.name for each in self.manifest.common.outputs} - {self.manifest.loss}
-            if key.outputs[0] not in shown:
-                self._refuse(f"{where}.outputs[0]", f"{show(key.outputs[0])} is not a metric")
-
-    def _bucket(self, index: int, key: KeyEntry, seen: dict[int, tuple[int, KeyEntry]]) -> None:
-        """Keys of one bucket travel in one message between the same two."""
-        where = f"{_PS}.keys[{index}].bucket"
-        if key.bucket >= len(self.entry.keys):
-            self._refuse(where, f"{key.bucket}, but {len(self.entry.keys)} keys need no more buckets than that")
-        other, first = seen.setdefault(key.bucket, (index, key))
-        if (key.kind, key.server, key.wire) != (first.kind, first.server, first.wire):
-            self._refuse(where, f"{key.bucket} has key {other} too, of another server, kind or type")
-        if other != index and key.kind is not KeyKind.PARAMETER:
-            self._refuse(where, f"{key.bucket} has key {other} too: a {key.kind} travels alone")
-
-    def _tiled(self, ranges: dict[str, list[tuple[int, int, int]]]) -> None:
-        """Every element of a parameter that has a key is in one key."""
-        for tensor, found in ranges.items():
-            ordered = sorted(found)
-            place = 0
-            for start, stop, index in ordered:
-                if start != place or stop < start:
-                    what = f"elements {min(start, place)} to {max(start, place)} of {show(tensor)}"
-                    both = "are in another key too" if start < place else "are in no key"
-                    self._refuse(f"{_PS}.keys[{index}].pieces", f"{what} {both}")
-                place = stop
-            if place != self.states[tensor].type.elements:
-                index = ordered[-1][2]
-                what = f"{show(tensor)} ends at {place} of {self.states[tensor].type.elements} elements"
-                self._refuse(f"{_PS}.keys[{index}].pieces", what)

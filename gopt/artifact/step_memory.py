@@ -15,7 +15,7 @@ from gopt.ir.types import nbytes
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
 from gopt.sharding.traffic import Carries, CollectiveCall, find_calls
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})
 """Operators whose result can share its operand's memory."""
@@ -112,7 +112,7 @@ def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
     """
     if program.sharded and not program.split:
         return program.sharded
-    shardings = Shardings(program, strict=False).infer()
+    shardings = infer_shardings(program, strict=False)
     return {name: shardings.sharding(name) for name in shardings.known}
 
 

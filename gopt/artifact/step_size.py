@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report_record import BeforeAfter, RankUsage, SourceEntry, StepSize
 from gopt.artifact.step_memory import live, live_in_source
-from gopt.ir.graph import COMM, Tensor
+from gopt.ir.graph import COMM
+from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall, find_calls

@@ -7,7 +7,8 @@ import numpy as np
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import ServerPlanEntry, TableEntry
 from gopt.errors import InputError, InvariantError
-from gopt.ir.graph import Graph, Tensor
+from gopt.ir.graph import Graph
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.parameter_server.row_init import CHUNK, RowInit
 from gopt.parameter_server.tables import Layout, TableLayout

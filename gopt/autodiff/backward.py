@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from gopt.autodiff.differentiate import GRADIENT, Differentiated, differentiate
+from gopt.autodiff.differentiate import Differentiated, differentiate
 from gopt.autodiff.repairs import repair_transposed_convolutions
 from gopt.autodiff.seed_rules import remove_seed_axis
 from gopt.autodiff.shapes import settle_shapes
 from gopt.autodiff.simplify import rename, simplify
 from gopt.errors import UnsupportedError
-from gopt.importers.training_info import GradientCall
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
 from gopt.sanitize import show
@@ -21,13 +21,21 @@ _INSIDE = 4096
 """Bytes up to which a constant is shown to onnx-ad."""
 
 
+@dataclass(frozen=True, slots=True)
+class GradientCall:
+    """A Gradient operator. ``scalar``: what is differentiated; ``results``: input -> the value of its derivative."""
+
+    scalar: str
+    results: dict[str, str]
+
+
 def tidy(graph: Graph, made: Differentiated, forward: Collection[str]) -> None:
     """Bring a graph with a backward of onnx-ad into shape, in place. ``forward``: the values of the forward."""
     settle_shapes(graph)
     repair_transposed_convolutions(graph, set(forward))
-    remove_seed_axis(graph, made.seed)
+    remove_seed_axis(graph, made.seeds, set(made.gradients.values()))
     other_name = simplify(graph)
-    rename(graph, {other_name.get(value, value): f"{name}{GRADIENT}" for name, value in made.gradients.items()})
+    rename(graph, {other_name.get(value, value): value for value in made.gradients.values()})
 
 
 def expand_gradient(part: ModelProto, call: GradientCall) -> list[NodeProto]:

@@ -6,74 +6,101 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from gopt.autodiff.bfloat16 import as_bfloat16, as_float64, uses
+from gopt.autodiff.cuts import Cut, find_cuts, join, without
+from gopt.autodiff.operators import FreeNames, between, free_prefix, names_of, types_of
+from gopt.autodiff.refusals import refuse
+from gopt.autodiff.rewrites import expand, rewrite
+from gopt.autodiff.sequences import split_without_sequences
 from gopt.errors import OptionError, UnsupportedError
 from gopt.sanitize import show
 
 GRADIENT = ".grad"
-"""The gradient of ``W`` is the value ``W.grad``."""
-_PREFIX = "adj_"
+"""The gradient of ``W`` is the value ``W.grad``, where that name is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
     """A model with its backward. ``gradients``: input -> the value that is the gradient, of the input's shape;
-    ``unread``: inputs on which the scalar does not depend, or in steps alone; ``seed``: the value of shape [1]
-    with which the backward begins."""
+    ``unread``: inputs on which the scalar does not depend, or in steps alone; ``seeds``: values with an axis of seed
+    directions behind the others, at which the backward begins: of the scalar, and of operators that gopt
+    differentiates."""
 
     model: ModelProto
     gradients: dict[str, str]
     unread: tuple[str, ...]
-    seed: str
+    seeds: tuple[str, ...]
 
 
 def differentiate(model: ModelProto, scalar: str, inputs: Sequence[str], scale: str = "") -> Differentiated:
     """Append the derivatives of the output ``scalar`` by ``inputs``, each an input of the model without a value.
 
     ``scale``: a scalar value of the model by which all derivatives are multiplied. Raises UnsupportedError for an
-    operator that onnx-ad cannot differentiate, OptionError where onnx-ad is not installed.
+    operator that cannot be differentiated, OptionError where onnx-ad is not installed.
     """
+    # onnx-ad folds a value that is stored as a constant, though it is an input too: its gradient would be zero.
+    stored = {each.name for each in model.graph.initializer} & set(inputs)
+    assert not stored, stored
+    taken = names_of(model)
+    prefix = free_prefix("adj_", taken)
+    model = rewrite(split_without_sequences(expand(model)), scalar, inputs, free_prefix("as_", taken))
+    types = types_of(model)
+    refuse(model, scalar, inputs, types)
+    cuts = find_cuts(model, scalar, inputs, types, free_prefix("cut_", taken))
+    made = _reverse(without(model, cuts), scalar, inputs, cuts, prefix)
+    while dead := _without_path(made, [cut.result for cut in cuts if cut.outputs], prefix):
+        cuts = [cut for cut in cuts if cut.result not in dead]
+        made = _reverse(without(model, cuts), scalar, inputs, cuts, prefix)
+    seeds = (f"{prefix}{scalar}", *join(made, cuts, prefix))
+    _remove_seed(made, seeds[0], scale)
+    return _with_gradients(made, inputs, prefix, seeds)
+
+
+def _reverse(model: ModelProto, scalar: str, inputs: Sequence[str], cuts: Sequence[Cut], prefix: str) -> ModelProto:
+    """The model with its backward, as onnx-ad writes it."""
     try:
         import onnx_ad
     except ModuleNotFoundError as error:
         if error.name != "onnx_ad":
             raise
         raise OptionError("derivatives need onnx-ad", "pip install 'gopt[derive]'") from None
-    # onnx-ad folds a value that is stored as a constant, though it is an input too: its gradient would be zero.
-    stored = {each.name for each in model.graph.initializer} & set(inputs)
-    assert not stored, stored
-    _refuse_weights(model, set(inputs))
+    # The scalar comes first: onnx-ad reads the number of directions off the first seed.
+    outputs = [scalar, *(name for cut in cuts for name in cut.outputs.values())]
+    by = [*inputs, *(cut.result for cut in cuts if cut.outputs)]
+    narrow = uses(model, TensorProto.BFLOAT16)
     try:
-        made = onnx_ad.reverse(model, inputs=list(inputs), outputs=[scalar], prefix=_PREFIX, layout="onnx")
+        made: ModelProto = onnx_ad.reverse(
+            as_float64(model) if narrow else model, inputs=by, outputs=outputs, prefix=prefix, layout="onnx"
+        )
     except onnx_ad.UnsupportedOperator as error:
         raise UnsupportedError(
-            f"onnx-ad cannot differentiate this model: {show(str(error))}",
+            f"onnx-ad cannot differentiate this model: {show(str(error))}{_unshaped(model, scalar, inputs)}",
             "--freeze the parameters behind that operator, or replace it in the model",
         ) from None
-    except ValueError as error:  # a name that it needs is taken
-        raise UnsupportedError(f"onnx-ad refuses this model: {show(str(error))}", "rename that value") from None
-    _remove_seed(made, f"{_PREFIX}{scalar}", scale)
-    return _with_gradients(made, inputs, f"{_PREFIX}{scalar}")
+    return as_bfloat16(made) if narrow else made
 
 
-def _refuse_weights(model: ModelProto, inputs: set[str]) -> None:
-    """Refuse by name what onnx-ad refuses without one: weights of convolutions in groups, and of transposed ones."""
+def _unshaped(model: ModelProto, scalar: str, inputs: Sequence[str]) -> str:
+    """A clause that names the first operator between ``inputs`` and ``scalar`` whose result has no known shape; ''."""
+    types = types_of(model)
+    behind, ahead = between(model, inputs, scalar, types)
     for node in model.graph.node:
-        if node.op_type not in ("Conv", "ConvTranspose") or node.input[1] not in inputs:
-            continue
-        groups = next((each.i for each in node.attribute if each.name == "group"), 1)
-        if groups > 1 or node.op_type == "ConvTranspose":
-            kind = f"Conv in {groups} groups" if node.op_type == "Conv" else "ConvTranspose"
-            raise UnsupportedError(
-                f"{show(node.input[1])} is the weight of a {kind} ({show(node.output[0])}), which onnx-ad cannot "
-                "differentiate by it",
-                f"--freeze {node.input[1]}",
-            )
+        for name in node.output:
+            if name in behind and name in ahead and (name not in types or types[name].shape is None):
+                return f"; onnx infers no shape for the result of {node.op_type} {show(name)}"
+    return ""
+
+
+def _without_path(model: ModelProto, names: Sequence[str], prefix: str) -> set[str]:
+    """Of ``names``, those whose derivative is zeros, for want of a path to the scalar."""
+    producers = {name: node for node in model.graph.node for name in node.output}
+    return {name for name in names if producers[producers[f"{prefix}{name}"].input[0]].op_type == "ConstantOfShape"}
 
 
 def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:
-    """One direction, of length one or of the given scale: the seed is no input any more."""
+    """One direction, of length one or of the given scale: the seed is not an input any more."""
     graph = model.graph
     kept = [each for each in graph.input if each.name != seed]
     kind = next(each for each in graph.input if each.name == seed).type.tensor_type.elem_type
@@ -94,21 +121,18 @@ def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:
     graph.node.extend(nodes)
 
 
-def _with_gradients(model: ModelProto, inputs: Sequence[str], seed: str) -> Differentiated:
+def _with_gradients(model: ModelProto, inputs: Sequence[str], prefix: str, seeds: tuple[str, ...]) -> Differentiated:
     """Derivatives without the axis of directions, as values and no longer as outputs."""
     graph = model.graph
-    made = {f"{_PREFIX}{name}" for name in inputs}
+    made = {f"{prefix}{name}" for name in inputs}
     kept = [each for each in graph.output if each.name not in made]
     del graph.output[:]
     graph.output.extend(kept)
-    last = f"{_PREFIX}.last_axis"
+    last = f"{prefix}.last_axis"
     graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), last))
-    producers = {name: node for node in graph.node for name in node.output}
-    gradients, unread = {}, []
+    unread, gradients, names = _without_path(model, inputs, prefix), {}, FreeNames(names_of(model))
     for name in inputs:
-        if producers[producers[f"{_PREFIX}{name}"].input[0]].op_type == "ConstantOfShape":  # zeros, and no path
-            unread.append(name)
-            continue
-        gradients[name] = f"{name}{GRADIENT}"
-        graph.node.append(helper.make_node("Squeeze", [f"{_PREFIX}{name}", last], [gradients[name]]))
-    return Differentiated(model, gradients, tuple(unread), seed)
+        if name not in unread:
+            gradients[name] = names.take(f"{name}{GRADIENT}")
+            graph.node.append(helper.make_node("Squeeze", [f"{prefix}{name}", last], [gradients[name]]))
+    return Differentiated(model, gradients, tuple(name for name in inputs if name in unread), seeds)

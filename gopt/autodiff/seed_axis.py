@@ -7,7 +7,7 @@ it. What has no rule gets the axis back in front of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,28 +28,30 @@ class Bare:
 
 
 class Remover:
-    """Rewrites a graph in place. ``seed``: the value of shape [1] from which the axis comes.
+    """Rewrites a graph in place. ``seeds``: values whose last dimension is the axis, at which it comes in; ``ends``:
+    values that have it no more.
 
     ``rules``: by operator; a rule adds what takes a node's place, or returns False.
     """
 
-    def __init__(self, graph: Graph, seed: str, rules: Rules) -> None:
+    def __init__(self, graph: Graph, seeds: Collection[str], ends: Collection[str], rules: Rules) -> None:
         self.graph, self.values, self.rules = graph, Values(graph), rules
         self.nodes: list[Node] = []
         self.bare: dict[str, Bare] = {}
         """Values that have the axis -> the same without it."""
         self.whole: set[str] = set(graph.inputs) | set(graph.initializers)
         """Values with the axis that stand in the graph again."""
-        self.seed = seed
+        self.seeds, self.ends = seeds, ends
 
     def run(self) -> None:
-        array = self.values.array(self.seed)
-        if array is not None:
-            self.bare[self.seed] = Bare(self.values.constant(array.reshape(())), 0)
+        for seed in self.seeds:
+            array = self.values.array(seed)
+            if array is not None:
+                self.bare[seed] = Bare(self.values.constant(array.reshape(())), 0)
         for node in self.graph.nodes:
-            if node.outputs[0] == self.seed:  # a Reshape of a scalar
-                self.bare[self.seed] = Bare(node.inputs[0], 0)
-            elif self._rewritten(node):
+            if node.outputs[0] in self.seeds:  # a Reshape of a value without the axis
+                self.bare[node.outputs[0]] = Bare(node.inputs[0], len(self.shape(node.outputs[0]) or (1,)) - 1)
+            elif self._ended(node) or self._rewritten(node):
                 continue
             for name in node.reads:
                 self.restore(name)
@@ -57,6 +59,12 @@ class Remover:
         for name in self.graph.outputs:
             self.restore(name)
         self.graph.nodes = self.nodes
+
+    def _ended(self, node: Node) -> bool:
+        """Return whether a node takes the axis away for good: dimensions of one element behind it are the value's."""
+        name = node.outputs[0]
+        bare, shape = self.bare.get(node.inputs[0]) if node.inputs else None, self.shape(name)
+        return name in self.ends and bare is not None and shape is not None and self.plain(node, bare.name, shape)
 
     def _rewritten(self, node: Node) -> bool:
         if node.captures or len(node.outputs) != 1 or not any(name in self.bare for name in node.inputs):

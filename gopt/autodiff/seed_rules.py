@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gopt.autodiff.seed_axis import Remover, Rules
 from gopt.ir.graph import Graph, Node
 
 
-def remove_seed_axis(graph: Graph, seed: str) -> None:
-    """Rewrite a graph in place. ``seed``: the value of shape [1] from which the axis comes."""
-    Remover(graph, seed, RULES).run()
+def remove_seed_axis(graph: Graph, seeds: Collection[str], ends: Collection[str]) -> None:
+    """Rewrite a graph in place. ``seeds``: values whose last dimension is the axis, at which it comes in; ``ends``:
+    values that have it no more."""
+    Remover(graph, seeds, ends, RULES).run()
 
 
 def _elementwise(remover: Remover, node: Node) -> bool:

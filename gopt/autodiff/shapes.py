@@ -6,7 +6,9 @@ import onnx
 
 from gopt.autodiff.simplify import constant_result
 from gopt.autodiff.values import Values
-from gopt.ir.graph import Graph, Tensor, read_type, value_info
+from gopt.ir.graph import Graph
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType
 
 _ROUNDS = 8
@@ -20,14 +22,15 @@ def settle_shapes(graph: Graph) -> None:
         open_ = sum(not graph.type_of(name).static for node in graph.nodes for name in node.outputs if name)
         if not open_:
             return
-        _fold(graph)
+        fold_integers(graph)
         _infer(graph)
         left = sum(not graph.type_of(name).static for node in graph.nodes for name in node.outputs if name)
         if left == open_:
             return
 
 
-def _fold(graph: Graph) -> None:
+def fold_integers(graph: Graph) -> None:
+    """Store small whole numbers that nodes make of constants and of known shapes, in place of the nodes."""
     values, kept = Values(graph), []
     outer = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
     for node in graph.nodes:

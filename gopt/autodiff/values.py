@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gopt.ir.graph import Graph, Node, Tensor
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 
 

@@ -46,7 +46,7 @@ class Attribute:
         many = self.kind in (Kind.INTS, Kind.STRINGS)
         items = value if many else [value]
         if not isinstance(items, (list, tuple)) or not all(isinstance(item, one) for item in items):
-            raise InputError(f"{op}: attribute {self.name} is no {self.kind.value}: {value!r:.80}")
+            raise InputError(f"{op}: attribute {self.name} is not of type {self.kind.value}: {value!r:.80}")
         if self.choices and value not in self.choices:
             raise InputError(f"{op}: {self.name} is {value!r}", f"it may be {', '.join(self.choices)}")
         return tuple(value) if many else value

@@ -36,7 +36,7 @@ def broadcast(call: Call) -> list[PartialType]:
     result = stated(call)
     is_root = bool(call.inputs) if call.index is None else call.index == call["root"]
     if is_root != bool(call.inputs):
-        raise InputError(f"{call.op}: the root, member {call['root']}, and no other has inputs; not so {call.index}")
+        raise InputError(f"{call.op}: only the root, member {call['root']}, has inputs: wrong on member {call.index}")
     if is_root and len(call.inputs) != len(result):
         raise InputError(f"{call.op}: {len(call.inputs)} inputs for {len(result)} shapes")
     for (_, found), (_, shape) in zip(call.inputs, result, strict=False):
@@ -68,7 +68,7 @@ def all_gather(call: Call) -> list[PartialType]:
     if elements != sum(lengths):
         raise InputError(f"{call.op}: cuts end at {sum(lengths)}, the shapes hold {elements}")
     if not _agrees(_shape(call), (_own(call, lengths),)):
-        raise InputError(f"{call.op}: the shard of member {call.index} has shape {_shape(call)}, cuts say otherwise")
+        raise InputError(f"{call.op}: the shard of member {call.index} has shape {_shape(call)}, not that of its cuts")
     return result
 
 

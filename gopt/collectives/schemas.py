@@ -27,7 +27,7 @@ _MANIFEST_WORDS = {word: name for name, word in _ONNX_WORDS.items()}
 def register() -> None:
     """Register every collective with onnx, once per process; a second call does nothing.
 
-    A node's group is a name, and its index in it is no part of the node, so a dimension that depends on the rank is
+    A node's group is a name, and its index in it is not a part of the node, so a dimension that depends on the rank is
     inferred only where it is alike on all of them. Inference of a malformed node raises as the record does.
     """
     import onnx.defs

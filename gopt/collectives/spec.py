@@ -130,7 +130,7 @@ class Collective:
         if count < self.min_inputs or (self.max_inputs is not None and count > self.max_inputs):
             raise InputError(f"{self.name} does not take {count} inputs")
         if not all(axis.isidentifier() for axis in call["group"].split("+")):
-            raise InputError(f"{self.name}: {call['group']!r} is no group", "write it as shard or dp+shard")
+            raise InputError(f"{self.name}: {call['group']!r} is not a group", "write it as shard or dp+shard")
         dtypes = {dtype for dtype, _ in call.inputs} | ({call["dtype"]} if call.has("dtype") else set())
         if len(dtypes) > 1:
             raise InputError(f"{self.name}: all tensors of one call have one type, not {' and '.join(sorted(dtypes))}")
@@ -139,7 +139,7 @@ class Collective:
         if root < 0 or (size is not None and root >= size):
             raise InputError(f"{self.name}: root {root} is outside the group of {size or 'any size'}")
         if call.has("peer") and call["peer"] < 0:
-            raise InputError(f"{self.name}: peer {call['peer']} is no rank")
+            raise InputError(f"{self.name}: peer {call['peer']} is not a rank")
         return call
 
     def _check_dtype(self, call: Call) -> None:

@@ -65,7 +65,7 @@ def lock_file(path: Path) -> int | None:
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(errno.EINVAL, "is no file", str(path))
+        raise OSError(errno.EINVAL, "is not a file", str(path))
     if try_lock(number) is LockState.BUSY:
         os.close(number)
         return None

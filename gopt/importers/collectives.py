@@ -133,16 +133,18 @@ def _of_torch(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
     type, members = graph.type_of(node.inputs[0]), int(given.get("group_size", 0))
     splits = [list(given.get(key, ())) for key in ("output_split_sizes", "input_split_sizes")]
     if not type.static or not type.dims or (node.op_type != "all_to_all_single" and members < 1):
-        raise UnsupportedError(f"{node.op_type} {node.label!r} does not say all: an input of known shape with axes and "
-                               "group_size are needed")  # fmt: skip
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r} needs group_size and the shape of {node.inputs[0]!r}: one is unknown",
+            "give the node group_size, and declare the shape in the file (value_info)",
+        )
     length = type.dims[0]
     if node.op_type == "all_gather_into_tensor":
         return _made(node, "AllGather", group=group, axis=0, sizes=[length] * members)
     if node.op_type == "reduce_scatter_tensor" and length % members == 0:
         return _made(node, "ReduceScatter", group=group, reduce=reduce, axis=0, sizes=[length // members] * members)
     raise UnsupportedError(
-        f"{node.op_type} {node.label!r} cuts and joins the same axis in {splits[0] or length} parts: gopt's AllToAll "
-        "exchanges two axes" if node.op_type == "all_to_all_single"
+        f"{node.op_type} {node.label!r} splits and concatenates the same axis in {splits[0] or length} parts: "
+        "gopt's AllToAll exchanges two axes" if node.op_type == "all_to_all_single"
         else f"{node.op_type} {node.label!r}: {length} rows cannot be shared out evenly among {members} members",
         f"write it in {COMM} operators",
     )  # fmt: skip
@@ -163,11 +165,15 @@ def _gather(graph: Graph, node: Node, group: str) -> Node:
     type = graph.type_of(node.inputs[0])
     if axis is None or size is None or len(node.inputs) != 1 or not type.static:
         raise UnsupportedError(
-            f"AllGather {node.label!r} does not say all: one input of known shape, axis and group_size are needed"
+            f"AllGather {node.label!r} needs one input of known shape, axis and group_size, and one of them is missing",
+            "give the node axis and group_size, and declare the shape in the file (value_info)",
         )
     axis = axis % max(len(type.dims), 1)
     if axis >= len(type.dims):
-        raise InputError(f"AllGather {node.label!r}: its input {type} has no axis {axis}")
+        raise InputError(
+            f"AllGather {node.label!r}: its input {type} has no axis {axis}",
+            f"an axis is from {-len(type.dims)} to {len(type.dims) - 1}" if type.dims else "gather a tensor with axes",
+        )
     return _made(node, "AllGather", group=group, axis=axis, sizes=[type.dims[axis]] * size)
 
 
@@ -200,9 +206,15 @@ def _check(graph: Graph, node: Node) -> None:
     if record is None:
         raise InputError(f"{node.label!r}: {COMM} has no operator {node.op_type!r}", f"it has {', '.join(COLLECTIVES)}")
     if record.pairwise:
-        raise UnsupportedError(f"{node.op_type} {node.label!r} joins two ranks: gopt does not take such sources")
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r} joins two ranks: gopt does not take such sources",
+            f"give it a step without pipeline stages; of {COMM} it takes "
+            f"{', '.join(name for name, each in COLLECTIVES.items() if not each.pairwise)}",
+        )
     if not all((*node.inputs, *node.outputs)):
-        raise InputError(f"{node.op_type} {node.label!r} has an absent operand or result")
+        raise InputError(
+            f"{node.op_type} {node.label!r} has an absent operand or result", "name all its inputs and outputs"
+        )
     given = [graph.type_of(name) for name in node.inputs]
     try:
         known = record.resolve(node.attributes)
@@ -210,13 +222,20 @@ def _check(graph: Graph, node: Node) -> None:
     except (InputError, UnsupportedError) as error:
         raise type(error)(f"{node.label!r}: {error.message}", *error.hints) from error
     if "cuts" in known:
-        raise UnsupportedError(f"{node.op_type} {node.label!r} has cuts: the source is sharded already")
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r} has cuts: the source is sharded already",
+            "give gopt the step that was sharded (source.onnx of an output folder)",
+        )
     uneven = [name for name in known if name.endswith("sizes") and len(set(known[name])) > 1]
     if uneven:
-        raise UnsupportedError(f"{node.op_type} {node.label!r}: {uneven[0]} differ, so its members' shapes do too")
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r}: {uneven[0]} differ, so its members' shapes do too",
+            f"one graph for all members needs equal {uneven[0]}: pad the tensor, or give gopt the step before sharding",
+        )
     if len(types) != len(node.outputs):
         raise InputError(
-            f"{node.op_type} {node.label!r} gives {len(types)} values, and has {len(node.outputs)} outputs"
+            f"{node.op_type} {node.label!r} gives {len(types)} values, and has {len(node.outputs)} outputs",
+            f"give the node {len(types)}",
         )
     unknown = [name for name in (*node.inputs, *node.outputs) if not graph.type_of(name).static]
     if unknown:
@@ -226,5 +245,8 @@ def _check(graph: Graph, node: Node) -> None:
         )
     for name, (dtype, shape) in zip(node.outputs, types):
         if (graph.types[name].dtype, graph.types[name].shape) != (dtype, shape):
-            raise InputError(f"{node.op_type} {node.label!r} makes {name!r} {dtype}{list(shape or ())}, the file says "
-                             f"{graph.types[name]}")  # fmt: skip
+            raise InputError(
+                f"{node.op_type} {node.label!r} makes {name!r} {dtype}{list(shape or ())}, the file says "
+                f"{graph.types[name]}",
+                "correct the type in the file, or the attributes of the node",
+            )

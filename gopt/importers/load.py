@@ -1,37 +1,54 @@
-"""Loads a training step in any of the forms that gopt reads: a model, or a folder of training artifacts."""
+"""Loads a training step in any of the forms that gopt reads: a model, with ``training_info`` or without, or a folder of
+training artifacts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from onnx import ModelProto
+
 from gopt.disk.files import digest_of
+from gopt.errors import UnsupportedError
+from gopt.garbage import gc_paused
 from gopt.importers.artifacts.folder import read_artifacts
 from gopt.importers.artifacts.step import step_of
+from gopt.ir.external_data import naming
 from gopt.ir.graph import Graph
-from gopt.ir.load import load
+from gopt.ir.load import checked_graph, read_file
+from gopt.ir.model_file import ModelFile
+
+NO_STARTUP = "training_info's initialization is not run, ranks start from the stored values"
+"""Begins a note, which says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFile:
-    """A step and what it was read from. ``digest``: SHA-256 of the file, or of the files that the step is made of."""
+    """A step and what it was read from. ``digest``: returns the SHA-256 of the file, or of the files that the step is
+    made of; ``notes``: remarks on how it was read; ``plain``: whether the file is the step itself, not another form;
+    ``startup``: a graph without inputs that computes first values, an output of the same name for each."""
 
     graph: Graph
-    digest: bytes
+    digest: Callable[[], bytes]
     nbytes: int
+    notes: tuple[str, ...] = ()
+    plain: bool = True
+    startup: Graph | None = None
 
 
 def read_step(path: str | os.PathLike[str], *, own: bool = False) -> StepFile | None:
     """Return the step of a model or of a folder of artifacts; None for a folder that holds none.
 
-    Raises what ``gopt.ir.load.load`` raises, and InputError and UnsupportedError for artifacts that are no step.
+    Raises what ``gopt.ir.load.load`` raises for a plain graph, and InputError and UnsupportedError for artifacts and
+    ``training_info`` that are no step.
     """
-    place = Path(path)
-    if not place.is_dir():
-        return StepFile(load(path, own=own), digest_of(place), place.stat().st_size)
-    parts = read_artifacts(place)
-    return None if parts is None else StepFile(step_of(parts), parts.digest(), parts.nbytes)
+    if not Path(path).is_dir():
+        return _read_model(path, own)
+    parts = read_artifacts(Path(path))
+    return None if parts is None else StepFile(step_of(parts), parts.digest, parts.nbytes, plain=False)
 
 
 def holds_step(path: str | os.PathLike[str]) -> bool:
@@ -39,7 +56,34 @@ def holds_step(path: str | os.PathLike[str]) -> bool:
     return Path(path).is_dir() and read_artifacts(Path(path)) is not None
 
 
+def load_file(path: str | os.PathLike[str], *, own: bool = False) -> StepFile:
+    """As ``read_step``; a folder without a step is refused as ``load`` refuses it."""
+    return read_step(path, own=own) or _read_model(path, own)
+
+
 def load_step(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
-    """Return the graph alone; a folder without a step is refused as ``load`` refuses it."""
-    parts = read_artifacts(Path(path)) if Path(path).is_dir() else None
-    return load(path, own=own) if parts is None else step_of(parts)
+    """Return the graph of ``load_file`` alone."""
+    return load_file(path, own=own).graph
+
+
+def _read_model(path: str | os.PathLike[str], own: bool) -> StepFile:
+    name = os.fsdecode(path)
+    with naming(name), gc_paused():
+        file = read_file(name)
+        digest, nbytes = partial(digest_of, Path(path)), Path(path).stat().st_size
+        if not file.model.training_info:
+            return StepFile(checked_graph(file, name, own=own), digest, nbytes)
+        from gopt.importers.training_info import step  # it imports what differentiates: only where it is needed
+
+        found = step.step_of(file.model)
+        startup, notes = None, found.notes
+        if found.startup is not None:
+            try:
+                startup = _graph(found.startup, name)
+            except UnsupportedError as error:  # the step itself stands
+                notes += (f"{NO_STARTUP}: {error.message}",)
+        return StepFile(_graph(found.model, name), digest, nbytes, notes, plain=False, startup=startup)
+
+
+def _graph(model: ModelProto, name: str) -> Graph:
+    return checked_graph(ModelFile(model.SerializeToString(deterministic=True)), name)

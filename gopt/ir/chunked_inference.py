@@ -16,9 +16,11 @@ from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from gopt import limits
 from gopt.ir.constant_folding import as_constant
-from gopt.ir.graph import Graph, Node, Tensor, read_type, value_info
+from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_io import TypeDecoder
 from gopt.ir.onnx_checker import accepts, without_nodes
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import FLOATS, TensorType, known
 from gopt.ir.wire_format import field
 

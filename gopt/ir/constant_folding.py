@@ -7,16 +7,20 @@ behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import dtype_name, numpy_dtype
 
 _SMALL = 64
 """Elements up to which a constant may be a shape, axes, or a place."""
 _INTEGERS = frozenset({"int32", "int64", "bool"})
+_PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+"""Attributes of Constant that are numbers and no tensors, with the type of the result."""
 
 
 def fold_small(
@@ -61,6 +65,16 @@ def constant_value(node: Node) -> np.ndarray | None:
             return np.array(attribute.ints, np.int64)
         elif attribute.name == "value_int":
             return np.array(attribute.i, np.int64)
+    return None
+
+
+def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
+    """The value of a Constant by its attributes, in the type of its result; None for texts and sparse tensors."""
+    for name, value in attributes.items():
+        if name == "value" and isinstance(value, onnx.TensorProto):
+            return np.asarray(onnx.numpy_helper.to_array(value))
+        if name in _PLAIN:
+            return np.array(value, _PLAIN[name])
     return None
 
 

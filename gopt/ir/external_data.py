@@ -20,7 +20,7 @@ import onnx
 from gopt import limits
 from gopt.documents import HEADER, parse_json
 from gopt.errors import GoptError, InputError, UnsupportedError
-from gopt.ir.graph import Tensor
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes
 from gopt.sanitize import show as show
 from gopt.suggestions import near_file
@@ -74,8 +74,9 @@ def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> No
         if not isinstance(size, int):
             continue
         if size < 0:
-            raise InputError(f"{owner} has a negative dimension: {size}")
-        # A zero beside huge sizes is no excuse: strides overflow all the same.
+            hint = "an open size is a symbol (dim_param), or none"
+            raise InputError(f"{owner} has a negative dimension: {size}", hint)
+        # A zero beside huge sizes is not an excuse: strides overflow all the same.
         total *= max(size, 1)
         if total >= _LIMIT:
             shape = show(list(dims))
@@ -136,7 +137,7 @@ class DataFolder:
     def _inspect(self, location: str, owner: str) -> tuple[str, int]:
         shown = show(location)
         if not isinstance(location, str) or not location or "\0" in location:
-            raise InputError(f"{owner}: {shown} is no file location")
+            raise InputError(f"{owner}: {shown} is not a file location")
         if os.path.isabs(location) or location[1:2] == ":" or location.startswith("\\"):
             raise InputError(f"{owner}: {shown} is an absolute path; data must lie in the model's folder")
         path, depth, mode, size = self.folder, 0, stat.S_IFDIR, 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
 
+import onnx.inliner
 from onnx import ModelProto
 
 from gopt import limits
-from gopt.errors import InputError
+from gopt.errors import InputError, UnsupportedError
 from gopt.ir.external_data import show
 from gopt.ir.nodes import nested
 
@@ -35,6 +36,42 @@ def check_functions(model: ModelProto) -> None:
         key = (node.domain, node.op_type, node.overload)
         total += nodes.get(key, 0)
         _refuse(key, total, 0)
+
+
+def inline_functions(model: ModelProto) -> ModelProto:
+    """The model with its functions written out, for a model that the checker accepts.
+
+    onnx's inliner leaves a function that imports another version of an operator set: the checker accepts one only if
+    its operators are the same in the model's version, so it may import that. The inliner also forgets the defaults of a
+    function's attributes: calls get them first. Raises UnsupportedError where a call may or may not leave one to its
+    default.
+    """
+    versions = {each.domain: each.version for each in model.opset_import}
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for function in copy.functions:
+        for each in function.opset_import:
+            each.version = versions.get(each.domain, each.version)
+    _spell_defaults(copy)
+    return onnx.inliner.inline_local_functions(copy)
+
+
+def _spell_defaults(model: ModelProto) -> None:
+    """Give every call the attributes that its function has defaults for."""
+    defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
+    bodies = [(model.graph.node, set[str]()), *((each.node, set(each.attribute)) for each in model.functions)]
+    for nodes, optional in bodies:
+        for node in nested(nodes):
+            given = {each.name: each for each in node.attribute}
+            for default in defaults.get((node.domain, node.op_type, node.overload), ()):
+                if default.name not in given:
+                    node.attribute.append(default)
+                elif given[default.name].ref_attr_name in optional:
+                    raise UnsupportedError(
+                        f"function {show(node.op_type)} has a default for attribute {show(default.name)}, which a call "
+                        "inside another function gives only if the caller of that function does",
+                        "give the attribute a default in both functions",
+                    )
 
 
 def _extents(sizes: dict[Key, int], calls: dict[Key, list[Key]]) -> tuple[dict[Key, int], dict[Key, int]]:

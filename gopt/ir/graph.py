@@ -6,18 +6,18 @@ nothing a user's exporter put there is lost. Bytes take a fifth of the memory of
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, TensorProto
+from onnx import NodeProto
 
+from gopt.ir.attributes import attribute_value, make_attribute
 from gopt.ir.phase import Phase
-from gopt.ir.types import TensorType, dtype_code, dtype_name, nbytes, numpy_dtype
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType
 from gopt.ir.wire_format import renamed
 from gopt.sharding.placements import EVERYWHERE, Sharding
 
@@ -26,8 +26,12 @@ COMM = "gopt.comm"
 SPMD = "gopt.spmd"
 """Domain of the rank-independent layout operators that ``specialise`` resolves; never written."""
 MADE_BY = "gopt.pass"
+EXPANDED = "expand"
+"""The ``Node.made_by`` of the nodes that an opaque optimizer or a function of the model is written out as."""
 ROLES = "gopt.roles"
 """The metadata entry that says which values are states, parameters and the batch."""
+STEP_ROLES = "gopt.training_info"
+"""The same of the step that ``training_info`` describes: the model itself is not a step."""
 NO_ATTRIBUTES: dict[str, Any] = {}
 """The attributes of every node of a file that has none: never changed, and known without parsing the node."""
 
@@ -110,6 +114,11 @@ class Node:
         return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
 
     @property
+    def added(self) -> bool:
+        """Whether a pass made the node; those of an operator that is written out are the source's own."""
+        return self.made_by not in ("", EXPANDED)
+
+    @property
     def reads(self) -> list[str]:
         """Every value the node reads, captured ones included."""
         reads = [name for name in self.inputs if name] if "" in self.inputs else self.inputs
@@ -157,84 +166,6 @@ class Node:
         return f"{', '.join(self.outputs)} = {self.op_type}({', '.join(self.inputs)})"
 
 
-def attribute_value(attribute: AttributeProto) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    if attribute.type == AttributeProto.STRING:
-        return value.decode("utf-8", "replace")
-    if attribute.type == AttributeProto.STRINGS:
-        return [item.decode("utf-8", "replace") for item in value]
-    return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
-
-
-def make_attribute(name: str, value: Any) -> AttributeProto:
-    if isinstance(value, (list, tuple)) and not value:
-        # An empty list has no element to tell its type by: ours are cuts and shapes.
-        kind = AttributeProto.STRINGS if name == "shapes" else AttributeProto.INTS
-        return AttributeProto(name=name, type=kind)
-    return onnx.helper.make_attribute(name, value)
-
-
-@dataclass(slots=True)
-class Tensor:
-    """A constant or an initial value, read from its source only on demand.
-
-    The source is one of: ``array``; ``proto``; ``reader``, a function that returns the array; ``path`` and ``offset``
-    of raw little-endian bytes; or ``parts``, flattened pieces in order.
-    """
-
-    type: TensorType
-    proto: TensorProto | None = None
-    array: np.ndarray | None = None
-    path: str = ""
-    offset: int = 0
-    cast_of: Tensor | None = None
-    """The tensor of which this one is the cast."""
-    parts: tuple[Tensor, ...] = ()
-    reader: Callable[[], np.ndarray] | None = None
-    """Reads the value from an archive, once."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.type.nbytes
-
-    @property
-    def external(self) -> bool:
-        return bool(self.path)
-
-    def numpy(self) -> np.ndarray:
-        """The value; a file is mapped, not read."""
-        if self.array is None and self.reader is not None:
-            self.array = self.reader()
-        if self.array is not None:
-            return self.array
-        if self.cast_of is not None:
-            return np.asarray(self.cast_of.read()).astype(numpy_dtype(self.type.dtype))
-        if self.parts:
-            return np.concatenate([part.numpy().reshape(-1) for part in self.parts]).reshape(self.type.dims)
-        if self.path:
-            dtype = numpy_dtype(self.type.dtype)
-            if not self.type.elements:
-                return np.zeros(self.type.dims, dtype)
-            mapped = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
-            return mapped.view(dtype).reshape(self.type.dims)
-        assert self.proto is not None
-        return onnx.numpy_helper.to_array(self.proto)
-
-    def read(self) -> np.ndarray:
-        """As ``numpy``, but what a reader gives is not kept: for a value that is written and no more."""
-        return self.reader() if self.array is None and self.reader is not None else self.numpy()
-
-    def __repr__(self) -> str:
-        return f"<Tensor {self.type}>"
-
-    def flat_slice(self, start: int, stop: int) -> Tensor:
-        """Return elements ``start`` to ``stop`` of the flattened tensor, which must be stored in a file; nothing is
-        read.
-        """
-        type = TensorType(self.type.dtype, (stop - start,))
-        return Tensor(type, path=self.path, offset=self.offset + nbytes(type.dtype, start))
-
-
 @dataclass(slots=True)
 class Graph:
     """A step as one flat, topologically ordered list of nodes.
@@ -253,6 +184,8 @@ class Graph:
     metadata: dict[str, str] = field(default_factory=dict)
     file_nodes: list[Node] | None = None
     """The nodes as the file has them, where opaque ones were expanded or aliases dropped."""
+    file_types: dict[str, TensorType] = field(default_factory=dict)
+    """The types that values of ``file_nodes`` have there, where they differ."""
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
@@ -304,30 +237,3 @@ def origin(node: Node) -> Node | None:
     while node.source is not None:
         found = node = node.source
     return found
-
-
-def read_type(proto: onnx.TypeProto) -> TensorType:
-    """The TensorType of a TypeProto; anything but a dense tensor is ``undefined[?]``."""
-    if not proto.HasField("tensor_type"):
-        return TensorType("undefined", None)
-    tensor = proto.tensor_type
-    shape: Iterable[int | str | None] | None = None
-    if tensor.HasField("shape"):
-        shape = tuple(
-            d.dim_value if d.HasField("dim_value") else (d.dim_param or None) if d.HasField("dim_param") else None
-            for d in tensor.shape.dim
-        )
-    return TensorType(dtype_name(tensor.elem_type), tuple(shape) if shape is not None else None)
-
-
-def value_info(name: str, type: TensorType) -> onnx.ValueInfoProto:
-    if type.dtype == "undefined":
-        info = onnx.ValueInfoProto()
-        info.name = name
-        return info
-    return onnx.ValueInfoProto(name=name, type=_type_proto(type))
-
-
-@functools.lru_cache(4096)
-def _type_proto(type: TensorType) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(dtype_code(type.dtype), type.shape)

@@ -7,15 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx
 from onnx import GraphProto, TensorProto
 
+from gopt import limits
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.external_data import DataFolder, check_dims, show
-from gopt.ir.graph import Tensor, read_type
 from gopt.ir.symbol_table import SymbolTable, text
+from gopt.ir.tensor import Tensor
 from gopt.ir.tensor_proto import check_data, stored_type
+from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType, dtype_name, known
 
 _COPIED_BYTES = 16 << 20
 """Maximum size of stored values, in bytes, that are copied so that the message of the file can be freed."""
+
+_SIZES = frozenset({"int32", "int64"})
+"""The types of shapes and axes."""
 
 
 def read_inputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:
@@ -49,7 +54,11 @@ def _io_type(info: onnx.ValueInfoProto, what: str) -> TensorType:
     owner = f"{what} {show(info.name)}"
     kind = info.type.WhichOneof("value")
     if kind not in (None, "tensor_type"):
-        raise UnsupportedError(f"{owner} is a {kind.removesuffix('_type')}, not a dense tensor")
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise UnsupportedError(
+            f"{owner} is {article} {kind.removesuffix('_type')}, not a dense tensor",
+            "give its tensors as inputs and outputs of their own",
+        )
     code = info.type.tensor_type.elem_type
     if code and dtype_name(code) == "undefined":
         raise UnsupportedError(f"{owner} has element type {code}, which gopt does not know")
@@ -82,11 +91,18 @@ def read_initializers(
             inputs[name] = _agreed(name, inputs[name], kind)
         if proto.data_location == TensorProto.EXTERNAL:
             result[name] = folder.tensor(proto, kind)
+            if name not in inputs and kind.dtype in _SIZES and kind.nbytes <= limits.CHECKED_BYTES:
+                result[name] = _inside(name, result[name])
         else:
             check_data(proto, kind, f"initializer {show(name)}")
             result[name] = Tensor(kind, proto=proto)
     _detach(result.values())
     return result
+
+
+def _inside(name: str, tensor: Tensor) -> Tensor:
+    """A small constant of a data file as one of the model: it may be a shape or axes, which shape inference reads."""
+    return Tensor(tensor.type, proto=onnx.numpy_helper.from_array(tensor.numpy(), name))
 
 
 def _detach(tensors: Iterable[Tensor]) -> None:
@@ -105,11 +121,7 @@ def _agreed(name: str, declared: TensorType, stored: TensorType) -> TensorType:
     if declared.shape is None or not known(declared.dtype):
         shape = stored.shape if declared.shape is None else declared.shape
         declared = TensorType(declared.dtype if known(declared.dtype) else stored.dtype, shape)
-    assert declared.shape is not None
-    sizes_agree = len(declared.shape) == len(stored.dims) and all(
-        size == held for size, held in zip(declared.shape, stored.dims, strict=True) if isinstance(size, int)
-    )
-    if declared.dtype != stored.dtype or not sizes_agree:
+    if declared.dtype != stored.dtype or not declared.may_have_shape_of(stored):
         raise InputError(f"input {show(name)} is {declared}, but its initializer is {stored}")
     return declared
 

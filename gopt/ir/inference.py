@@ -12,11 +12,13 @@ from gopt import limits
 from gopt.ir.chunked_inference import Outline, types_by_chunk
 from gopt.ir.constant_folding import as_constant, fold_small
 from gopt.ir.external_data import show
-from gopt.ir.graph import Graph, Node, Tensor, read_type, value_info
+from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_io import declared, decoded
 from gopt.ir.model_file import ModelFile
 from gopt.ir.onnx_checker import check_legal, check_structure
 from gopt.ir.symbol_table import text
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, dtype_name, known
 
 _LONG = 1 << 16

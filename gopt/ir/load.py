@@ -7,10 +7,11 @@ stored bytes match their shapes, and external data lies inside the model's folde
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import onnx.defs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
-from onnx import ModelProto
+from onnx import ModelProto, OperatorSetIdProto
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.garbage import gc_paused
@@ -21,7 +22,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.graph_io import read_initializers, read_inputs, read_outputs, refuse_sparse
 from gopt.ir.inference import add_types, declared_types
 from gopt.ir.model_file import ModelFile
-from gopt.ir.nodes import captures, read_node
+from gopt.ir.nodes import captures, name_apart, read_node
 from gopt.ir.onnx_checker import check_legal
 from gopt.ir.symbol_table import SymbolTable, text
 from gopt.ir.topological_order import check_order
@@ -30,6 +31,8 @@ from gopt.ir.wire_format import check_parts
 from gopt.suggestions import files_with_suffix
 
 _PROTOBUF_LIMIT = 2**31 - 1
+_OWN_VALUES = 4
+"""Version of the file format since which stored values need not be inputs, as those that gopt adds are not."""
 
 
 def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
@@ -56,7 +59,7 @@ def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
     try:
         return _graph(file, DataFolder(path), own)
     except UnsupportedError:
-        check_legal(file)  # a file that is no valid ONNX is refused as that
+        check_legal(file)  # a file that is not a valid ONNX is refused as that
         raise
 
 
@@ -106,7 +109,7 @@ def _not_onnx(data: bytes, path: str) -> InputError:
     except UnicodeDecodeError:
         pass
     if data[:1] == b"\x08":  # the tag of ir_version, which every exporter writes first
-        return InputError("is truncated or damaged: it begins like an ONNX model, but does not go on like one")
+        return InputError("is truncated or damaged: it begins like an ONNX model, but the rest is not valid")
     models = files_with_suffix(os.path.dirname(path), ".onnx")
     hints = [f"if it holds values of a model, give the model, such as {show(models[0])}"] if models else []
     return InputError("is not an ONNX model", *hints)
@@ -122,6 +125,7 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
     initializers = read_initializers(body, inputs, symbols, folder)
     nodes = [read_node(proto, symbols, own) for proto in body.node]
     check_order(nodes, {"", *inputs, *initializers})
+    name_apart(nodes)
     outputs = read_outputs(body, symbols)
     graph = Graph(body.name, nodes, inputs, outputs, initializers, {}, header, metadata)
     graph.types = declared_types(body, symbols.defined)
@@ -137,6 +141,8 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
 def _refuse_forms(model: ModelProto) -> None:
     body = model.graph
     known = onnx.defs.C.schema_version_map()
+    for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
+        _refuse_two_versions(imports)
     for entry in (*model.opset_import, *(each for function in model.functions for each in function.opset_import)):
         newest = known.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
         if entry.version > newest:
@@ -149,7 +155,7 @@ def _refuse_forms(model: ModelProto) -> None:
         count = len(model.training_info)
         raise UnsupportedError(
             f"training_info holds {count} training {'step' if count == 1 else 'steps'}, and this reads plain graphs",
-            "gopt shard and gopt inspect read them",
+            "gopt shard, inspect, verify and diff read them",
         )
     idle = any(entry.key == "gopt.role" for entry in model.metadata_props)  # a server that owns nothing
     if not body.node and not idle:
@@ -158,6 +164,17 @@ def _refuse_forms(model: ModelProto) -> None:
     for function in model.functions:
         for node in function.node:
             captures(node, SymbolTable(None, function=True))
+
+
+def _refuse_two_versions(imports: Iterable[OperatorSetIdProto]) -> None:
+    versions: dict[str, int] = {}
+    for entry in imports:
+        domain = entry.domain or "ai.onnx"
+        if versions.setdefault(domain, entry.version) != entry.version:
+            raise InputError(
+                f"imports two versions of domain {show(domain)}: {versions[domain]} and {entry.version}",
+                "keep only the one in opset_import that the nodes were written for",
+            )
 
 
 def _header(model: ModelProto) -> ModelProto:
@@ -171,6 +188,7 @@ def _header(model: ModelProto) -> ModelProto:
             raise InputError(f"{field.name} is {show(value)}, which is not UTF-8")
         else:
             getattr(header, field.name).MergeFrom(value)
+    header.ir_version = max(header.ir_version, _OWN_VALUES)
     for each in (model.graph.name, *(part for entry in model.metadata_props for part in (entry.key, entry.value))):
         text(each)
     return header

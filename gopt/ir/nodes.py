@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
@@ -29,7 +29,7 @@ def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
     ``own``: the node may carry the name of the gopt pass that added it.
     """
     names, op_type, domain = symbols.defined, proto.op_type, proto.domain
-    if type(op_type) is str and type(domain) is str:  # else they are no text, which is refused later
+    if type(op_type) is str and type(domain) is str:  # else they are not text, which is refused later
         op_type, domain = sys.intern(op_type), sys.intern(domain)
     node = Node(
         op_type, [names.get(name, name) for name in proto.input], proto.output,
@@ -50,6 +50,29 @@ def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
     if own:
         node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
     return node
+
+
+def name_apart(nodes: Sequence[Node]) -> None:
+    """Give later nodes of one name names of their own: reports tell nodes apart by name, and ONNX Runtime wants it."""
+    names = [node.name for node in nodes if node.name]
+    taken = set(names)
+    if len(taken) == len(names):
+        return
+    seen: set[str] = set()
+    count = 1
+    for node in nodes:
+        if node.name in seen:
+            name = node.name
+            while node.name in taken:
+                count += 1
+                node.name = f"{name}_{count}"
+            taken.add(node.name)
+            proto = node.proto
+            assert proto is not None
+            proto.name = node.name
+            node.proto = proto
+        if node.name:
+            seen.add(node.name)
 
 
 def _check_operator(proto: NodeProto) -> None:
@@ -158,3 +181,20 @@ def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
             if attribute.type in _GRAPH_ATTRIBUTES:
                 for body in (attribute.g, *attribute.graphs):
                     yield from nested(body.node)
+
+
+def reads(node: NodeProto) -> set[str]:
+    """Values that a node reads, in its bodies too; a body's own values are not among them."""
+    found = set(node.input)
+    for attribute in node.attribute:
+        if attribute.type in _GRAPH_ATTRIBUTES:
+            for body in (attribute.g, *attribute.graphs):
+                found |= _outer_reads(body)
+    return found - {""}
+
+
+def _outer_reads(body: GraphProto) -> set[str]:
+    own = {each.name for each in (*body.input, *body.initializer)}
+    own.update(each.values.name for each in body.sparse_initializer)
+    own.update(name for node in body.node for name in node.output)
+    return ({name for node in body.node for name in reads(node)} | {each.name for each in body.output}) - own

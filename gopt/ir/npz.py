@@ -20,7 +20,7 @@ import onnx
 from gopt import limits
 from gopt.errors import InputError
 from gopt.ir.external_data import absolute, naming, reason, show
-from gopt.ir.graph import Tensor
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 
 _END, _END64 = b"PK\x05\x06", b"PK\x06\x06"
@@ -127,7 +127,7 @@ class _Header:
         start = file.read(8)
         version = start[6:8]
         if start[:6] != np.lib.format.MAGIC_PREFIX or version not in (b"\x01\x00", b"\x02\x00"):
-            raise InputError(f"{show(name)} is no NumPy array of version 1 or 2")
+            raise InputError(f"{show(name)} is not a NumPy array of version 1 or 2")
         head = file.read(2 if version == b"\x01\x00" else 4)
         length = int.from_bytes(head, "little")
         if length > limits.ARCHIVE_HEADER:
@@ -164,7 +164,7 @@ def _type(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> TensorType:
         word = "undefined"
     if word in ("undefined", "string"):
         raise InputError(
-            f"{show(name)} has the NumPy type {dtype}, which is no number to ONNX",
+            f"{show(name)} has the NumPy type {dtype}, which is not a number to ONNX",
             ".npz cannot hold bfloat16 and float8; use .safetensors for them",
         )
     dims = tuple(int(size) for size in shape)

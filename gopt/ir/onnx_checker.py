@@ -15,9 +15,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from gopt import limits
 from gopt.errors import InputError
 from gopt.ir.external_data import show
-from gopt.ir.graph import value_info
 from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import nested
+from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, dtype_name
 
 _NEXT = "onnx.checker.check_model(MODEL, full_check=True) says more"

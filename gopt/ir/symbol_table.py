@@ -12,7 +12,7 @@ RESERVED = "gopt."
 
 def text(name: str) -> str:
     """The text itself; raises InputError where it is not UTF-8."""
-    if not isinstance(name, str):  # what protobuf gives for bytes that are no UTF-8
+    if not isinstance(name, str):  # what protobuf gives for bytes that are not UTF-8
         raise InputError(f"the name {show(name)} is not UTF-8")
     return name
 

@@ -79,6 +79,14 @@ class TensorType:
         assert self.static
         return self.shape  # type: ignore[return-value]
 
+    def may_have_shape_of(self, wanted: TensorType) -> bool:
+        """Return whether the shape, as far as it is known, can be that of another type."""
+        if self.shape is None or wanted.shape is None:
+            return True
+        return len(self.shape) == len(wanted.shape) and all(
+            size == due or not isinstance(size, int) for size, due in zip(self.shape, wanted.shape)
+        )
+
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.dtype}[?]"

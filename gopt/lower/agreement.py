@@ -18,7 +18,7 @@ from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import PerMember, Placement, Placements, Replicated, Shard, holder
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.shardings import Shardings
 
 
 def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
@@ -27,7 +27,7 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
         if state.local and state.input not in statistics:
-            raise InvariantError(f"state {state.input!r} is held as each rank's own, and is no statistic")
+            raise InvariantError(f"state {state.input!r} is held as each rank's own, and is not a statistic")
         wanted = shardings.state(state)
         if not _fits(shardings.of(state.output), wanted):
             raise _Blame(program, shardings).state(state)
@@ -115,8 +115,8 @@ class _Blame:
             axes = "+".join(apart)
             what = f"state {of!r} is held equal along {axes}" if of else what  # a bucket has many
             return UnsupportedError(
-                f"{what}, and the source parts ranks there that must compute the same: {reader} {value!r}",
-                f"let the source bring it together over {axes}",
+                f"{what}, but in the source these ranks compute values that differ: {reader} {value!r}",
+                f"let the source reduce it over {axes}",
             )
         own = [axis for axis, one in wrong.items() if isinstance(one, PerMember)]
         if own:

@@ -50,7 +50,7 @@ def check_ranks(
             "updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(program)
         ),
         Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(program, common)),
-        Check("agreement", "no state follows a rank's own data but through reductions over all of it", asked),
+        Check("agreement", "no state follows a rank's own data, except through reductions over all of it", asked),
     ]
 
 
@@ -167,7 +167,7 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
             place = 0
             for start, stop in sorted(set(ranges.get(part.tensor, []))):
                 if start != place:
-                    raise InvariantError(f"pieces of {part.tensor!r} leave or repeat elements at {min(start, place)}")
+                    raise InvariantError(f"pieces of {part.tensor!r} omit or repeat elements at {min(start, place)}")
                 place = stop
             if place != types[part.tensor].elements or len(ranges[part.tensor]) % copies:
                 raise InvariantError(f"pieces of {part.tensor!r} end at {place} of {types[part.tensor].elements}")
@@ -190,7 +190,7 @@ def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tup
             for start, stop in sorted(set(boxed.get((tensor, box), ()))):
                 if start != place:
                     raise InvariantError(
-                        f"pieces of {tensor!r} leave or repeat elements at {min(start, place)} of {box}"
+                        f"pieces of {tensor!r} omit or repeat elements at {min(start, place)} of {box}"
                     )
                 place = stop
             if box is not None and place != box_elements(box):

@@ -14,7 +14,7 @@ from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def lower(program: SpmdProgram, ranks: Sequence[int], advance: ProgressCallback 
     check_variants(program)
     asked, specialisers = 0, {}
     for variant in program.variants:
-        shardings = Shardings(variant).infer()
+        shardings = infer_shardings(variant)
         variant.sharded = shardings.parts()
         complete_phases(variant.graph.nodes)
         asked += check_placements(variant, shardings)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import FunctionProto
 
-from gopt.ir.graph import COMM, Graph, Node, Tensor
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.lower.phases import Phase
 from gopt.sharding.boxes import Box

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from onnx import FunctionProto
 
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, Here
 from gopt.lower.phases import Phase
 from gopt.lower.rank_graph import Block, RankAccumulator, RankGraph, RankState, ShardRange
 from gopt.opaque.function_export import with_functions
 from gopt.opaque.refold import REFOLD, RefoldedCall
-from gopt.opaque.table_body import opset
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
 
@@ -46,7 +46,7 @@ class Specialiser:
         self._variants: dict[Hashable, tuple[Node, ...]] = {}
         """Nodes that a source node becomes, shared by equal ranks."""
         self._blocks: dict[tuple[int, ...], Block] = {}
-        self._version = opset(program.graph)
+        self._version = opset_of(program.graph.header)
 
     def rank(self, rank: int) -> RankGraph:
         """The graph of one rank of the mesh."""

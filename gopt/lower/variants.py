@@ -12,7 +12,7 @@ from gopt.program import SpmdProgram
 
 def check_variants(program: SpmdProgram) -> None:
     """Raise InvariantError where variants of a program differ in more than the sizes of parts; UnsupportedError where
-    that follows from a parameter of which only some members have one element, which is no bucket's.
+    that follows from a parameter of which only some members have one element, which is not a bucket's.
 
     Calls along an axis that splits the computation join ranks of several variants. All of them must be the same calls
     in one order, whatever their groups: ranks of two variants that wait in two groups for one another wait forever.

@@ -18,6 +18,7 @@ from gopt import limits
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
 from gopt.api import Source, load_stored_source, stored_roles
+from gopt.api import load as load_source
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
     FileEntry,
@@ -26,18 +27,22 @@ from gopt.artifact.checkpoint_index import (
     rank_states_file,
     read_index,
 )
-from gopt.artifact.manifest import Manifest, RankEntry
-from gopt.artifact.manifest_check import check_source, read_manifest, read_report
+from gopt.artifact.graph_check import check_source
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
+from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Place, place_shape, put
 from gopt.artifact.report import rank_ranges
+from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.artifact.table_parts import drawn_tables
 from gopt.errors import InputError, OptionError
+from gopt.importers.load import holds_step
 from gopt.ir.external_data import load_state
-from gopt.ir.graph import Graph, Tensor
+from gopt.ir.graph import Graph
 from gopt.ir.load import load
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
@@ -58,6 +63,8 @@ class FolderContents:
     """States without a value."""
     trained: bool
     """Whether the values are those of a checkpoint."""
+    startup: Graph | None = None
+    """The source's start-up graph; None for a checkpoint, whose values it would replace."""
 
 
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
@@ -81,14 +88,26 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
         values |= drawn_tables(manifest.parameter_server, graph)
     _check_complete(home, manifest, values)
     missing = [state.tensor for state in manifest.states if state.tensor not in values]
+    whole = replace(_without_own_metadata(graph), initializers={**graph.initializers, **values})
+    startup = None if checkpoint or manifest.startup is None else _startup(home / manifest.startup)
+    return FolderContents(whole, roles, manifest, report, missing, checkpoint, startup)
+
+
+def _startup(path: Path) -> Graph:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}", "shard again, or copy it here")
+    return _without_own_metadata(load(path, own=True))
+
+
+def _without_own_metadata(graph: Graph) -> Graph:
+    """The graph without the entries of metadata that gopt has written."""
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
     kept = [entry for entry in header.metadata_props if not entry.key.startswith("gopt.")]
     del header.metadata_props[:]
     header.metadata_props.extend(kept)
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
-    whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
-    return FolderContents(whole, roles, manifest, report, missing, checkpoint)
+    return replace(graph, header=header, metadata=metadata)
 
 
 def _of_run(folder: Path, manifest: Manifest, servers: int) -> Manifest:
@@ -103,7 +122,17 @@ def kept_source(held: FolderContents) -> Source:
     """The source with the values that the ranks of a folder hold; raises InputError where its roles do not fit."""
     training = load_stored_source(expand(held.graph), held.roles, "the kept source")
     kept = held.report.source
-    return Source(training, kept.file, kept.sha256, kept.nbytes)
+    return Source(training, kept.file, kept.sha256, kept.nbytes, startup=held.startup)
+
+
+def step_at(path: str | os.PathLike[str]) -> Source:
+    """The step of an output folder or a checkpoint, with the values that its ranks hold, or of a file or a folder of
+    artifacts; raises what ``read_folder`` and ``gopt.load`` raise."""
+    place = Path(path)
+    of_gopt = any((place / name).is_file() for name in (INDEX_FILE, MANIFEST_FILE))
+    if place.is_file() or (not of_gopt and holds_step(place)):
+        return load_source(place)
+    return kept_source(read_folder(path))
 
 
 def read_mesh(path: str | os.PathLike[str]) -> Mesh:
@@ -203,7 +232,7 @@ def _holders(manifest: Manifest) -> Sequence[RankEntry]:
 def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int, Tensor]]) -> Tensor:
     """A tensor from its pieces, by place and start inside it; raises InputError where they do not tile it."""
     if not _tiled(parts.keys(), type):
-        raise InputError(f"the pieces of {name} do not tile it: their boxes or rows leave or repeat elements of {type}")
+        raise InputError(f"the pieces of {name} do not tile it: their boxes or rows omit or repeat elements of {type}")
     whole = {place: _inside(name, type, place, inside) for place, inside in parts.items()}
     if (None, None) in whole:
         return whole[None, None]

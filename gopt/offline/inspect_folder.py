@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import PassRecord
+from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEntry
 from gopt.artifact.states_file import STATES_FILE

@@ -104,5 +104,5 @@ def _of_mode(settings: SplitSettings, mode: str, note: Callable[[str], None]) ->
         if mode in modes:
             found[name] = value
         else:
-            note(f"{name} {value} is dropped: it means nothing in mode {mode}")
+            note(f"{name} {value} is dropped: it has no effect in mode {mode}")
     return found

@@ -20,6 +20,7 @@ from gopt.ir.external_data import load_state
 from gopt.ir.load import load
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.merge import save_model
+from gopt.offline.unused_values import refuse_unused
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -52,7 +53,7 @@ class Loaded:
     """Result of ``load_values``.
 
     ``data``: the file of values beside the model, or ''. ``loaded``: the number of states that got a value. ``kept``:
-    states that the file does not contain. ``unknown``: names that are no state, and were ignored.
+    states that the file does not contain. ``unknown``: names that are not states, and were ignored.
     """
 
     model: str
@@ -107,13 +108,14 @@ def load_values(
     """Write a step with values of a ``.safetensors`` or ``.npz`` file, by the names of its states; other states keep
     theirs.
 
-    Raises InputError for a tensor of another type or shape, and for a name that is no state unless ``ignore_unknown``
-    is given; OptionError, RunError as ``merge``.
+    Raises InputError for a tensor of another type or shape, for one that the next step would not read, and for a name
+    that is not a state unless ``ignore_unknown`` is given; OptionError, RunError as ``merge``.
     """
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     graph = load(model)
-    states = api.find_roles(graph.twin(), Path(model).name)[0].state_of()
+    training = api.find_roles(graph.twin(), Path(model).name)[0]
+    states = training.state_of()
     given = load_state(state)
     unknown = tuple(name for name in given if name not in states)
     if unknown and not ignore_unknown:
@@ -129,6 +131,7 @@ def load_values(
         if tensor.type != graph.types[name]:
             raise InputError(f"{state}: {show(name)} is {tensor.type}, the model says {graph.types[name]}")
         graph.initializers[name] = tensor
+    refuse_unused(training, {name: given[name] for name in taken}, os.fsdecode(state))
     data = save_model(target, graph, Path(output), force=force)
     kept = tuple(name for name in states if name not in given)
     return Loaded(str(Path(output)), data, len(taken), kept, unknown)

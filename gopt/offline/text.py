@@ -15,7 +15,10 @@ import numpy as np
 import onnx
 
 from gopt.analysis.training import TrainingGraph
-from gopt.ir.graph import Graph, Node, Tensor, attribute_value, read_type
+from gopt.ir.attributes import attribute_value
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType, dtype_name
 from gopt.sharding.placements import FlatShard, OnMember, Sharding
 

@@ -13,8 +13,10 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from gopt.errors import InputError, UnsupportedError
-from gopt.ir.graph import COMM, MADE_BY, Graph, Node, read_type, value_info
+from gopt.ir.graph import COMM, EXPANDED, MADE_BY, Graph, Node
 from gopt.ir.inference import infer_types
+from gopt.ir.opset import opset_of
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, known
 from gopt.opaque.body_builder import SHARED
 from gopt.opaque.inline import inline_call
@@ -23,11 +25,9 @@ from gopt.opaque.origin import OpaqueCall, Origin
 from gopt.opaque.selection import select_opaque_nodes
 from gopt.opaque.sequences import look_through_sequences
 from gopt.opaque.table import OPERATORS
-from gopt.opaque.table_body import opset, same_body, table_body
+from gopt.opaque.table_body import same_body, table_body
 
 PREFIX = "gopt.update"
-MADE = "expand"
-"""Value of ``gopt.pass`` for a node that comes from an expanded body."""
 DEPTH = 100
 _SMALL = 1024
 """Bytes up to which a constant takes part in inferring types."""
@@ -51,7 +51,7 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
         if not work.deeper():
             break
     else:
-        raise InputError("functions of the model call one another without an end")
+        raise InputError("functions of the model call one another in a cycle")
     result = work.finish()
     if any(name and name not in result.types for node in result.nodes for name in node.outputs):
         infer_types(result)
@@ -124,7 +124,7 @@ class _Expansion:
         operator = self._operator(node)
         if operator is not None:
             given = self._given(operator, node)
-            function, tags = table_body(operator, node, given, self.types, opset(self.graph))
+            function, tags = table_body(operator, node, given, self.types, opset_of(self.graph.header))
             if held is None or same_body(held, function):
                 return function, tags, given, operator
         assert held is not None
@@ -269,9 +269,9 @@ def _node(proto: NodeProto, origin: Origin | None) -> Node:
     node = Node(
         proto.op_type, proto.input, proto.output,
         domain=proto.domain, name=proto.name, encoded=proto.SerializeToString(deterministic=True),
-        made_by=MADE if origin is not None else "",
+        made_by=EXPANDED if origin is not None else "",
     )  # fmt: skip
     if origin is not None and not proto.metadata_props:
-        proto.metadata_props.add(key=MADE_BY, value=MADE)
+        proto.metadata_props.add(key=MADE_BY, value=EXPANDED)
     node.origin = origin
     return node

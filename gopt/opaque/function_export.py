@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from gopt.ir.graph import Graph, Node
+from gopt.ir.opset import opset_of
 from gopt.opaque.origin import OpaqueCall, Origin
-from gopt.opaque.table_body import opset, table_body
+from gopt.opaque.table_body import table_body
 
 
 def with_functions(
@@ -80,7 +81,7 @@ def _calls(graph: Graph) -> list[OpaqueCall]:
 def _function(graph: Graph, call: OpaqueCall | None) -> FunctionProto | None:
     if call is None or call.operator is None:
         return None
-    return table_body(call.operator, call.node, call.slot_values, graph.types, opset(graph))[0]
+    return table_body(call.operator, call.node, call.slot_values, graph.types, opset_of(graph.header))[0]
 
 
 def prepare(header: ModelProto, functions: Sequence[FunctionProto]) -> None:

@@ -96,7 +96,7 @@ class OperatorSchema:
     def _read(self, label: str, slots: Sequence[Slot], names: Sequence[str]) -> tuple[Values, list[Values]]:
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
             if len(names) > len(slots):
-                raise InputError(f"{self.op_type} {label!r} has {len(names)} values, it knows {len(slots)}")
+                raise InputError(f"{self.op_type} {label!r} has {len(names)} values, it takes {len(slots)}")
             found = {slot.name: name for slot, name in zip(slots, names) if name}
             each = {slot.name for slot in slots if slot.each}
             return {k: v for k, v in found.items() if k not in each}, [{k: v for k, v in found.items() if k in each}]

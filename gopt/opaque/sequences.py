@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 
 
 def constant_index(name: str, producers: Mapping[str, Node], stored: Mapping[str, Tensor]) -> int | None:
-    """The number of a one-element constant; None for a value that is no constant."""
+    """The number of a one-element constant; None for a value that is not a constant."""
     if name in stored:
         return int(np.asarray(stored[name].numpy()).reshape(-1)[0]) if stored[name].type.elements == 1 else None
     producer = producers.get(name)

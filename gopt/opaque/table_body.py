@@ -7,15 +7,10 @@ from collections.abc import Mapping
 from onnx import FunctionProto
 
 from gopt.errors import InputError, UnsupportedError
-from gopt.ir.graph import Graph, Node
+from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, TensorType, known
 from gopt.opaque.body_builder import BodyBuilder
 from gopt.opaque.operator_schema import OperatorSchema, SlotValues
-
-
-def opset(graph: Graph) -> int:
-    """The version of the standard operators in a graph."""
-    return next((each.version for each in graph.header.opset_import if each.domain in ("", "ai.onnx")), 1)
 
 
 def table_body(
@@ -38,7 +33,7 @@ def table_body(
     body = BodyBuilder(operator, attributes, given, dtypes)
     body.write()
     if body.missing():
-        raise InputError(f"{node.op_type} {node.label!r} shows {body.missing()} without the input it is made of")
+        raise InputError(f"{node.op_type} {node.label!r} has {body.missing()}, but not the input that it replaces")
     return body.function(list(node.attributes), version)
 
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InvariantError, UnsupportedError
-from gopt.ir.graph import COMM, Graph, Node, Tensor
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.parameter_server.delay import compensated
 from gopt.sanitize import show
 

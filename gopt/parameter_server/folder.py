@@ -15,12 +15,13 @@ from gopt.artifact.manifest_builder import common_entry, local_accumulators, loc
 from gopt.artifact.output_folder import output_folder
 from gopt.artifact.pieces import cut
 from gopt.artifact.ranks import RankFiles, write_ranks
-from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
+from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
 from gopt.artifact.table_parts import part_piece
-from gopt.disk.files import create, write_new
-from gopt.ir.graph import Tensor
+from gopt.artifact.written import write_report, write_values
+from gopt.disk.files import write_new
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankState
 from gopt.parameter_server.report import build_split_report
@@ -94,16 +95,15 @@ def write_split(
     report = build_split_report(split, source)
     advance("writing values and trainers")
     with output_folder(Path(folder), force=force) as staged:
-        values.write(staged / STATES_FILE)
+        digests = write_values(staged, values, _starts(split, values))
         trainers, servers = split.trainer_graphs, split.server_graphs
         local = values if split.sync is not None else values.without(split.homes.served)
         for program, parts in split.trainer_files():
             write_ranks(staged, program, local, trainers.common, parts, TRAINER_FILES)
         write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES, advance)
         write_new(staged / SOURCE_FILE, kept.result())
-        with create(staged / REPORT_FILE) as file:
-            file.writelines(piece.encode() for piece in report.pieces())
-        write_new(staged / MANIFEST_FILE, split_manifest(split).text().encode())
+        manifest = replace(split_manifest(split), written=write_report(staged, report, digests))
+        write_new(staged / MANIFEST_FILE, manifest.text().encode())
     return report
 
 
@@ -136,6 +136,15 @@ def _plan_states(split: SplitStep) -> StatesFile:
         if name not in states and name not in seen and tensor.nbytes > INLINE:
             values.add([(name, tensor)])
     return values
+
+
+def _starts(split: SplitStep, values: StatesFile) -> dict[str, Tensor]:
+    """Return the states of the source whose start values ranks read from the states file."""
+    source = split.training.graph.initializers
+    held = [*split.trainer_graphs.common, *split.server_graphs.common]
+    held += [state for part in split.server_graphs.ranks for state in part.states]
+    names = (piece.tensor for state in held if state.input in values.offset for piece in state.pieces)
+    return {name: source[name] for name in dict.fromkeys(names)}
 
 
 def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:

@@ -99,7 +99,7 @@ def _in_update(index: GraphIndex, name: str) -> bool:
 
 
 def _follows(index: GraphIndex, state: State) -> bool:
-    """Return whether a state follows the update, and is no running statistic."""
+    """Return whether a state follows the update, and is not a running statistic."""
     return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated)
 
 

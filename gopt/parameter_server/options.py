@@ -9,6 +9,7 @@ from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
 from gopt.limits import RANKS
+from gopt.option_records import check_least, check_types
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
@@ -56,6 +57,8 @@ class SplitOptions:
     roles: Roles | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, table_memory=1)
         for what, count in (("--trainers", self.trainers), ("--servers", self.servers)):
             if not 1 <= count <= RANKS:
                 raise OptionError(f"{what} cannot be {count}", f"it is 1 to {RANKS}")
@@ -79,7 +82,8 @@ class SplitOptions:
         for name, texts in (("table", self.tables), ("rows", self.rows), ("init", self.init)):
             if texts and self.mode is Mode.GEO:
                 raise OptionError(
-                    f"--{name} cannot be combined with --mode geo: each trainer updates the whole of a table"
+                    f"--{name} cannot be combined with --mode geo: each trainer updates the whole of a table",
+                    "leave one of them out",
                 )
             if texts and self.accumulate > 1:
                 raise OptionError(f"--{name} cannot be combined with --accumulate", "micro-steps sum whole gradients")
@@ -105,7 +109,9 @@ class SplitOptions:
         if self.accumulate > 1 and self.mode is Mode.GEO:
             raise OptionError("--accumulate cannot be combined with --mode geo", "--every says how often trainers push")
         if self.accumulate > 1 and self.loss_reduction.rule is LossRule.WEIGHTED:
-            raise OptionError(f"--accumulate cannot be combined with --loss-reduction {self.loss_reduction}")
+            raise OptionError(
+                f"--accumulate cannot be combined with --loss-reduction {self.loss_reduction}", "leave one of them out"
+            )
         if self.accumulate > 1 and self.pull is PullAt.START:
             raise OptionError(
                 "--pull start cannot be combined with --accumulate", "micro-steps share what was pulled once"

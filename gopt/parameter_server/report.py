@@ -56,7 +56,7 @@ _REASONS = {
     Phase.BACKWARD: "the layout of pulled parameters, for the backward",
     Phase.UPDATE: "the update of pieces, or their layout",
 }
-"""Why a node that is no message was added."""
+"""Why a node that is not a message was added."""
 
 
 def build_split_report(split: SplitStep, source: SourceEntry) -> Report:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import Enum
 from itertools import pairwise
 
@@ -18,6 +17,7 @@ from gopt.documents.records import OPTIONAL
 from gopt.errors import OptionError
 from gopt.limits import RANKS
 from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
 
 
 class RoleKind(str, Enum):
@@ -269,8 +269,7 @@ def _kind(word: str) -> RoleKind:
     try:
         return RoleKind(word)
     except ValueError:
-        close = get_close_matches(word.lower(), [kind.value for kind in _KINDS], 1)
-        hint = f"did you mean {close[0]!r}?" if close else "a rank is a trainer or a server"
+        hint = did_you_mean(word.lower(), [kind.value for kind in _KINDS]) or "a rank is a trainer or a server"
         raise OptionError(f"{show(word)} is not a role", hint, _HINT) from None
 
 

@@ -28,7 +28,7 @@ GAP = 32
 CHUNK = 1 << 22
 """Elements that are made at a time."""
 _TEXT = re.compile(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*(?:@\s*seed\s*=\s*([0-9]{1,18}))?\s*")
-_HINT = "write normal(MEAN,STD), uniform(LOW,HIGH), constant(VALUE) or zeros, and @seed=N behind it"
+_HINT = "write normal(MEAN,STD), uniform(LOW,HIGH), constant(VALUE) or zeros; @seed=N may follow"
 
 
 class Draw(StrEnum):

@@ -12,13 +12,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import translate
 
 from gopt import documents
 from gopt.errors import InputError, OptionError
 from gopt.sanitize import show
-from gopt.suggestions import near_file
+from gopt.suggestions import did_you_mean, near_file
 
 Tensors = Mapping[str, frozenset[int]]
 """Tensor -> its pieces' numbers."""
@@ -129,9 +128,8 @@ def _useless(entry: _Entry, tensors: Tensors) -> OptionError:
 
 
 def _known(entry: _Entry, tensors: Tensors) -> str:
-    close = get_close_matches(entry.name, tensors, 1)
-    if close:
-        return f"did you mean {show(close[0])}?"
+    if (hint := did_you_mean(entry.name, tensors)) is not None:
+        return hint
     first = ", ".join(show(name) for name in list(tensors)[:_LISTED])
     return f"there are {first}" + (f" and {len(tensors) - _LISTED} more" if len(tensors) > _LISTED else "")
 

@@ -265,7 +265,7 @@ def _checks(
         place = 0
         for piece in pieces:
             if piece.start != place or piece.stop < place:
-                raise InvariantError(f"pieces of {name!r} leave or repeat elements at {min(place, piece.start)}")
+                raise InvariantError(f"pieces of {name!r} omit or repeat elements at {min(place, piece.start)}")
             place, tiled = piece.stop, tiled + 1
         if place != training.graph.types[name].elements:
             raise InvariantError(f"pieces of {name!r} end at {place} of {training.graph.types[name].elements}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from gopt.errors import OptionError
 from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
 
 
 def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table") -> dict[str, str]:
@@ -20,9 +20,8 @@ def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table"
     for pattern, text in given.items():
         fitting = fits(pattern, names)
         if not fitting:
-            close = get_close_matches(pattern, sorted(names), 1) or sorted(names)[:5]
-            hint = f"there are {', '.join(map(show, close))}" if close else "there is none"
-            raise OptionError(f"{show(pattern)} matches no {what}", hint)
+            listed = f"there are {', '.join(map(show, sorted(names)[:5]))}" if names else "there is none"
+            raise OptionError(f"{show(pattern)} matches no {what}", did_you_mean(pattern, sorted(names)) or listed)
         if not any(name not in found for name in fitting):
             raise OptionError(
                 f"the entry {show(pattern)} for tables has no effect: earlier entries match all that it matches",

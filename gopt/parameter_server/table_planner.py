@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 from gopt.analysis.embeddings import EmbeddingTable
 from gopt.analysis.training import TrainingGraph
@@ -19,6 +18,7 @@ from gopt.ir.types import nbytes
 from gopt.parameter_server.table_patterns import chosen
 from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
 from gopt.sanitize import show
+from gopt.suggestions import nearest
 
 ID_BYTES = 8
 NEARLY = 1.1
@@ -148,10 +148,10 @@ def _read(pattern: str, text: str, servers: int) -> _Wish:
     word, _, number = text.partition(":")
     known = [layout.value for layout in Layout]
     if word not in known or (number and word != "whole"):
-        close = get_close_matches(word, known, 1) if word not in known else []
+        close = nearest(word, known) if word not in known else None
         raise OptionError(
             f"table {show(pattern)} cannot be {show(text)}",
-            f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}, whole:SERVER",
+            f"did you mean {close}?" if close is not None else f"it is one of {', '.join(known)}, whole:SERVER",
         )
     if number and (not number.isascii() or not number.isdecimal() or int(number) >= servers):
         raise OptionError(

@@ -60,7 +60,7 @@ def build_options(spec: Pass, given: Mapping[str, Any]) -> Any:
         name = key.replace("-", "_")
         if name not in hints:
             known = [each.name.replace("_", "-") for each in fields(spec.options)]
-            hint = did_you_mean(key, known) or f"it knows {', '.join(known) or 'no options'}"
+            hint = did_you_mean(key, known) or f"it takes {', '.join(known) or 'no options'}"
             raise OptionError(f"pass {spec.name} has no option {key!r}", hint)
         values[name] = _convert(spec.name, key, value, hints[name])
     return spec.options(**values)

@@ -140,7 +140,7 @@ def _share(
         "AllReduce", [own], {mean: type}, domain=COMM, attributes={"group": group, "reduce": "mean"}, after=producer
     )
     for reader in users.get(name, ()):
-        if not reader.made_by:
+        if not reader.added:
             rewriter.rewire(reader, name, mean)
 
 

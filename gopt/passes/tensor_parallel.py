@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from gopt.analysis.region_mappings import find_region_mappings
@@ -22,6 +23,7 @@ from gopt.tensor_parallel.patterns import FED, Pattern
 from gopt.tensor_parallel.propagate import Propagated
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.split import split_step
+from gopt.topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,23 @@ class Options:
     configuration: str = ""
     link: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise OptionError for texts that cannot be read, before any work."""
+        _ = self.request, self.marks
+
+    @cached_property
+    def request(self) -> Request:
+        """The requested splits, read from the texts."""
+        return Request(
+            Pattern.parse(self.parameters), Pattern.parse(self.inputs, FED), self.auto, self.sizes, self.sequence,
+            self.configuration, self.link,
+        )  # fmt: skip
+
+    @cached_property
+    def marks(self) -> tuple[Pattern, ...]:
+        """The axes of gradients, read from the text."""
+        return parse_marks(self.gradients)
+
 
 def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     """Split weights, activations and updates along the axes whose ranks see the same samples, or parts of them: columns
@@ -61,16 +80,15 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     mesh, training = program.mesh, program.training
     found = [each.to_json() for each in find_region_mappings(training) if mesh.live(each.group)]
     of_source = {"source_mappings": found} if found else {}
+    if options.link:
+        Topology.parse(options.link, mesh)
     if not splitting_axes(mesh, training):
-        return PassResult(facts=of_source, note="no axis splits the computation")
+        idle = ": link has no effect" if options.link else ""
+        return PassResult(facts=of_source, note=f"no axis splits the computation{idle}")
     notes: list[str] = []
-    request = Request(
-        Pattern.parse(options.parameters), Pattern.parse(options.inputs, FED), options.auto, options.sizes,
-        options.sequence, options.configuration, options.link,
-    )  # fmt: skip
-    splits = split_axes(training, mesh, request, notes.append)
+    splits = split_axes(training, mesh, options.request, notes.append)
     axes = [split.axis for split in splits]
-    marks = Marks.read(training, mesh, axes, parse_marks(options.gradients))
+    marks = Marks.read(training, mesh, axes, options.marks)
     made = split_step(training, splits, marks, regather=options.regather)
     program.warnings += marks.warnings
     for split, result in zip(splits, made.along):

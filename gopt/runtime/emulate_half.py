@@ -12,19 +12,22 @@ from dataclasses import replace
 from itertools import count
 
 import onnx
-import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import COMM, Graph, Node, read_type, value_info
+from gopt.ir.functions import inline_functions
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, dtype_name, known
 from gopt.runtime.proto import as_node, bodies, build_model
 
 _MOVES = frozenset({
     "Cast", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Shape",
-    "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    "SequenceAt", "SequenceConstruct", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    "ConcatFromSequence", "Optional", "OptionalGetElement", "SequenceErase", "SequenceInsert", "SplitToSequence",
 })  # fmt: skip
-"""Operators that round nothing and have kernels for both halves at every version from 13 on (tried one by one).
+"""Operators that round nothing and have kernels for both halves at every version from 13 on (tried one by one). In ONNX
+sequences and optionals hold float16 alone.
 
 An operator that merely moves but lacks a float16 kernel must not stand here: the runtime would widen it and drop the
 rounding beside it. A cast rounds by itself.
@@ -216,7 +219,7 @@ def inlined(graph: Graph) -> Graph:
         if node.domain == COMM:
             model.graph.value_info.extend(_infos(graph, node.outputs))
     model.opset_import.extend(entry for entry in graph.header.opset_import if entry.domain == COMM)
-    model = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
+    model = onnx.shape_inference.infer_shapes(inline_functions(model))
     types = {info.name: read_type(info.type) for info in model.graph.value_info}
     header = ModelProto()
     header.CopyFrom(graph.header)

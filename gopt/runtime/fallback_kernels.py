@@ -157,9 +157,10 @@ def operators() -> tuple[type, ...]:
     """The table as classes that extend onnx's reference evaluator."""
     from onnx.reference.op_run import OpRun
 
-    return tuple(
-        type(name, (OpRun,), {"op_domain": "", "_run": _method(kernel)}) for name, kernel in FALLBACK_KERNELS.items()
-    )
+    from gopt.runtime.fallback_loop import Loop
+
+    kernels = FALLBACK_KERNELS.items()
+    return (Loop, *(type(name, (OpRun,), {"op_domain": "", "_run": _method(kernel)}) for name, kernel in kernels))
 
 
 def _method(kernel: Kernel) -> Callable[..., tuple[Any, ...]]:

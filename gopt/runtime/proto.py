@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
-from gopt.ir.graph import COMM, Graph, Node, Tensor, value_info
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType
 
 IR_VERSION = 10

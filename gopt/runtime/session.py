@@ -122,7 +122,7 @@ class _DeadlineSession:
                 raise
             made = self._session.get_outputs()[0].name
             what = f"what makes {made!r} still ran after {self._deadline:g} s (--deadline)"
-            raise RunError(what, "a loop of the model may not end; raise --deadline if it is only slow") from error
+            raise RunError(what, "a loop of the model may be endless; raise --deadline if it is only slow") from error
         finally:
             timer.cancel()
 
@@ -147,6 +147,11 @@ def _session(model: bytes, disabled: set[str]) -> Any:
 def refusal(error: Exception) -> RunError:
     """Return the RunError for a session that cannot be built."""
     kind = NoKernelError if type(error).__name__ == "NotImplemented" else RunError
+    if "under development and support for this is limited" in str(error):
+        return RunError(
+            "this ONNX Runtime does not know the operator set that the step is written for",
+            "install a newer onnxruntime-gpu, or export for an older operator set",
+        )
     return kind(f"ONNX Runtime refuses a segment: {first_line(error)}")
 
 

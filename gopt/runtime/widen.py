@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
-from gopt.ir.graph import Graph, Node, Tensor, make_attribute
+from gopt.ir.attributes import make_attribute
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
 from gopt.runtime.emulate_half import TYPE_ATTRIBUTES, inlined
 from gopt.runtime.proto import as_node

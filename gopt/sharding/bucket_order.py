@@ -78,14 +78,14 @@ class _BucketOrder:
         if node.source is not None and node.inputs != node.source.inputs:
             self._check_read(node, node.source)
         if node.domain == COMM:
-            if node.made_by or node.phase is Phase.UPDATE:  # forward and backward of a source may join what they like
+            if _follows(node):  # forward and backward of a source may join what they like
                 self._call(node)
         elif isinstance(node.origin, RefoldedCall) and node.domain == SPMD:
             for member in node.origin.members:
                 self._compute(node, list(member.inputs.values()), list(member.outputs.values()), elementwise=True)
         elif node.domain == SPMD:
             self._layout(node)
-        elif node.made_by or node.phase is Phase.UPDATE:
+        elif _follows(node):
             self._compute(node, node.inputs, node.outputs, elementwise=node.is_a(*ELEMENTWISE))
         for name in node.outputs:
             if name in self._accumulators:
@@ -221,6 +221,11 @@ class _BucketOrder:
         if all(part is first or part == first for part in parts):
             return first
         return _in_order(node, {piece for part in parts for piece in part})
+
+
+def _follows(node: Node) -> bool:
+    """Return whether a node is of the update, or a pass made it."""
+    return node.phase is Phase.UPDATE or node.added
 
 
 def _in_order(node: Node, pieces: Collection[BucketSlice]) -> Contents:

@@ -70,7 +70,7 @@ def beside(call: Conversion, operand: Operand, moved: bool) -> Placement:
     if isinstance(given, Partial) and moved and "Reduce" in call.op_type:
         linear = {"sum", "mean"}
         if given.op != call.reduce and not {given.op, call.reduce} <= linear:
-            raise Mismatch(operand, f"terms of a {call.reduce}: a {call.reduce} of terms of a {given.op} is no term")
+            raise Mismatch(operand, f"terms of a {call.reduce}: a {call.reduce} of terms of a {given.op} is not a term")
     return given
 
 
@@ -91,7 +91,7 @@ def _reducible(call: Conversion, operand: Operand) -> None:
 
 
 def all_reduce(call: Conversion, operand: Operand) -> Placement:
-    """Each member's own, or terms -> replicated. A sum of flags is no flag: it is their number."""
+    """Each member's own, or terms -> replicated. A sum of flags is not a flag: it is their number."""
     if operand.placement == Partial("count") and call.reduce == "sum":
         return FLAG_COUNT
     _reducible(call, operand)
@@ -102,7 +102,7 @@ def reduce(call: Conversion, operand: Operand) -> Placement:
     """The same -> on the root alone."""
     _reducible(call, operand)
     if call.own and not call.alone:
-        raise Mismatch(operand, "a group of one axis: the root of several is no member of one")
+        raise Mismatch(operand, "a group of one axis: the root of several is not a member of one")
     return OnMember(int(call.attributes["root"])) if call.alone else PER_MEMBER
 
 

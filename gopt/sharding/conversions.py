@@ -14,7 +14,7 @@ terms of windows       halo sum: AllGather of strips          halo exchange
 replicated -> window   own window, nothing is sent            halo sum
 =====================  =====================================  ====================================
 
-A dual is no record of its own: backward is part of the graph, and propagation finds the mapping that it needs there.
+A dual is not a record of its own: backward is part of the graph, and propagation finds the mapping that it needs there.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def select(use: Layout, operands: Sequence[Operand]) -> Placement:
     operand, op = operands[0], str(use.attributes["reduce"])
     given = operand.placement
     if op not in _IDENTITY:
-        raise Mismatch(operand, f"another reduction: nothing changes no {op}")
+        raise Mismatch(operand, f"another reduction: {op} has no neutral element")
     if isinstance(given, Partial):
         if given.op != op:
             raise Mismatch(operand, f"terms of a reduction by {op}")

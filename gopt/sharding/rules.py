@@ -132,11 +132,11 @@ def reduction(use: Use) -> Placement:
             raise Mismatch(other, "axes that are equal on all members")
     op = FULL_REDUCTIONS[use.op_type]
     if not op:
-        raise Mismatch(operand, f"a whole tensor: what members make of shards is no term of {use.op_type}")
+        raise Mismatch(operand, f"a whole tensor: what members make of shards is not a term of {use.op_type}")
     if op == "mean" and len({flat.length(member) for member in range(len(flat.cuts) - 1)}) > 1:
         raise Mismatch(operand, "shards of one length: the mean of unequal shards' means is not the mean")
     if op == "mean" and operand.dtype and operand.dtype not in FLOATS:
-        raise Mismatch(operand, "a floating type: a mean of whole numbers is cut off")
+        raise Mismatch(operand, "a floating type: a mean of integers is truncated")
     if operand.dtype == "bool":
         op = {"max": "any", "min": "all"}.get(op, op)
     return Partial(op, use.place if isinstance(use.place, FlatShard) else None)
@@ -156,7 +156,7 @@ def partial(use: Use) -> Placement:
             raise Mismatch(operand, f"a value equal on all members beside {placement}")
     made = _through(use, placement, terms, others) if use.standard else None
     if made is None:
-        raise Mismatch(terms[0], f"the value itself: {use.op_type} of terms is no term of its result")
+        raise Mismatch(terms[0], f"the value itself: {use.op_type} of terms is not a term of its result")
     return made
 
 

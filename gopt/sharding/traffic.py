@@ -14,7 +14,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.types import nbytes
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Sharding
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 
 GATHERS = frozenset({"AllGather", "Broadcast"})
 """Calls that hand a member's elements to all others."""
@@ -89,7 +89,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
     if parts is None:
-        parts = program.sharded or Shardings(program, strict=False).infer().parts()
+        parts = program.sharded or infer_shardings(program, strict=False).parts()
     found = []
     for place, node in enumerate(nodes):
         if node.domain != COMM:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from gopt.errors import OptionError
-from gopt.option_records import check_types, is_whole
+from gopt.option_records import check_types
+from gopt.option_types import is_whole
 from gopt.passes import find
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
@@ -54,7 +55,7 @@ class ShardOptions:
     after_each: Callable[[str, SpmdProgram], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_types(self, but=("passes", "pipeline", "only_ranks", "after_each"))
         _check_passes(self.passes, self.pipeline)
         _check_ranks(self.only_ranks)
         if self.after_each is not None and not callable(self.after_each):
@@ -96,7 +97,7 @@ class ShardOptions:
 
 
 def _check_passes(passes: Any, pipeline: Any) -> None:
-    """Raise OptionError for what is no table of passes, or no list of them."""
+    """Raise OptionError for what is not a table of passes, or no list of them."""
     if not _is_table(passes) or not all(map(_is_table, passes.values())):
         raise OptionError(f"option passes cannot be {passes!r}", 'write it as {"shard": {"style": "broadcast"}}')
     if pipeline is None or isinstance(pipeline, Pipeline):
@@ -115,11 +116,11 @@ def _is_table(table: Any) -> bool:
 
 
 def _check_ranks(ranks: Any) -> None:
-    """Raise OptionError for what is no list of ranks, and for one of none."""
+    """Raise OptionError for what is not a list of ranks, and for one of none."""
     if ranks is None:
         return
     try:
-        fine = len(ranks) > 0 and all(map(is_whole, ranks))
+        fine = len(ranks) > 0 and not isinstance(ranks, bytes | Mapping) and all(map(is_whole, ranks))
     except TypeError:  # it has no length: an iterator would be empty afterwards
         fine = False
     if not fine:

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Unpack
 from gopt import background
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.report import PassRun
-from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report
+from gopt.artifact.report_record import ChoiceEntry, Report
 from gopt.background import Task
-from gopt.disk.files import create, write_new
+from gopt.disk.files import write_new
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
+from gopt.ir.tensor import Tensor
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.mesh import Mesh
 from gopt.notebook import HtmlTable
 from gopt.option_records import changed
+from gopt.option_types import checked
 from gopt.preflight import check_passes
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
@@ -70,9 +72,14 @@ class Sharded(HtmlTable):
 
     def manifest(self) -> Manifest:
         """The manifest as it is written."""
+        from gopt.artifact import startup_graphs
         from gopt.artifact.manifest_builder import build_manifest
 
-        return build_manifest(self.program, self.common, self.ranks)
+        manifest = build_manifest(self.program, self.common, self.ranks)
+        startup = self.source.rank_startup
+        if startup is None:
+            return manifest
+        return startup_graphs.with_startup(manifest, startup, self.common, self.ranks)
 
     def explain(self, value: str) -> list[str]:
         """Where the placement of a value came from, a line for each step; raises OptionError for an unknown value."""
@@ -80,6 +87,7 @@ class Sharded(HtmlTable):
         return lines or ["no axis of the mesh splits the computation: every value is whole"]
 
     @gc_paused()
+    @checked
     def write(
         self,
         folder: str | os.PathLike[str],
@@ -97,7 +105,7 @@ class Sharded(HtmlTable):
             return self._write(Path(folder), advance, force=force, annotate=annotate)
 
     def _write(self, folder: Path, advance: ProgressCallback, *, force: bool, annotate: bool) -> Report:
-        from gopt.artifact import annotations, ranks, serialize, states_file
+        from gopt.artifact import annotations, ranks, serialize, startup_graphs, states_file, written
         from gopt.artifact.output_folder import output_folder
 
         advance("building the report")
@@ -112,16 +120,25 @@ class Sharded(HtmlTable):
         )
         with output_folder(folder, force=force) as staged:
             advance("writing values")
-            stored.write(staged / states_file.STATES_FILE)
+            values = written.write_values(staged, stored, self._starts())
             ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, advance=advance)
-            with create(staged / REPORT_FILE) as file:
-                file.writelines(piece.encode() for piece in report.pieces())
+            startup = self.source.rank_startup
+            if startup is not None:
+                startup_graphs.write_startup(staged, self.program, startup, stored, self.common, self.ranks)
+            manifest = replace(self.manifest(), written=written.write_report(staged, report, values))
             write_new(staged / serialize.SOURCE_FILE, source.result())
-            write_new(staged / MANIFEST_FILE, self.manifest().text().encode())
+            write_new(staged / MANIFEST_FILE, manifest.text().encode())
         return report
+
+    def _starts(self) -> dict[str, Tensor]:
+        """The values from which states start, where the source has them."""
+        training = self.program.source
+        held = training.graph.initializers
+        return {state.tensor: held[state.tensor] for state in training.states if state.tensor in held}
 
 
 @gc_paused()
+@checked
 def shard(
     source: Source | str | os.PathLike[str],
     mesh: Mesh | int | str,
@@ -147,9 +164,13 @@ def shard(
     pipeline = asked.passes_to_run()
     program = SpmdProgram.start(training, mesh, asked.accumulate)
     check_passes(program, [stage.spec.name for stage in pipeline.stages])
-    wanted = range(mesh.ranks) if asked.only_ranks is None else asked.only_ranks
-    if any(not 0 <= rank < mesh.ranks for rank in wanted):
-        raise OptionError(f"--only-ranks names rank {max(wanted)}, the mesh has {mesh.ranks} ranks")
+    wanted = range(mesh.ranks) if asked.only_ranks is None else sorted({*asked.only_ranks})
+    for rank in wanted:
+        if not 0 <= rank < mesh.ranks:
+            raise OptionError(
+                f"--only-ranks names rank {rank}, the mesh has {mesh.ranks} ranks",
+                f"ranks count from 0 to {mesh.ranks - 1}",
+            )
     begin_source_figures(program.source)
     pipeline.run(program, advance)
     gone = begin_removed(program, wanted)

@@ -11,22 +11,21 @@ from gopt.analysis.look_through import declare_axes
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
+from gopt.analysis.startup import why_unusable
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report_record import SourceEntry
-from gopt.disk.files import digest_of
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import InputError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
-from gopt.importers.load import StepFile, read_step
-from gopt.importers.training_info import Flattened, flatten
-from gopt.ir.external_data import load_state, naming
+from gopt.importers.load import NO_STARTUP, read_step
+from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
-from gopt.ir.load import graph_of, read_file
 from gopt.mesh import Mesh, axis_kinds
 from gopt.notebook import HtmlTable
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
+from gopt.option_types import checked
 from gopt.preflight import check_axes, check_mesh, check_states
 from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.stored_roles import with_stored_roles
@@ -42,6 +41,9 @@ class Source(HtmlTable):
     nbytes: int
     roles: RoleMap = field(default_factory=RoleMap)
     """The user's map of roles: roles are found again where collectives of the source are adopted."""
+    startup: Graph | None = field(default=None, repr=False)
+    """A graph without inputs that computes first values, an output of the same name for each; None: the stored values
+    are the first ones."""
 
     def __repr__(self) -> str:
         training = self.training
@@ -53,6 +55,12 @@ class Source(HtmlTable):
     def html_rows(self) -> Iterable[tuple[str, object]]:
         entry = self.entry()
         return [("file", self.name), ("bytes", self.nbytes), ("loss", self.training.loss), *entry.counts.items()]
+
+    @property
+    def rank_startup(self) -> Graph | None:
+        """The start-up graph, where ranks can run parts of it; None: they start from the stored values."""
+        usable = self.startup is not None and not why_unusable(self.startup, self.training)
+        return self.startup if usable else None
 
     def entry(self) -> SourceEntry:
         """The report's entry of the source."""
@@ -66,6 +74,7 @@ class Source(HtmlTable):
 
 
 @gc_paused()
+@checked
 def load(
     path: str | os.PathLike[str],
     *,
@@ -86,32 +95,24 @@ def load(
     """
     data = Path(path)
     advance("reading the model")
-    bound = None
-    try:
-        file = read_step(data)
-    except UnsupportedError:
-        bound = None if data.is_dir() else _flattened(data)
-        if bound is None:
-            raise
-        file = StepFile(graph_of(bound.model, data), digest_of(data), data.stat().st_size)
-        roles = replace(roles, loss=roles.loss or bound.loss, states={**bound.states, **roles.states})
+    file = read_step(data)
     if file is None:
         raise model_is_folder(data)
     advance("finding roles")
     training, roles = find_roles(file.graph, data.name, roles, group_types, axes)
-    training.notes += bound.notes if bound is not None else ()
+    training.notes += file.notes
+    if file.startup is not None:
+        _note_startup(file.startup, training)
     if state is not None:
         _supply(training, Path(state))
-    return Source(training, data.name, file.digest.hex(), file.nbytes, roles)
+    return Source(training, data.name, file.digest().hex(), file.nbytes, roles, file.startup)
 
 
-def _flattened(path: Path) -> Flattened | None:
-    """Return the step of a file with training_info, None for other files; raises InputError, UnsupportedError."""
-    from gopt.autodiff.backward import expand_gradient
-
-    with naming(str(path)):
-        model = read_file(str(path)).model
-        return flatten(model, expand_gradient) if model.training_info else None
+def _note_startup(startup: Graph, training: TrainingGraph) -> None:
+    """Note whether ranks run a start-up graph."""
+    why = why_unusable(startup, training)
+    used = f"training_info computes first values of {len(startup.outputs)} states: start-up graphs"
+    training.notes.append(f"{NO_STARTUP}: {why}" if why else used)
 
 
 def as_source(given: Source | str | os.PathLike[str]) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gopt import background
@@ -13,12 +13,13 @@ from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
 from gopt.garbage import gc_paused
 from gopt.notebook import HtmlTable
+from gopt.option_types import checked
+from gopt.parameter_server.options import SplitOptions
 from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.source import Source, as_source
 from gopt.steps.stored_roles import roles_text
 
 if TYPE_CHECKING:
-    from gopt.parameter_server.options import SplitOptions
     from gopt.parameter_server.split import SplitStep
 
 
@@ -48,6 +49,7 @@ class Split(HtmlTable):
         return build_split_report(self.step, self.source.entry())
 
     @gc_paused()
+    @checked
     def write(
         self,
         folder: str | os.PathLike[str],
@@ -65,6 +67,7 @@ class Split(HtmlTable):
 
 
 @gc_paused()
+@checked
 def split(
     source: Source | str | os.PathLike[str], options: SplitOptions, *, advance: ProgressCallback = no_progress
 ) -> Split:
@@ -80,4 +83,8 @@ def split(
 
     source = as_source(source)
     advance("splitting")
-    return Split(source, split_step(source.training, options))
+    training = source.training
+    if source.rank_startup is not None:
+        note = "start-up graphs are written for ranks alone: trainers and servers start from the stored values"
+        training = replace(training, notes=[*training.notes, note])
+    return Split(source, split_step(training, options))

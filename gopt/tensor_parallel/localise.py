@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
-from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
+from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.sharding.links import Operator
 from gopt.sharding.links.choices import run_written

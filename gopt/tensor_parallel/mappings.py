@@ -50,7 +50,7 @@ def beside(node: Node, operand: Operand) -> Placement:
 
 
 def described_as(node: Node, graph: Graph, constants: Constants) -> Operator | None:
-    """Return a node as the rules see it; None where it is no standard operator and replaces none."""
+    """Return a node as the rules see it; None where it is not a standard operator and replaces none."""
     if node.domain in ("", "ai.onnx"):
         return operator(node, graph, constants)
     if node.domain == SPMD and node.op_type in _UNMASKED:

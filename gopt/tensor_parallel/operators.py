@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 
+from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Graph, Node
+from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
-from gopt.opaque.table_body import opset
 from gopt.sharding.links import Operator
 
 LARGEST = 4096
@@ -26,7 +26,7 @@ class Constants:
     _read: dict[str, np.ndarray | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.opset = opset(self.graph)
+        self.opset = opset_of(self.graph.header)
         self._made = {node.outputs[0]: node for node in self.graph.nodes if node.is_a("Constant")}
 
     def get(self, name: str) -> np.ndarray | None:
@@ -40,16 +40,8 @@ class Constants:
         if tensor is not None:
             return tensor.numpy() if tensor.type.elements <= LARGEST else None
         if name in self._made:
-            return _constant(self._made[name])
+            return constant_array(self._made[name].attributes)
         return None
-
-
-def _constant(node: Node) -> np.ndarray | None:
-    key, value = next(iter(node.attributes.items()), ("", None))
-    if key == "value" and isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
-    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-    return np.array(value, dtype[key]) if key in dtype else None
 
 
 def operator(node: Node, graph: Graph, constants: Constants) -> Operator:

@@ -8,7 +8,8 @@ from math import prod
 
 import numpy as np
 
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, numpy_dtype
 from gopt.sharding.links import Operator
 from gopt.sharding.links.windows import Sliding, sliding

@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gopt.frontends.derive.options import DeriveOptions
+from gopt.option_types import checked
+
 if TYPE_CHECKING:
     from gopt.frontends.derive.derive import Derived
-    from gopt.frontends.derive.options import DeriveOptions
 
 
+@checked
 def derive(
     forward: str | os.PathLike[str],
     output: str | os.PathLike[str],

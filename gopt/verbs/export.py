@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import OptionError
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.option_types import checked
 
 if TYPE_CHECKING:
     from gopt.frontends.pytorch.export import Exported
-    from gopt.frontends.pytorch.options import ExportOptions
 
 
+@checked
 def export(
     factory: str | Callable[[], Any] | tuple[Any, ...],
     output: str | os.PathLike[str],

@@ -13,11 +13,13 @@ from gopt.offline.diff import Diff, Tolerance
 from gopt.offline.diff import diff as compare
 from gopt.offline.explain import Story
 from gopt.offline.explain import explain as tell
+from gopt.option_types import checked
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 
 
+@checked
 def explain(folder: Folder, name: str) -> Story:
-    """Tell what became of one operator, value, state, parameter or bucket, where, why, and what stands for it now.
+    """Show what became of one operator, value, state, parameter or bucket, where, why, and what stands for it now.
 
     Raises InputError where the folder is broken, OptionError for a name that it does not have.
 
@@ -28,6 +30,7 @@ def explain(folder: Folder, name: str) -> Story:
         return tell(path, name)
 
 
+@checked
 def merge(what: Folder, model: str | os.PathLike[str], *, force: bool = False) -> merging.Merged:
     """Write one model, the step as it was, with the values of a folder, checkpoint or run.
 
@@ -41,6 +44,7 @@ def merge(what: Folder, model: str | os.PathLike[str], *, force: bool = False) -
         return merging.merge(path, model, force=force)
 
 
+@checked
 def reshard(
     what: Folder,
     mesh: Mesh | int | str,
@@ -67,6 +71,7 @@ def reshard(
     return made
 
 
+@checked
 def diff(a: Folder, b: Folder, *, rtol: float = 0.0, atol: float = 0.0) -> Diff:
     """Compare two models, two output folders or two checkpoints: operators, wiring, attributes, values, bytes.
 

@@ -11,15 +11,18 @@ from gopt import api
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import InputError, OptionError
-from gopt.importers.load import holds_step, load_step
+from gopt.garbage import gc_paused
+from gopt.importers.load import read_step
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
+from gopt.option_types import checked
 
 
 @dataclass(frozen=True, slots=True)
 class Imported(HtmlTable):
     """A step that ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: the inputs
-    that a run feeds; ``missing``: states without a value."""
+    that a run feeds; ``missing``: states without a value; ``uninitialized``: values that the source computes first, of
+    which the step has the stored ones."""
 
     model: str
     data: str
@@ -29,35 +32,42 @@ class Imported(HtmlTable):
     nbytes: int
     inputs: tuple[str, ...]
     missing: tuple[str, ...]
+    uninitialized: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt import --json`` prints."""
         return {
             "format": "gopt-import/1", "model": self.model, "data": self.data, "nodes": self.nodes,
             "parameters": self.parameters, "states": self.states, "bytes": self.nbytes, "inputs": list(self.inputs),
-            "missing": list(self.missing),
+            "missing": list(self.missing), "uninitialized": list(self.uninitialized),
         }  # fmt: skip
 
 
-def import_step(folder: str | os.PathLike[str], output: str | os.PathLike[str], *, force: bool = False) -> Imported:
-    """Write the step of a folder of ONNX Runtime's training artifacts as one model of standard operators.
+@gc_paused()
+@checked
+def import_step(source: str | os.PathLike[str], output: str | os.PathLike[str], *, force: bool = False) -> Imported:
+    """Write the step of a folder of ONNX Runtime's training artifacts, or of a model with ``training_info``, as one
+    plain model.
 
-    Raises OptionError for what is no folder or a model that exists, InputError and UnsupportedError for artifacts that
-    are no step, RunError when the file cannot be written.
+    Raises OptionError for a model that is a plain graph, and for an output that exists; InputError and UnsupportedError
+    for a source that is not a training step; RunError when the file cannot be written.
 
     >>> gopt.import_step("fixtures/ort/mlp_adamw", "step.onnx", force=True).parameters
     6
     """
-    place, target = Path(folder), resolve_output(output)
-    if not place.is_dir():
-        raise OptionError(f"{place} is not a folder", "gopt import takes a folder of training artifacts")
-    if not holds_step(place):
+    place, target = Path(source), resolve_output(output)
+    file = read_step(place)
+    if file is None:
         raise InputError(
             f"{place} holds no training artifacts", "they are a training graph, an optimizer graph and a checkpoint"
         )
+    if file.plain:
+        raise OptionError(
+            f"{place} is a plain graph already", "give a folder of training artifacts, or a model with training_info"
+        )
     check_model(target, shown=Path(output), force=force)
-    training = api.load(place).training  # refuses what is no step
-    graph = load_step(place)
+    graph = file.graph
+    training, _ = api.find_roles(graph.twin(), place.name)  # refuses what is not a step
     data = save_model(target, graph, Path(output), force=force)
     states = {state.tensor for state in training.states}
     return Imported(
@@ -65,4 +75,5 @@ def import_step(folder: str | os.PathLike[str], output: str | os.PathLike[str], 
         sum(each.nbytes for each in graph.initializers.values()),
         tuple(name for name in graph.inputs if name not in states),
         tuple(name for name in graph.inputs if name in states - graph.initializers.keys()),
+        () if file.startup is None else tuple(file.startup.outputs),
     )  # fmt: skip

@@ -15,10 +15,12 @@ from gopt.offline.inspect import inspect_model
 from gopt.offline.kinds.inference import inspect_inference
 from gopt.offline.kinds.ort_artifacts import OrtArtifactsInspection
 from gopt.offline.kinds.registry import Described, inspect_path
+from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
 
 
+@checked
 def inspect(
     what: api.Source | Folder,
     *,

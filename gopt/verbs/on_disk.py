@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from gopt.api import Sharded, Split
 
 
+@runtime_checkable
 class HasPath(Protocol):
     """An object that lies on disk, such as a ``Run``."""
 

@@ -14,6 +14,7 @@ from gopt.mesh import Mesh
 from gopt.notebook import HtmlTable
 from gopt.offline.meshes import meshes_of, weigh
 from gopt.offline.plan import RankedChoice, rank_choices
+from gopt.option_types import checked
 from gopt.topology import Topology, parse_bytes
 
 
@@ -46,6 +47,7 @@ class Plan(HtmlTable):
         return {"format": "gopt-plan/1", **head, **more}
 
 
+@checked
 def plan(
     source: api.Source | str | os.PathLike[str] | Callable[[], api.Source],
     mesh: Mesh | int | str,
@@ -69,6 +71,8 @@ def plan(
         raise OptionError(f"the number of ranks cannot be {mesh}", "give at least 1")
     grid = Mesh.of(mesh)
     limit = parse_bytes(memory) if isinstance(memory, str) else memory
+    if limit is not None and limit < 0:
+        raise OptionError(f"memory cannot be {limit} bytes", "give what a rank may hold, such as 80GB")
     if link is not None and alone:
         Topology.parse(link, grid)
     with gc_paused():

@@ -9,11 +9,13 @@ from typing import Any
 
 from gopt.offline.html_report import ReportPage, report_page, write_page
 from gopt.offline.html_report.write import check_page
+from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.result import Verification
 
 
+@checked
 def report(
     folder: Folder,
     html: str | os.PathLike[str] | None = None,

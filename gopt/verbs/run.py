@@ -17,6 +17,7 @@ from gopt.errors import OptionError
 from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import read_folder
 from gopt.option_records import changed
+from gopt.option_types import checked
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.verbs.on_disk import TemporaryFolder
@@ -58,6 +59,7 @@ class Run(HtmlTable):
         return [(f"step {each.step}", f"loss {each.loss:.6g}") for each in self.steps[-10:]]
 
 
+@checked
 def run(
     folder: str | os.PathLike[str] | Sharded | Split,
     data: str | os.PathLike[str] | Mapping[str, Array],

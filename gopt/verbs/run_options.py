@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gopt.errors import OptionError
-from gopt.option_records import check_types
+from gopt.option_records import check_deadline, check_least, check_types, check_words
 from gopt.runtime.training.job import Job
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ FilePath = str | os.PathLike[str]
 class RunOptions:
     """How a run trains.
 
-    ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the folder
-    has none. ``shuffle``: seed of a new order of samples in every pass. ``checkpoint``: a folder on disk; one is
-    written at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
-    ``sync_init``: axes along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``:
-    False runs without tiling and generated kernels, with the same bits. ``trace``: the file for what every rank did
-    when. ``deadline``: seconds that a rank waits for the others at a call.
+    ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the
+    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``checkpoint``: a folder on disk;
+    one is written at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the
+    newest. ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
+    along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
+    without tiling and generated kernels, with the same bits. ``trace``: the file for what every rank did when.
+    ``deadline``: seconds that a rank waits for the others at a call.
 
     Of a split alone: ``trainers``, how many take part; ``roles``, which process is what; ``on_trainer_loss`` in rounds,
     ``abort`` or ``continue``; ``nan``, what servers do about gradients that are not finite: ``pass``, ``abort`` or
@@ -44,10 +45,11 @@ class RunOptions:
     keep: int = 2
     resume: bool = False
     stop_on_nan: bool = False
+    startup: bool = True
     sync_init: str | None = None
     tuning: bool = True
     trace: FilePath | None = None
-    deadline: float = 60.0
+    deadline: float = 120.0
     trainers: int | None = None
     roles: str | None = None
     on_trainer_loss: str = "abort"
@@ -57,6 +59,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_least(self, shuffle=0, every=0, keep=1, trainers=1, staleness=0)
+        check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
+        check_deadline(self.deadline)
         if self.checkpoint is None and (self.every or self.resume):
             raise OptionError(
                 f"--{'every' if self.every else 'resume'} needs --checkpoint CKPT", "name a folder for checkpoints"
@@ -68,7 +73,8 @@ class RunOptions:
             folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
-            resume=self.resume, stop_on_nan=self.stop_on_nan, sync_init=self.sync_init, tuning=self.tuning,
+            resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
+            tuning=self.tuning,
             trace=None if self.trace is None else Path(self.trace),
         )  # fmt: skip
 
@@ -120,6 +126,7 @@ class RunKeywords(TypedDict, total=False):
     keep: int
     resume: bool
     stop_on_nan: bool
+    startup: bool
     sync_init: str | None
     tuning: bool
     trace: FilePath | None

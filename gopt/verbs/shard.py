@@ -13,7 +13,8 @@ from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 from gopt.mesh import Mesh
 from gopt.offline.plan import best, choices
-from gopt.option_records import changed
+from gopt.option_records import changed, check_types
+from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.topology import Topology, parse_bytes
@@ -30,8 +31,12 @@ class Auto:
     memory: str | None = None
     link: str | None = None
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @gc_paused()
+@checked
 def shard(
     source: api.Source | str | os.PathLike[str],
     mesh: Mesh | int | str,

@@ -6,6 +6,7 @@ import os
 from typing import Unpack
 
 from gopt.option_records import changed
+from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.training.data import check_data
 from gopt.verbs.on_disk import Folder, on_disk
@@ -14,6 +15,7 @@ from gopt.verification.result import Verification
 from gopt.verification.verify import Verifier
 
 
+@checked
 def verify(
     folder: Folder,
     model: str | os.PathLike[str] | None = None,

@@ -73,7 +73,7 @@ def find_gates(training: TrainingGraph) -> list[Gate]:
 
 
 def _gate_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
-    """Return the value that shows the state of a gate, and the value that it clips; None if the node is no gate."""
+    """Return the value that shows the state of a gate, and the value that it clips; None if the node is not a gate."""
     types = index.graph.types
     if node.is_a(*COMPARE):
         return node.outputs[0], ""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from gopt.errors import OptionError
-from gopt.option_records import check_types
+from gopt.option_records import check_deadline, check_least, check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +29,8 @@ class VerifyOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.seed < 0:
-            raise OptionError(f"seed={self.seed}", "give 0 or more")
-        if self.steps < 1:
-            raise OptionError(f"steps={self.steps}", "give at least 1")
+        check_least(self, seed=0, steps=1)
+        check_deadline(self.deadline)
 
 
 class VerifyKeywords(TypedDict, total=False):

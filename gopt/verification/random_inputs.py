@@ -16,9 +16,10 @@ import onnx
 from gopt.analysis.operators import RANDOM
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import Graph, Node, Tensor
+from gopt.ir.graph import Graph, Node
+from gopt.ir.opset import opset_of
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
-from gopt.opaque.table_body import opset
 from gopt.runtime.proto import as_node, bodies
 from gopt.verification.compare import Values
 
@@ -107,8 +108,8 @@ def _fed(node: Node, graph: Graph) -> RandomInput:
     if node.is_a("RandomNormal", "RandomNormalLike"):
         mean, deviation = float(attributes.get("mean", 0.0)), float(attributes.get("scale", 1.0))
         return RandomInput(made, NORMAL, mean, deviation, shared)
-    if opset(graph) < LEAST_OPSET:
-        raise _refusal(node, f"is of opset {opset(graph)}, and gopt feeds it from {LEAST_OPSET} on")
+    if opset_of(graph.header) < LEAST_OPSET:
+        raise _refusal(node, f"is of opset {opset_of(graph.header)}, and gopt feeds it from {LEAST_OPSET} on")
     return RandomInput(wide, shared=shared)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest import LocalAccumulator, LocalState, Manifest, RankEntry
-from gopt.artifact.manifest_check import check_rank
 from gopt.artifact.pieces import Place, cut, put
 from gopt.errors import InputError
 from gopt.ir.load import load

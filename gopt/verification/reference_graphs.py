@@ -44,7 +44,7 @@ PROBE = "Probe"
 
 
 def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
-    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call.
+    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is not a call.
 
     ``data``: the axes along which ranks see other samples.
     Local gradients that the rank makes itself, as the source does, are outputs as well.

@@ -174,7 +174,7 @@ class Verification(HtmlTable):
             ("outcome", self.outcome.value), ("tolerance", self.tolerance), ("steps", self.steps),
             ("ranks", self.ranks), ("compared", self.compared), ("failing values", len(self.failures)),
             *((f"worst, {name}", text) for name, text in worst.items()),
-            ("gradients looked at", len(self.gradients)), ("unconfirmed", len(list(self.open()))),
+            ("gradients checked", len(self.gradients)), ("unconfirmed", len(list(self.open()))),
             *(("note", note) for note in self.notes),
         ]  # fmt: skip
 
@@ -205,4 +205,4 @@ def _refuted(confirmation: GradientCheck) -> bool:
 
 
 def _why(confirmation: GradientCheck) -> str:
-    return str(getattr(confirmation, "why", "") or "finite differences say nothing of it")
+    return str(getattr(confirmation, "why", "") or "finite differences say nothing about it")

@@ -28,7 +28,7 @@ class Range:
     """Range of an integer input: at least 0 and below ``bound``, without ``masked``.
 
     ``masked``: values that the forward compares the input with (padding). ``ignored``: drawn now and then (a label's
-    ``ignore_index``, which is no class).
+    ``ignore_index``, which is not a class).
     """
 
     bound: int = DEFAULT_BOUND
@@ -160,4 +160,10 @@ def _draw_state(type: TensorType, kind: StateKind, generator: np.random.Generato
 
 def hyper(type: TensorType) -> np.ndarray:
     """Return the default of a hyper-parameter."""
-    return np.full(type.dims, HYPER if type.dtype in FLOATS else 1, numpy_dtype(type.dtype))
+    return filled(type, HYPER if type.dtype in FLOATS else 1)
+
+
+def filled(type: TensorType, value: float) -> np.ndarray:
+    """An array of one value; an open dimension, which only inputs that nothing computes with have, has one element."""
+    dims = [size if isinstance(size, int) else 1 for size in type.shape or ()]
+    return np.full(dims, value, numpy_dtype(type.dtype))

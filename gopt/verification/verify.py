@@ -20,17 +20,18 @@ from gopt.analysis.look_through import declare_axes
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
+from gopt.analysis.startup import why_unusable
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.graph_check import check_source
 from gopt.artifact.manifest import Manifest, RankEntry
-from gopt.artifact.manifest_check import check_source, read_manifest
+from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
-from gopt.importers.load import load_step
-from gopt.ir.graph import COMM
+from gopt.importers.load import load_file
+from gopt.ir.graph import COMM, Graph
 from gopt.ir.load import load
-from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
 from gopt.option_records import changed
@@ -43,6 +44,7 @@ from gopt.verification import sampling
 from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks, gradient_boxes
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
+from gopt.verification.folder_check import check_roles, check_starts, check_written, other_start_values
 from gopt.verification.gates import find_gates
 from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
@@ -55,6 +57,7 @@ from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
 from gopt.verification.source_duals import check_source_duals
+from gopt.verification.startup_check import check_startup
 from gopt.verification.variants import (
     PLAIN,
     Variant,
@@ -82,8 +85,10 @@ class Verifier:
         self.folder = Path(folder)
         check_folder(self.folder)
         self.manifest, self.mesh = read_manifest(self.folder)
+        check_written(self.manifest, self.folder)
         self.phases = self.manifest.schedule
-        source = _training(self.folder, model, self.manifest, self.mesh)
+        source, self.startup = _training(self.folder, model, self.manifest, self.mesh)
+        check_roles(self.manifest, source, self.folder)
         self.random_inputs = find_random(source.graph)
         self.training = feed_training(source, self.random_inputs)
         # The reference holds one, and all ranks together another at least.
@@ -108,6 +113,8 @@ class Verifier:
             self.which += [0] * plan.servers  # servers see no batch
         self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
+        check_starts(self.manifest, self.ranks, self.stored, self.folder)
+        self.notes = other_start_values(self.stored, source)
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
 
     def _read_ranks(self, source: TrainingGraph, advance: ProgressCallback) -> list[RankPrograms]:
@@ -153,6 +160,8 @@ class Verifier:
         asked = changed(options, VerifyOptions, changes)
         steps, seed, data, hyper = asked.steps, asked.seed, asked.data, asked.settings
         result = Verification(self._tolerance(), steps, len(self.ranks))
+        for note in self.notes:
+            result.say(note)
         if self._drawn():
             result.say("states with no stored value were drawn from the seed")
         if self.reference.lazy:
@@ -166,6 +175,7 @@ class Verifier:
             who = f"{count} random nodes were fed what they" if count > 1 else "1 random node was fed what it"
             result.say(f"{who} would have drawn")
         start, settings = self._start(seed), self._hyper(hyper)
+        check_startup(result, self.folder, self.manifest, self.ranks, start, self.startup, self.cache.deadline)
         batches = self._batches(seed, data, {**start, **settings})
         session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance)
         if variants is None:
@@ -215,9 +225,7 @@ class Verifier:
             hint = f"the step has {', '.join(names)}" if names else "the step has none"
             raise OptionError(f"--set: {min(unknown)!r} is not a hyper-parameter of the step", hint)
         fed = {
-            name: np.full(types[name].dims, given[name], numpy_dtype(types[name].dtype))
-            if name in given
-            else sampling.hyper(types[name])
+            name: sampling.filled(types[name], given[name]) if name in given else sampling.hyper(types[name])
             for name in self.training.hyper
         }
         return fed if self.manifest.parameter_server is None else fed | {ROUND: np.zeros((), np.int64)}
@@ -245,17 +253,23 @@ class Verifier:
         return [batches.batch(each // sides, each % sides) for each in range(count)]
 
 
-def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Manifest, mesh: Mesh) -> TrainingGraph:
-    """The source with the roles that were settled when it was sharded."""
+def _training(
+    folder: Path, model: str | os.PathLike[str] | None, manifest: Manifest, mesh: Mesh
+) -> tuple[TrainingGraph, Graph | None]:
+    """The source with the roles that were settled when it was sharded, and the start-up graph of the user's model, if
+    it was given and ranks can use it."""
     from gopt.api import load_stored_source, stored_roles
 
     kept = load(folder / "source.onnx", own=True)
     roles = stored_roles(kept, folder / "source.onnx")
     check_source(manifest, kept, folder)
     if model is None:
-        return load_stored_source(expand(kept), roles, folder / "source.onnx")
-    given = expand(load_step(model))
-    check_source(manifest, given, folder, os.fspath(model))
-    recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
-    declare_axes(given, dict(mesh.kinds))
-    return adopt_source_collectives(recover(given, roles), roles, mesh)
+        return load_stored_source(expand(kept), roles, folder / "source.onnx"), None
+    given = load_file(model)
+    graph = expand(given.graph)
+    check_source(manifest, graph, folder, os.fspath(model))
+    recognise(graph, parse_groups(kept.metadata.get(DECLARED, "")))
+    declare_axes(graph, dict(mesh.kinds))
+    training = adopt_source_collectives(recover(graph, roles), roles, mesh)
+    usable = given.startup is not None and not why_unusable(given.startup, training)
+    return training, given.startup if usable else None

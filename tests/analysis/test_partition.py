@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gopt.analysis.partition import (
+    MIB,
+    Item,
     Owners,
     assign,
     ceil_pieces,
+    default_cap,
     lightest_window,
+    next_fit,
     offsets,
     owner_cuts,
+    packing_bound,
+    plan_buckets,
     row_cuts,
     window_cuts,
 )
@@ -98,10 +104,25 @@ def test_row_cuts_stand_on_rows(rows, ranks, least, data):
         if cut == starts[place]:
             continue
         assert (cut - starts[place]) % width[place] == 0
-        assert starts[place + 1] - cut >= least, "the rest of the tensor is no crumb"
+        assert starts[place + 1] - cut >= least, "the rest of the tensor is not a crumb"
     if least == 1:
         share = starts[-1] / ranks
         assert all(abs(cut - rank * share) <= max(width) for rank, cut in enumerate(cuts))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "least", "cuts"),
+    [
+        ([4], [4], 1, [0, 0, 4]),
+        ([8], [2], 4, [0, 4, 8]),
+        ([8], [2], 5, [0, 8, 8]),
+        ([10, 100], [1, 1], 50, [0, 10, 110]),
+        ([100, 10], [1, 1], 50, [0, 100, 110]),
+    ],
+)
+def test_a_cut_that_leaves_too_little_moves_to_the_nearer_end(sizes, rows, least, cuts):
+    """Half of one row is cut in front of it, and a tensor in the middle behind it."""
+    assert row_cuts(sizes, rows, 2, least) == cuts
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 5), st.integers(0, 5))
@@ -117,3 +138,57 @@ def test_a_window_gives_each_piece_to_one_rank(pieces, first, after):
 
 def test_owner_cuts():
     assert owner_cuts([3, 4, 5], [0, 0, 2], 4) == [0, 7, 7, 12, 12]
+
+
+def tensor(name: str, nbytes: int, order: int, *, ready: int = 0, key: str = "float32", alone: bool = False) -> Item:
+    return Item(name, nbytes // 4, nbytes, key, ready, order, alone)
+
+
+def planned(items: list[Item], cap: int) -> list[list[str]]:
+    return [[item.name for item in bucket.items] for bucket in plan_buckets(items, cap)]
+
+
+@pytest.mark.parametrize(
+    ("cap", "wanted"),
+    [
+        (16, [["a", "b"], ["large"], ["c"]]),
+        (12, [["a"], ["large"], ["b", "c"]]),
+        (100, [["a", "b", "large", "c"]]),
+        (0, [["a"], ["b"], ["large"], ["c"]]),
+    ],
+)
+def test_buckets_are_filled_up_to_the_cap(cap, wanted):
+    """A bucket may have the cap's bytes exactly; a tensor of the cap's size goes alone and closes no bucket."""
+    sizes = {"a": 8, "b": 8, "large": 40, "c": 4}
+    items = [tensor(name, nbytes, place, ready=place) for place, (name, nbytes) in enumerate(sizes.items())]
+    assert planned(items[::-1], cap) == wanted
+
+
+def test_buckets_come_back_as_they_are_complete_and_by_kind():
+    items = [
+        tensor("late", 4, 0, ready=9), tensor("half", 4, 1, ready=5, key="float16"), tensor("first", 4, 2, ready=1),
+        tensor("cut", 4, 3, ready=0, alone=True), tensor("empty", 0, 4, ready=6, alone=True),
+    ]  # fmt: skip
+    assert planned(items, 100) == [["cut"], ["half"], ["empty"], ["late", "first"]]
+    assert sorted(planned(items, 0)) == [["cut"], ["empty"], ["first"], ["half"], ["late"]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "calls", "bound"),
+    [
+        ([8, 8], 1, 1),
+        ([8, 8, 4], 2, 2),
+        ([8, 40, 8, 4], 3, 3),
+        ([40, 40], 2, 2),
+        ([], 0, 0),
+        ([0, 0], 1, 1),
+        ([9, 8, 9, 6], 3, 2),
+    ],
+)
+def test_calls_of_a_cap_and_the_fewest_of_any_packing(sizes, calls, bound):
+    assert (next_fit(sizes, 16), packing_bound(sizes, 16)) == (calls, bound)
+
+
+@pytest.mark.parametrize(("total", "cap"), [(0, MIB), (16 * MIB, 2 * MIB), (1000 * MIB, 25 * MIB)])
+def test_the_default_cap_is_an_eighth_between_bounds(total, cap):
+    assert default_cap(total) == cap

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 from helpers import FIXTURES, NAMES, Builder, perceptron
+from onnx import helper
 
 import gopt
 from gopt.analysis.reshapes import in_parameter_shape
@@ -61,6 +63,30 @@ def test_a_gradient_that_is_clipped_before_it_has_its_shape(tmp_path):
     assert gopt.load(tmp_path / "merged.onnx").training.gradients == source.training.gradients
 
 
+def branch(value: float) -> onnx.GraphProto:
+    constant = helper.make_node("Constant", [], ["chosen"], value_float=value)
+    return helper.make_graph([constant], "branch", [], [helper.make_tensor_value_info("chosen", 1, ())])
+
+
+def test_the_kept_source_has_the_types_of_its_own_nodes(tmp_path):
+    """A step with an If keeps all types: of what is moved here those of the file, or no reader takes it."""
+    b = Builder()
+    net = perceptron(b, (3, 5, 2))
+    flat = clipped(b, [b.op("Reshape", g, shape(b, -1)) for g in net.gradients.values()])
+    b.output("loss", net.loss, ())
+    rate = b.op(
+        "If", b.op("Greater", b.input("lr", ()), b.const(0.5)), then_branch=branch(0.1), else_branch=branch(0.2)
+    )
+    for (name, dims), gradient in zip(net.params.items(), flat):
+        back = b.op("Reshape", gradient, shape(b, *dims))
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", back, rate)), dims)
+    gopt.shard(b.save(tmp_path / "step.onnx"), 2).write(tmp_path / "out")
+    onnx.checker.check_model(onnx.load(tmp_path / "out" / "source.onnx"), full_check=True)
+    assert Verifier(tmp_path / "out").run(steps=2).exit_code == 0
+    merge(tmp_path / "out", tmp_path / "merged.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "merged.onnx"), full_check=True)
+
+
 def with_flat_update(b: Builder, beside: str) -> None:
     """An update whose last product is flat; ``beside``: what else is done with it."""
     net = perceptron(b, (3, 5), bias=False)
@@ -95,6 +121,17 @@ def test_what_is_read_flat_stays_flat(beside, tmp_path):
     source = gopt.load(tmp_path / "step.onnx")
     gopt.shard(source, 3).write(tmp_path / "out")
     assert Verifier(tmp_path / "out").run(steps=2).equal
+
+
+def test_an_update_that_reads_a_flat_input_stays_flat(tmp_path):
+    """The file holds the input flat: to move it would cost a Reshape of its own."""
+    b = Builder()
+    net = perceptron(b, (3, 5), bias=False)
+    flat = b.op("Mul", b.op("Reshape", net.gradients["w0"], shape(b, -1)), b.input("factors", (15,)))
+    b.output("loss", net.loss, ())
+    b.output("w0_out", b.op("Sub", "w0", b.op("Reshape", flat, shape(b, 3, 5))), (3, 5))
+    graph = load(b.save(tmp_path / "step.onnx"))
+    assert in_parameter_shape(graph) is graph
 
 
 @pytest.mark.parametrize("name", NAMES)

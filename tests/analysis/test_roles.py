@@ -206,7 +206,7 @@ def test_a_gradient_that_the_backward_reads(tmp_path):
 
 
 def test_constants_do_not_taint(tmp_path):
-    """Correction 3: a constant in a Where under the gradient is no batch."""
+    """Correction 3: a constant in a Where under the gradient is not a batch."""
     b, net = step(3, 2)
     mask = b.const(np.array([[True, False], [True, True], [False, True]]), "bool")
     gradient = b.op("Where", mask, net.gradients["w0"], b.const(np.zeros((3, 2))))
@@ -310,7 +310,7 @@ def test_the_map_names_the_gradient(tmp_path):
 
 
 def test_the_map_names_a_batch(tmp_path):
-    """A scalar that differs from rank to rank is no hyper-parameter."""
+    """A scalar that differs from rank to rank is not a hyper-parameter."""
     b, net = step(3, 2, bias=False)
     weight = b.input("importance", ())
     net.loss = b.op("Mul", net.loss, weight)

@@ -10,7 +10,7 @@ from gopt.analysis.row_values import RowValues
 
 HEAD = """g (int64[4] ids, int64[4] others, int64[2,2] square, float[4] x)
 => (int64[4] out)
-<int64 zero = {0}, int64 rows = {9}, int64 last = {8}, int64 least = {-9}, int64 seven = {7},
+<int64 zero = {0}, int64 rows = {9}, int64 last = {8}, int64 least = {-9}, int64 seventh = {-8}, int64 seven = {7},
  int64[1] axis = {-1}, int64[2] pair = {2, 2}, int64[1] flat = {-1}, int64[2] wide = {4, 3}>
 { out = Identity(ids) }"""
 
@@ -37,6 +37,7 @@ OTHER = {
     "others": "v = Identity(others)",
     "clipped below the table's end": "v = Clip(ids, least, seven)",
     "clipped at zero": "v = Clip(ids, zero, last)",
+    "clipped above the table's first row": "v = Clip(ids, seventh, last)",
     "another remainder": "v = Mod(ids, seven)",
     "wrapped by another number": "n = Less(ids, zero) a = Add(seven, ids) v = Where(n, a, ids)",
     "wrapped where others are negative": "n = Less(others, zero) a = Add(rows, ids) v = Where(n, a, ids)",
@@ -120,3 +121,29 @@ def test_zeros_and_constants(tmp_path):
     assert all(map(found.zero, ["z", "c", "d", "e", "zero"])) and not any(map(found.zero, ["rows", "x", "v"]))
     assert found.number("rows") == 9 and found.number("pair") is None and found.number("x") is None
     assert np.array_equal(found.constant("pair"), [2, 2]) and found.constant("ids") is None
+
+
+TURNED = "t = Transpose(square) u = Transpose(t)"
+
+
+@pytest.mark.parametrize(
+    ("body", "first", "undoes"),
+    [
+        (TURNED, "t", ["u"]),
+        (f"{TURNED} w = Transpose(t)", "t", ["u", "w"]),
+        (f"{TURNED} w = Neg(t)", "t", []),
+        ("t = Reshape(ids, pair) u = Reshape(t, flat)", "t", ["u"]),
+        ("t = Shape(ids) u = Reshape(ids, t)", "t", []),
+        ("t = Transpose(square) out2 = Transpose(t)", "out2", []),
+    ],
+)
+def test_a_pair_of_layout_operators_undoes_itself(body, first, undoes, tmp_path):
+    found = values(body, tmp_path)
+    readers = found.undone(found.graph.producers()[first])
+    assert [reader.outputs[0] for reader in readers] == undoes
+
+
+def test_a_value_that_is_shown_is_not_undone(tmp_path):
+    found = values(TURNED, tmp_path)
+    found.graph.outputs["t"] = found.graph.types["t"]
+    assert found.undone(found.graph.producers()["t"]) == []

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gopt
-from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import (
     OpFact,
     RemovedVarFact,

@@ -69,7 +69,7 @@ def differences(hint: Any, schema: dict[str, Any], root: dict[str, Any], place: 
         for key, each in {**schema.get("properties", {}), **({"*": rest} if isinstance(rest, dict) else {})}.items():
             yield from differences(typing.get_args(hint)[1], each, root, f"{place}.{key}")
         if names != {"object"}:
-            yield f"{place}: {names} is no table"
+            yield f"{place}: {names} is not a table"
     elif hint is not Any and names != {TYPES[hint]} and not _all_are(hint, schema):
         yield f"{place}: {names} is not {hint}"
 
@@ -96,7 +96,7 @@ def record_differences(hint: Any, schema: dict[str, Any], root: dict[str, Any], 
 
 def tuple_differences(arguments: tuple[Any, ...], schema: dict[str, Any], root: dict[str, Any], place: str) -> Any:
     if "array" not in (schema.get("type"), *(schema.get("type") or ())):
-        yield f"{place}: {schema.get('type')} is no list"
+        yield f"{place}: {schema.get('type')} is not a list"
     elif arguments[1:] == (...,):
         yield from differences(arguments[0], schema["items"], root, f"{place}[]")
     else:

@@ -12,9 +12,9 @@ from onnx import numpy_helper
 
 import gopt
 from gopt.artifact import states_file
-from gopt.artifact.states_file import ALIGN, StatesFile, plan_states_file, stored
+from gopt.artifact.states_file import ALIGN, BESIDE, Digests, StatesFile, digest_of_tensor, plan_states_file, stored
 from gopt.errors import InvariantError, RunError
-from gopt.ir.graph import Tensor
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
@@ -28,8 +28,8 @@ def tensor(count: int, start: int = 0) -> Tensor:
 
 def written(values: StatesFile) -> bytes:
     file = io.BytesIO()
-    digest = values.write_to(file)
-    assert digest == hashlib.sha256(file.getvalue()).hexdigest()
+    digests = values.write_to(file)
+    assert digests == Digests(hashlib.sha256(file.getvalue()).hexdigest())
     return file.getvalue()
 
 
@@ -46,8 +46,21 @@ def test_a_bucket_has_no_gaps_and_begins_aligned():
 
 
 def test_nothing_makes_no_file(tmp_path):
-    StatesFile().write(tmp_path / "states.bin")
+    assert StatesFile().write(tmp_path / "states.bin") == Digests()
     assert not (tmp_path / "states.bin").exists()
+
+
+def test_tensors_have_digests_of_their_own():
+    """Large chunks are hashed in another thread, in the order of the file."""
+    counts = {"a": 5, "b": BESIDE, "c": 0, "d": BESIDE // 4}
+    tensors = {name: tensor(count, place) for place, (name, count) in enumerate(counts.items())}
+    values, file = StatesFile(), io.BytesIO()
+    for name, each in tensors.items():
+        values.add([(name, each)])
+    found = values.write_to(file, {"b", "c", "d", "e"})
+    assert found.file == hashlib.sha256(file.getvalue()).hexdigest()
+    assert found.tensors == {name: hashlib.sha256(tensors[name].proto.raw_data).hexdigest() for name in "bcd"}
+    assert all(digest_of_tensor(tensors[name]) == digest for name, digest in found.tensors.items())
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -145,3 +146,6 @@ def test_hook(folder: Path) -> None:
     (entry,) = [line.partition("entry: ")[2] for line in lines if "entry: " in line]
     done = _shell(f"{entry} {folder}")
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+    (pattern,) = [line.partition("files: ")[2] for line in lines if "files: " in line]
+    files = [str(each.relative_to(folder.parent)) for each in folder.rglob("*") if each.is_file()]
+    assert len(files) > 2 and all(re.search(pattern, each) for each in files)

@@ -59,7 +59,7 @@ def test_a_time_to_wait(text, found):
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1.1e9", "soon", ""])
 def test_no_time_to_wait(text):
-    with pytest.raises(click.BadParameter, match="is no time to wait"):
+    with pytest.raises(click.BadParameter, match="is not a time to wait"):
         seconds(text)
 
 

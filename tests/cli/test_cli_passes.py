@@ -30,7 +30,7 @@ def test_the_list_shows_every_option(capsys, monkeypatch):
         assert lines[place + 1] == f"  {spec.summary}"
         for name, kind, default in option_table(spec):
             shown = default or '""'
-            assert f"  {name} = {shown}   ({kind})" in lines[place:], "types in brackets are no markup"
+            assert f"  {name} = {shown}   ({kind})" in lines[place:], "types in brackets are not markup"
 
 
 def test_every_line_is_indented_at_80_columns(capsys, monkeypatch):

@@ -8,7 +8,7 @@ from gopt.cli.json_text import strict_json
 
 
 def refuse(word: str) -> None:
-    raise AssertionError(f"{word} is no JSON")
+    raise AssertionError(f"{word} is not JSON")
 
 
 def test_what_is_no_number_is_null():

@@ -59,4 +59,4 @@ def test_nothing_to_do(capsys):
 
 def test_a_loss_that_is_no_number(capsys):
     text = shown(capsys, [2.5, NAN], not_finite={"steps": 1, "first": 2})
-    assert "warning: the loss is no finite number in 1 step, first in step 2;" in text
+    assert "warning: the loss is not finite in 1 step, first in step 2;" in text

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -256,3 +259,24 @@ def test_what_cannot_be_reduced_is_refused(words, message, here, capsys):
     assert main(["reduce", MODEL, "-o", "small.onnx", *words]) == 2
     assert message in capsys.readouterr().err
     assert not (here / "small.onnx").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_reduction_its_program_and_its_scratch_files(number, here):
+    scratch, begun = here / "scratch", here / "begun"
+    scratch.mkdir()
+    os.mkfifo(begun)
+    program = f"import os, time; open({str(begun)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    command = [sys.executable, "-m", "gopt.cli", "reduce", MODEL, "-o", "small.onnx", "--"]
+    process = subprocess.Popen(
+        [*command, sys.executable, "-c", program, "{}"], env={**os.environ, "TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    searching = int(begun.read_text())
+    assert list(scratch.iterdir())
+    process.send_signal(number)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 128 + number and said.count("gopt: error:") == 1, said
+    assert not list(scratch.iterdir()) and not (here / "small.onnx").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(searching, 0)

@@ -1,7 +1,7 @@
 """A layer below gopt's writes: it counts them, and at one of them kills the process, interrupts it, or fails.
 
 gopt writes through functions of ``os`` and through ``renameat2`` (``gopt.disk``). The layer stands in their place in a
-forked child. An audit hook sees files that are opened for writing past it: then the sweep is no proof, and says so.
+forked child. An audit hook sees files that are opened for writing past it: then the sweep is not a proof, and says so.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults import Fault
-from sweep import Sweep, scratch_folder, tree
+from sweep import Sweep, adopt_orphans, scratch_folder, tree
 from swept import CASES, warm
 
 PAGE = 4096
@@ -61,6 +61,7 @@ def _mount(*arguments: str) -> None:
 
 def main() -> None:
     warm()
+    adopt_orphans()
     scratch = scratch_folder()
     for name in sys.argv[1:] or CASES:
         disk = SmallDisk(name, scratch)

@@ -9,6 +9,7 @@ Commands run in forks of one process that has everything imported, so that a poi
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -33,6 +34,10 @@ from faults import PAST, Fault, Layer, Point
 Tree = dict[str, str]
 """Path -> digest of its content."""
 _TOKEN = re.compile(r"\.gopt-[0-9a-f]{16}\.")
+_CHILD_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER."""
+PATIENCE = 20.0
+"""Seconds after which a process that its command has left is said to stay."""
 KILLS = (Fault.KILL, Fault.TORN)
 
 
@@ -76,6 +81,13 @@ class Run:
     code: int
     said: str
     points: tuple[tuple[Point, str, str], ...]
+    orphans: int = 0
+    """Its processes that lived on."""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose parent has died, so that they are seen."""
+    assert ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1) == 0
 
 
 def tree(root: Path) -> Tree:
@@ -132,7 +144,24 @@ class Sweep:
         _, status = os.waitpid(child, 0)
         seen = [json.loads(line) for line in notes.read_text().splitlines()]
         points = tuple((Point(thread, number), name, path) for thread, number, name, path in seen)
-        return Run(os.waitstatus_to_exitcode(status), said.read_text(), points)
+        return Run(os.waitstatus_to_exitcode(status), said.read_text(), points, self._orphans())
+
+    @staticmethod
+    def _orphans() -> int:
+        """Wait for what a dead command has left; returns how many of them live on."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                number, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 0
+            if not number:
+                time.sleep(0.001)
+        own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        for each in own:
+            os.kill(int(each), signal.SIGKILL)
+            os.waitpid(int(each), 0)
+        return len(own)
 
     def _live(self, command: Sequence[str], layer: Layer, said: Path) -> int:
         try:
@@ -140,6 +169,7 @@ class Sweep:
             os.dup2(out, 1)
             os.dup2(out, 2)
             os.chdir(self.work)
+            tempfile.tempdir = str(self.scratch)  # a command that is killed leaves its scratch files
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             from gopt.cli.main import main
@@ -220,6 +250,8 @@ class Sweep:
         wrong = [] if done.code in allowed else [f"exit code {done.code}"]
         if done.code == PAST or "Traceback" in done.said:
             wrong.append("a traceback, or writes past the layer")
+        if done.orphans:
+            wrong.append(f"{done.orphans} processes stay")
         return wrong
 
     def _state(self, left: Tree) -> list[str]:
@@ -335,6 +367,7 @@ def main() -> int:
     faults, some = ([Fault(name) for name in text.split(",") if text] for text in (given.faults, given.some))
     bad, scratch = 0, scratch_folder()
     warm()
+    adopt_orphans()
     try:
         for name, plant in PLANTS.items() if given.plants else ():
             found = planted(name, CASES[plant.case], plant.fault, scratch)

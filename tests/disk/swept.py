@@ -64,6 +64,15 @@ def _step(folder: Path) -> None:
     (folder / "step.onnx").write_bytes(build(_STEP).SerializeToString(deterministic=True))
 
 
+def _beside(folder: Path) -> None:
+    """A step, and names of other people's files that look like drafts of the output."""
+    _step(folder)
+    for name in ("out.new", ".out.gopt", ".out.gopt-0123456789abcde.new", ".out.gopt-new"):
+        (folder / name).mkdir()
+        (folder / name / "notes.txt").write_text("mine")
+    (folder / ".out.gopt-0123456789abcdef").write_text("mine")
+
+
 def _ranks(folder: Path) -> None:
     _step(folder)
     _do("shard", str(folder / "step.onnx"), "--ranks", "2", "-o", str(folder / "in.ranks"))
@@ -161,6 +170,13 @@ _CASES = (
     Case("shard", _step, ["shard", "step.onnx", "--ranks", "2", "-o", "out"], r"out(/|$)"),
     Case("shard-jobs", lambda folder: _old_folder(folder, "shard"),
          ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force", "--jobs", "3"], r"out(/|$)"),
+    Case("shard-jobs-new", _beside, ["shard", "step.onnx", "--ranks", "4", "-o", "out", "--jobs", "2", "--stage", "3"],
+         r"out(/|$)"),
+    Case("shard-jobs-plain", lambda folder: _old_folder(folder, "shard"),
+         ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force", "--jobs", "2"], r"out(/|$)", exchange=False),
+    Case("split-jobs", lambda folder: _old_folder(folder, "split"),
+         ["split", "step.onnx", "--trainers", "1", "--servers", "2", "--minimum", "2", "-o", "out", "--force",
+          "--jobs", "3"], r"out(/|$)"),
     Case("shard-force", lambda folder: _old_folder(folder, "shard"),
          ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
     Case("split-force", lambda folder: _old_folder(folder, "split"),

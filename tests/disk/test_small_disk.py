@@ -28,7 +28,9 @@ WHY = _namespace()
 
 
 @pytest.mark.skipif(bool(WHY), reason=WHY)
-@pytest.mark.parametrize("case", part(["shard-force", "run", "merge-force", "resume"], 2))
+@pytest.mark.parametrize(
+    "case", part(["shard-force", "shard-jobs", "shard-jobs-new", "split-jobs", "run", "merge-force", "resume"], 2)
+)
 def test_without_room(case):
     done = subprocess.run(
         ["unshare", "-rm", sys.executable, SCRIPT, case], capture_output=True, text=True,

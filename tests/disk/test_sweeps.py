@@ -20,10 +20,12 @@ FILES = ["state-dict-force", "report-force", "reduce"]
 """Commands that write one file, over an older one."""
 RUNS = ["run"]
 AGAIN = [
-    "shard", "load-state-force", "reproducer", "shard-force", "reshard", "reshard-force", "merge", "merge-force",
-    "shard-force-plain", "resume", "load-state", "state-dict", "report",
+    "shard", "shard-jobs-new", "shard-jobs-plain", "split-jobs", "load-state-force", "reproducer", "shard-force",
+    "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "load-state", "state-dict",
+    "report",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
+HANGING = ["shard-jobs-new", "shard-jobs-plain", "split-jobs"]
 REST = "full,broken,interrupt,terminate"
 
 
@@ -58,6 +60,18 @@ def test_failed_and_interrupted_at_every_write(case):
 def test_planted_mistakes_are_found():
     found = swept("--plants")
     assert len(found) > 7 and [each for each in found if not each["found"]] == []
+
+
+@pytest.mark.parametrize("case", ["shard-jobs", *(pytest.param(each, marks=pytest.mark.slow) for each in HANGING)])
+def test_children_that_hang_or_die(case):
+    done = subprocess.run(
+        [sys.executable, str(Path(SWEEP).with_name("hanging.py")), case], capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["broken"] == [] and found["children"] > 0
+    assert len(found["faults"]) == 8 * found["children"]
 
 
 def test_every_case_is_swept():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import markdown_links
@@ -9,6 +10,9 @@ import pytest
 from helpers import ROOT
 
 DOCS = ROOT / "docs"
+FILES = re.compile(r"`((?:tests|benchmarks)/[a-z0-9_/]+\.py)`")
+"""Code spans that are a script of the repository."""
+MADE_UP = frozenset({"tests/a/test_b.py", "tests/cli/test_x.py"})
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md", "fixtures/README.md")),
     *sorted(DOCS.glob("*.md")),
@@ -18,6 +22,13 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert markdown_links.broken(ROOT, [page]) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_scripts_that_pages_name_are_there(page: Path) -> None:
+    """Pages name tests and benchmarks by their paths."""
+    named = FILES.findall(page.read_text(encoding="utf-8"))
+    assert [name for name in named if name not in MADE_UP and not (ROOT / name).exists()] == []
 
 
 def test_every_page_is_in_the_index() -> None:

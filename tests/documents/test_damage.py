@@ -23,7 +23,8 @@ from products import spread
 
 from gopt.api import stored_roles
 from gopt.artifact.checkpoint_index import open_index
-from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.report_check import read_report
 from gopt.errors import GoptError, InputError
 from gopt.ir.load import load
 

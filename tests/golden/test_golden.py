@@ -87,7 +87,7 @@ def test_what_stands_behind_the_expectation_fails(tmp_path: Path) -> None:
 
 
 def test_a_new_case_is_written_out(tmp_path: Path) -> None:
-    """A file that ends with its source is no case yet, and the rewrite makes it one."""
+    """A file that ends with its source is not a case yet, and the rewrite makes it one."""
     case, copy = read(paths()[0]), tmp_path / "case.txt"
     copy.write_text(case.given.rstrip() + "\n", encoding="utf-8")
     with pytest.raises(AssertionError):

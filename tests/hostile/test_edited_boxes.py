@@ -82,7 +82,7 @@ EDITS: list[tuple[Callable[[Box], None], str]] = [
     (negative, "box"),
     (overlapping, "no ranges of a dimension"),
     (shorter, "is not a range of its elements"),
-    (many_backwards, "its 100000 ends are no ranges of a dimension"),
+    (many_backwards, "its 100000 ends are not ranges of a dimension"),
     (many, "is not a range of its elements"),
     (shifted, "do not tile it"),
 ]

@@ -61,7 +61,7 @@ def test_an_update_that_reads_another_parameter_is_right(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("power", [1, 2])
 def test_a_moment_without_its_parameter_is_refused(tmp_path, monkeypatch, capsys, power):
-    """The mean of the ranks' squares is no square of the mean; the graph says nothing of a parameter it is for."""
+    """The mean of the ranks' squares is not a square of the mean; the graph says nothing of a parameter it is for."""
     monkeypatch.chdir(tmp_path)
     b = Builder()
     net = perceptron(b, (2, 2, 2), bias=False)

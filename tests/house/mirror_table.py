@@ -36,7 +36,11 @@ KINDS = {
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "cli/test_python_options.py": "commands beside the records of the verbs: fields, defaults, refusals",
     "offline/inference/test_merge_inference.py": "forwards of steps as they are evaluated",
+    "offline/training_info/test_training_info_law.py": "what is written as training_info, run by three readers",
+    "frontends/pytorch/test_dynamic_export.py": "steps of any number of samples, where torch is installed",
+    "frontends/pytorch/test_torch_optimizers.py": "every optimizer of torch.optim with each of its flags",
     "frontends/pytorch/test_export_options.py": "options of an export, and the command without torch",
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
@@ -78,6 +82,13 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "families of one table: every operator of it is compared with its kernel",
         "importers/artifacts/lowering/test_lowering_table.py",
     ),
+    **_each(
+        "importers.training_info.bindings importers.training_info.gradient importers.training_info.initialization "
+        "importers.training_info.names importers.training_info.step",
+        "one step of one file: every part is seen in what is read, or refused",
+        "importers/test_training_info.py",
+    ),
+    **_each("importers.artifacts.hints", "hints", "importers/artifacts/test_join.py", "house/test_hints.py"),
     **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
@@ -122,7 +133,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.server_entries artifact.table_parts", _RECORDS,
         "parameter_server/test_parameter_server_split.py", "parameter_server/test_table_choice.py",
     ),
+    **_each("artifact.written", "digests, which gopt verify reads", "verification/test_folder_check.py"),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
+    **_each("sharding.shardings", "the table that the verifier fills", "sharding/test_verifier.py"),
     **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(
@@ -143,8 +156,18 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "lower/test_agreement.py", "lower/test_invariants.py", "golden",
     ),
     # --- artifacts ---
+    **_each(
+        "analysis.startup importers.training_info.startup runtime.training.startup verification.startup_check",
+        "one feature: written, run, compared, refused", "artifact/test_startup_graphs.py",
+    ),
     **_each("artifact.manifest", _RECORDS, "artifact/test_report_record.py", "runtime/test_run.py"),
-    **_each("artifact.manifest_check", "every key damaged, and refused by name", "documents/test_damage.py"),
+    **_each(
+        "artifact.manifest_check artifact.report_check artifact.graph_check", "every key damaged, and refused by name",
+        "documents/test_damage.py",
+    ),
+    **_each(
+        "artifact.server_key_check", "keys of a split, damaged one by one", "artifact/test_server_plan_check.py",
+    ),
     **_each(
         "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
         "golden",
@@ -170,28 +193,41 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     # --- commands ---
     **_each("cli.__main__", "python -m gopt.cli", "cli/test_streams.py"),
     **_each(
-        "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.decompositions "
-        "frontends.pytorch.eager frontends.pytorch.eager_code frontends.pytorch.factory "
+        "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.eager "
+        "frontends.pytorch.eager_code "
         "frontends.pytorch.hyper frontends.pytorch.randomness frontends.pytorch.schedules "
-        "frontends.pytorch.states frontends.pytorch.tracing "
-        "frontends.pytorch.outputs frontends.pytorch.shapes cli.export cli.render_export",
+        "frontends.pytorch.recorded_step frontends.pytorch.states frontends.pytorch.tracing "
+        "cli.export cli.render_export",
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
     ),
     **_each(
-        "autodiff.backward autodiff.differentiate autodiff.no_ops autodiff.repairs autodiff.seed_axis autodiff.shapes "
-        "autodiff.seed_rules autodiff.values "
-        "frontends.derive.functions frontends.derive.forward_model frontends.derive.gradient_rules "
+        "autodiff.backward autodiff.bfloat16 autodiff.cuts autodiff.operators autodiff.no_ops "
+        "autodiff.refusals autodiff.rewrites "
+        "autodiff.repairs autodiff.seed_axis autodiff.shapes autodiff.seed_rules autodiff.sequences autodiff.values "
+        "frontends.derive.functions frontends.derive.gradient_rules "
         "frontends.derive.losses frontends.derive.optimizers frontends.derive.options frontends.derive.parameters "
-        "frontends.derive.schedules frontends.derive.step frontends.derive.training_mode frontends.derive.update "
-        "frontends.derive.writer frontends.functional_step verbs.derive cli.derive cli.render_derive",
+        "frontends.derive.schedules frontends.derive.training_mode frontends.derive.update "
+        "frontends.functional_step verbs.derive cli.derive cli.render_derive",
         "whole derivations against PyTorch's numbers; rewrites of graphs, run before and after",
-        "frontends/derive/test_derive.py", "autodiff/test_simplify.py",
+        "frontends/derive/test_derive.py", "autodiff/test_simplify.py", "autodiff/test_differentiate.py",
+        "frontends/derive/test_forward_model.py",
     ),
     **_each(
         "offline.inference.batch_norm offline.inference.cone offline.inference.dropout offline.inference.forward "
         "offline.inference.write", "whole models beside the same network by hand",
         "offline/inference/test_merge_inference.py",
     ),
+    **_each(
+        "frontends.pytorch.eager_steps frontends.pytorch.python_numbers frontends.pytorch.reads "
+        "frontends.pytorch.surroundings",
+        "values in Python that a step changes, where torch is installed", "frontends/pytorch/test_python_values.py",
+    ),
+    **_each(
+        "frontends.pytorch.optimizer_runs frontends.pytorch.narrow_noise",
+        "first steps and roundings of whole exports, where torch is installed", "frontends/pytorch/test_first_steps.py",
+    ),
+    **_each("frontends.pytorch.sized_constants", "every form of a constant", "frontends/pytorch/test_batch_sizes.py"),
+    **_each("frontends.pytorch.samples", "which inputs have samples", "frontends/pytorch/test_size_branches.py"),
     **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),
     **_each("cli.load_state", "one command over offline.state_values", "offline/test_state_values.py"),
     **_each("artifact.safetensors_file", _WRITTEN, "offline/test_state_values.py", "runtime/training"),

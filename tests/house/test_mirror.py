@@ -1,7 +1,7 @@
 """A module's tests are found by its name: ``gopt/a/b.py`` is tested by ``tests/a/test_b.py``, ``cli/x.py`` by
 ``tests/cli/test_x.py``.
 
-Names of test files differ from one another, for their folders are no packages: where two modules have the same name,
+Names of test files differ from one another, for their folders are not packages: where two modules have the same name,
 the folder's stands in front of it, ``tests/cli/test_cli_plan.py``.
 """
 

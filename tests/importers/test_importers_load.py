@@ -15,7 +15,7 @@ from gopt.importers.load import holds_step, load_step, read_step
 def test_a_folder_and_a_model():
     parts = read_artifacts(FOLDERS / "mlp_adamw")
     folder = read_step(FOLDERS / "mlp_adamw")
-    assert (folder.digest, folder.nbytes) == (parts.digest(), parts.nbytes)
+    assert (folder.digest(), folder.nbytes) == (parts.digest(), parts.nbytes)
     model = read_step(ROOT / "fixtures" / "mlp_adamw.onnx")
     assert model.nbytes == (ROOT / "fixtures" / "mlp_adamw.onnx").stat().st_size
     assert load_step(ROOT / "fixtures" / "mlp_adamw.onnx").inputs == model.graph.inputs

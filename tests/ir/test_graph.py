@@ -1,10 +1,8 @@
 """Nodes and graphs as gopt holds them."""
 
-import numpy as np
-import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
-from gopt.ir.graph import Graph, Node, Tensor, clone, read_type, value_info
+from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.types import TensorType
 
 
@@ -60,35 +58,3 @@ def test_users_are_listed_once_however_often_they_read():
     assert graph.users() == {"a": [node]}
     assert graph.producers() == {"b": node}
     assert graph.type_of("b") == TensorType("undefined", None)
-
-
-def test_a_tensor_of_parts_or_of_a_cast_is_put_together():
-    rows = [Tensor(TensorType("float32", (2,)), array=np.array(pair, np.float32)) for pair in ([1, 2], [3, 4])]
-    whole = Tensor(TensorType("float32", (2, 2)), parts=tuple(rows))
-    np.testing.assert_array_equal(whole.numpy(), [[1, 2], [3, 4]])
-    half = Tensor(TensorType("float16", (2,)), cast_of=rows[0])
-    assert half.numpy().dtype == np.float16
-
-
-def test_a_tensor_of_an_archive_is_read_once():
-    calls = []
-    tensor = Tensor(TensorType("float32", (1,)), reader=lambda: calls.append(0) or np.ones(1, np.float32))
-    assert tensor.numpy() is tensor.numpy()
-    assert calls == [0]
-
-
-def test_a_tensor_of_the_file_is_its_message():
-    proto = numpy_helper.from_array(np.arange(3), "w")
-    np.testing.assert_array_equal(Tensor(TensorType("int64", (3,)), proto=proto).numpy(), [0, 1, 2])
-
-
-@pytest.mark.parametrize("shape", [(2, "N", None), (), None])
-def test_types_survive_their_message(shape):
-    type = TensorType("float16", shape)
-    assert read_type(value_info("x", type).type) == type
-
-
-def test_what_is_no_dense_tensor_has_no_type():
-    assert (
-        read_type(helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, []))).shape is None
-    )

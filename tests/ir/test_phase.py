@@ -36,6 +36,16 @@ def test_a_node_has_the_phase_of_the_first_that_reads_it(nodes, expected):
     assert [each.phase for each in nodes if each.made_by] == expected
 
 
+@pytest.mark.parametrize("phases", [(F, B), (B, F), (U, F)])
+def test_a_node_of_two_results_has_the_phase_of_the_first_reader_of_either(phases):
+    both = Node("Split", ["w"], ["a", "b"], made_by="shard")
+    readers = sorted(
+        [node("a", "y", phases[0]), node("b", "z", phases[1])], key=lambda each: list(Phase).index(each.phase)
+    )
+    complete_phases([both, *readers])
+    assert both.phase is F
+
+
 def test_a_phase_that_a_pass_gave_stays():
     given = node("w", "part", B)
     given.made_by = "tensor-parallel"

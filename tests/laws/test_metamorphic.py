@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from helpers import FIXTURES, NAMES
-from onnx import ModelProto, helper
+from onnx import ModelProto
 from steps_gen.edits import Edited
-from steps_gen.engine import Values, World
+from steps_gen.engine import Values, World, drawn
 from steps_gen.make import make
 from steps_gen.plan import Plan
 from steps_gen.roles import EDITS, changes, edited, training
@@ -44,7 +44,7 @@ def model_of(name: str) -> ModelProto:
     return model
 
 
-OPEN = pytest.mark.xfail(strict=True, reason="known defect: a sum of gradients behind a layout is no accumulator")
+OPEN = pytest.mark.xfail(strict=True, reason="known defect: a sum of gradients behind a layout is not an accumulator")
 CASES = [
     (name, edit)
     for name in [*NAMES, *PLANS]
@@ -93,36 +93,8 @@ def numbers(model: ModelProto, edit: Edited, folder: Path) -> Values:
             given[name] = given[name] * (rank + 1) if given[name].dtype.kind == "f" else (given[name] + rank) % 2
         feeds.append({k: v.astype(values[k].dtype) for k, v in given.items() if k in others})
     world.step(held, [feeds])
-    return whole(world, held, {value: key for key, value in new.items()})
-
-
-def drawn(model: ModelProto) -> Values:
-    """A value for every input: the stored one, small positive numbers, ids of 0 and 1."""
-    stored = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
-    generator, found = np.random.default_rng(3), {}
-    for each in model.graph.input:
-        type = each.type.tensor_type
-        dtype, shape = helper.tensor_dtype_to_np_dtype(type.elem_type), [size.dim_value for size in type.shape.dim]
-        wide = generator.uniform(0.01, 0.5, shape) if dtype.kind in "fV" else generator.integers(0, 2, shape)
-        found[each.name] = stored.get(each.name, np.asarray(wide).astype(dtype)).reshape(shape)
-    return found
-
-
-def whole(world: World, values: list[Values], old: dict[str, str]) -> Values:
-    """Tensors as their pieces on all ranks say."""
-    found: dict[str, dict[int, np.ndarray]] = {}
-    for held, mine in zip(world.held, values, strict=True):
-        for state in held:
-            flat, place = mine[state["input"]].reshape(-1), 0
-            for piece in state["pieces"] if not state.get("copy") else ():
-                count = piece["stop"] - piece["start"]
-                part = flat[place : place + count]
-                before = found.setdefault(piece["tensor"], {}).setdefault(piece["start"], part)
-                np.testing.assert_array_equal(before, part)
-                place += count
-    return {
-        old.get(name, name): np.concatenate([parts[start] for start in sorted(parts)]) for name, parts in found.items()
-    }
+    old = {value: key for key, value in new.items()}
+    return {old.get(name, name): value for name, value in world.whole(held).items()}
 
 
 FEW = ("before identity", "behind mul-one", "before reshape", "behind flat-pair", "shuffled", "before mul-one")

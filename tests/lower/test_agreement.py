@@ -22,7 +22,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh, axis_kinds
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import FlatShard, Sharding
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 from gopt.verification.verify import Verifier
 
 
@@ -435,7 +435,7 @@ def test_it_is_refused(case):
 @pytest.mark.parametrize("case", part([case for case in CASES if case.runs], 22), ids=_name)
 def test_it_is_an_error(case, tmp_path, monkeypatch):
     """What the check refuses would have trained ranks apart, or on less than all data."""
-    monkeypatch.setattr("gopt.lower.lowering.Shardings", partial(Shardings, strict=False))
+    monkeypatch.setattr("gopt.lower.lowering.infer_shardings", partial(infer_shardings, strict=False))
     monkeypatch.setattr("gopt.lower.lowering.check_placements", lambda program, shardings: 0)
     shard(case).write(tmp_path / "out")
     assert not Verifier(tmp_path / "out").run(steps=2, confirm=False).equal

@@ -96,8 +96,8 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "layout operator": (layout_operator, "rank 1 keeps the layout operator"),
     "call more": (one_call_more, r"ranks 0 and 1 make \d+ and \d+ calls over shard"),
     "other call": (other_call, "ranks 0 and 1 differ in a call"),
-    "gap": (lambda sharded: change_piece(sharded, 1, 0), "leave or repeat elements"),
-    "overlap": (lambda sharded: change_piece(sharded, -1, 0), "leave or repeat elements"),
+    "gap": (lambda sharded: change_piece(sharded, 1, 0), "omit or repeat elements"),
+    "overlap": (lambda sharded: change_piece(sharded, -1, 0), "omit or repeat elements"),
     "type": (other_type_of_the_loss, "output 'loss' changed its type"),
     "state": (lost_state, r"state .* is held 0 of \d+ elements"),
 }

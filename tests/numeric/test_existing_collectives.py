@@ -159,7 +159,7 @@ def test_one_rank_leaves_no_call(tmp_path):
 def test_the_whole_data_group_and_nothing_less(tmp_path):
     path = source(tmp_path)
     mesh = Mesh((("dp", 2), ("shard", 2)))
-    with pytest.raises(UnsupportedError, match="reaches a part"):
+    with pytest.raises(UnsupportedError, match="joins only a part"):
         gopt.shard(read(path), mesh)
     gopt.shard(read(path), Mesh((("dp", 1), ("shard", 2)))).write(tmp_path / "out")
     assert Verifier(tmp_path / "out").run(steps=1, confirm=False).equal
@@ -290,7 +290,7 @@ def test_a_metric_over_data_axes(tmp_path):
         adam(b, net)
         b.output("shown", comm(b, "AllReduce", b.op("Exp", net.loss), reduce="mean"), ())
 
-    refused(tmp_path, UnsupportedError, "which is no parameter's gradient", change)
+    refused(tmp_path, UnsupportedError, "which is not a parameter's gradient", change)
 
 
 def test_new_parameters_that_are_broadcast(tmp_path):

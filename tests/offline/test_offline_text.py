@@ -12,8 +12,8 @@ from offline_graphs import FIXTURES, NAMES, fixture, loaded
 from onnx import helper, numpy_helper
 
 from gopt import api
-from gopt.ir.graph import Tensor
 from gopt.ir.load import load
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.text import attribute_text, canonical_text, number_text, ref, tensor_text
 

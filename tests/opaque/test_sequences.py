@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.opaque.sequences import constant_index, look_through_sequences
 

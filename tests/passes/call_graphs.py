@@ -18,7 +18,7 @@ from gopt.program import SpmdProgram
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 
 CACHE = SessionCache()
 
@@ -89,7 +89,7 @@ def run(step: SpmdProgram, seed: int = 0) -> list[dict[str, np.ndarray]]:
     """Outputs of every rank, each with inputs of its own."""
     check_graph(step.graph)
     programs, feeds = [], []
-    step.sharded = Shardings(step, strict=False).infer().parts()
+    step.sharded = infer_shardings(step, strict=False).parts()
     specialiser = Specialiser(step, phases(step)[0])
     for rank in range(step.mesh.ranks):
         made = specialiser.rank(rank)
@@ -98,7 +98,7 @@ def run(step: SpmdProgram, seed: int = 0) -> list[dict[str, np.ndarray]]:
         graph.types.update(made.types)
         graph.types.update({name: TensorType(str(a.dtype), a.shape) for name, a in made.constants.items()})
         for name, array in made.constants.items():
-            from gopt.ir.graph import Tensor
+            from gopt.ir.tensor import Tensor
 
             graph.initializers[name] = Tensor(graph.types[name], array=array)
         programs.append(Executor(graph, CACHE))

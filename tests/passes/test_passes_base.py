@@ -93,7 +93,7 @@ def test_an_option_that_is_not_there():
     assert caught.value.hints == ("did you mean 'cap-mb'?",)
     with pytest.raises(OptionError) as caught:
         build_options(SPEC, {"zzz": "1"})
-    assert caught.value.hints == ("it knows kind, level, cap-mb, count, on, names",)
+    assert caught.value.hints == ("it takes kind, level, cap-mb, count, on, names",)
 
 
 def test_the_table_of_options():

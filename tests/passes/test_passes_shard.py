@@ -14,7 +14,7 @@ from helpers import FIXTURES, Builder, calls, perceptron, sgd
 from recipes import Recipe, build
 
 import gopt
-from gopt.errors import UnsupportedError
+from gopt.errors import OptionError, UnsupportedError
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
@@ -90,7 +90,7 @@ def test_a_rank_refers_to_no_value_that_it_does_not_hold(stage, tmp_path):
             if tensor.name in sizes:
                 assert int(np.prod(tensor.dims)) == sizes[tensor.name]
             elif tensor.name in inputs:
-                pytest.fail(f"{tensor.name} has a value and is no state")
+                pytest.fail(f"{tensor.name} has a value and is not a state")
 
 
 def test_small_parameters_may_stay(tmp_path):
@@ -236,3 +236,41 @@ def test_one_micro_step_is_the_step_itself(tmp_path):
     out = written(path, tmp_path, "shard=2", 1)
     manifest = json.loads((out / "manifest.json").read_text())
     assert "accumulate" not in manifest and manifest["ranks"][0]["files"] == {"step": "rank_0000.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bucket-mb": -1}, "--bucket-mb cannot be -1"),
+        ({"bucket-mb": (1 << 30) + 1}, "--bucket-mb cannot be 1073741825"),
+        ({"stage": 3, "persist": -1}, "persist is -1 and min-piece None"),
+        ({"partition": "rows", "min-piece": 0}, "persist is 0 and min-piece 0"),
+        ({"stage": 0, "partition": "rows"}, "partition has no use at stage 0"),
+        ({"stage": 2, "persist": 5}, "persist has no use at stage 2"),
+        ({"min-piece": 5}, "nothing is cut in rows"),
+        ({"style": "broadcast"}, "some are to be cut"),
+        ({"override": "rows"}, "cannot read 'rows' as a partition"),
+        ({"override": "*:columns"}, "cannot read '\\*:columns' as a partition"),
+        ({"override": "fc1.wight:whole"}, "override fc1.wight:whole matches no parameter"),
+        ({"override": "zz*:whole"}, "override zz\\*:whole matches no parameter"),
+    ],
+)
+def test_options_without_a_use_or_a_sense_are_refused_with_a_hint(options, message):
+    source = gopt.load(FIXTURES / "mlp_adamw.onnx")
+    with pytest.raises(OptionError, match=message) as caught:
+        gopt.shard(source, Mesh.parse("shard=2"), pipeline=build_pipeline(defaults={"shard": options}))
+    assert caught.value.hints and all(caught.value.hints)
+
+
+@pytest.mark.parametrize("options", [{"bucket-mb": 0}, {"bucket-mb": 1 << 30}, {"partition": "rows", "min-piece": 1}])
+def test_options_at_their_bounds_are_taken(options):
+    source = gopt.load(FIXTURES / "mlp_adamw.onnx")
+    gopt.shard(source, Mesh.parse("shard=2"), pipeline=build_pipeline(defaults={"shard": options}))
+
+
+def test_the_nearest_parameter_is_named():
+    source = gopt.load(FIXTURES / "mlp_adamw.onnx")
+    pipeline = build_pipeline(defaults={"shard": {"override": "fc1.wight:whole"}})
+    with pytest.raises(OptionError) as caught:
+        gopt.shard(source, Mesh.parse("shard=2"), pipeline=pipeline)
+    assert caught.value.hints == ("did you mean 'fc1.weight'?",)

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from runtime_graphs import make, no_call, sgd_feeds, sharded_sgd
+from runtime_graphs import comm, make, no_call, sgd_feeds, sharded_sgd
 
 from gopt.errors import RunError
 from gopt.ir.graph import Node
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
+from gopt.runtime.shared_memory import SharedGather, SharedMemory
 from gopt.runtime.tuning.tiling import MIN_TILED_LENGTH
 from gopt.runtime.tuning.tuning import tuning_of
 
@@ -149,3 +150,34 @@ def test_held_inputs_give_the_same_bits_run_after_run(tuned, tmp_path):
 def test_a_held_input_must_fit(tmp_path):
     with pytest.raises(RunError, match="input 'w' is"):
         program(tmp_path, False)[0].hold({"w": np.zeros((1, 1), np.float32)})
+
+
+def shared_shard(folder: Any) -> Executor:
+    """p, long enough to be updated in place, in memory shared by a group of one: it is gathered before it is read."""
+    op, row = helper.make_node, ("float32", [MIN_TILED_LENGTH])
+    cuts = [0, MIN_TILED_LENGTH]
+    nodes = [
+        comm("AllGather", ["p"], ["w"], cuts=cuts, shapes=[str(MIN_TILED_LENGTH)]),
+        op("ReduceMax", ["w"], ["loss"], keepdims=0),
+        op("Mul", ["x", "loss"], ["scaled"]),
+        op("Mul", ["scaled", "half"], ["half.step"]),
+        op("Add", ["half.step", "half.step"], ["step"]),
+        op("Sub", ["p", "step"], ["p.new"]),
+    ]
+    outputs = {"loss": ("float32", []), "p.new": row}
+    constants = {"half": np.array(0.5, np.float32)}
+    graph = make(folder, nodes, {"x": row, "p": row}, outputs, constants, {"w": row})
+    device = Host(tuning_of(True))
+    granted = SharedGather(np.zeros(MIN_TILED_LENGTH, np.float32), cuts, 0)
+    plan = plan_execution(graph, {"p.new": "p"}, device, lambda group: 0)
+    return Executor(plan, device.sessions(), SharedMemory(gathers={0: granted}))
+
+
+def test_a_shard_in_shared_memory_that_is_replaced_between_steps_advances(tmp_path):
+    """The dictionary has the shared memory again after the step, and not the array that was put there."""
+    made, x = shared_shard(tmp_path), row(0.5)
+    states = {"p": Host().hold(row(8))}
+    for given in (8, 4):
+        states["p"] = Host().hold(row(given))
+        made.advance(states, {"x": x}, lambda index, node, inputs, *_: [inputs[0].copy()])
+        assert firsts(states) == {"p": given / 2}

@@ -11,8 +11,9 @@ import pytest
 from onnx import helper
 
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import Graph, Tensor
+from gopt.ir.graph import Graph
 from gopt.ir.load import load
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.runtime.fallback_kernels import FALLBACK_KERNELS
 from gopt.runtime.float64 import Float64Graph

@@ -27,7 +27,7 @@ from gopt.errors import GoptError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
-from gopt.runtime.engines import launch
+from gopt.runtime.engines import heartbeat, launch
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.runtime.training.train import Trainer
@@ -513,7 +513,7 @@ def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
 def test_the_code_is_that_of_the_rank_that_said_why(tmp_path, monkeypatch):
     """The launcher may report the signal that ended another one."""
     ended = tmp_path / "mpiexec"
-    ended.write_text(f'#!/bin/sh\nprintf 3 > "${launch.HEARTBEATS}/{launch.ERROR_CLAIMED}"\nexit 9\n')
+    ended.write_text(f'#!/bin/sh\nprintf "3 1" > "${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"\nexit 9\n')
     ended.chmod(0o755)
     monkeypatch.setattr(launch, "mpiexec", lambda: str(ended))
     assert launch.launch(2, ["run"], 1.0, lambda line: None) == 3
@@ -565,5 +565,10 @@ def test_the_proof_on_real_processes(tmp_path):
     manifest = json.loads((wrong / "manifest.json").read_text())
     for state in manifest["ranks"][1]["state"]:
         state["pieces"].reverse()
+    (wrong / "manifest.json").write_text(json.dumps(manifest))
+    done = run([*arguments, str(wrong)])
+    assert done.returncode == 3 and done.stderr.count("gopt: error: rank ") == 1, done.stderr
+    assert "ranks start from another value than gopt wrote" in done.stderr
+    del manifest["written"]
     (wrong / "manifest.json").write_text(json.dumps(manifest))
     assert run([*arguments, str(wrong)]).returncode == 1

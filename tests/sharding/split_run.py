@@ -14,7 +14,8 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gopt.collectives.reference import reduced
-from gopt.ir.graph import SPMD, Graph, Node, Tensor
+from gopt.ir.graph import SPMD, Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
 from gopt.sharding.links import Operator, Strategy

@@ -117,3 +117,7 @@ def test_boxes_of_two_axes_of_one_dimension():
     assert in_grid(boxes, (8, 3)) and set(boxes) == set(all_boxes(sharding, (8, 3)))
     runs = Sharding((("tp", Shard(0, (2, 2), runs=2)), ("ep", Shard(0, (1, 1), runs=4))))
     assert box_of(runs, (8, 3), {"tp": 1, "ep": 0})[0] == (2, 3, 6, 7)
+
+
+def test_a_tensor_of_no_dimensions_has_no_rows():
+    assert rows_of((), ()) is None

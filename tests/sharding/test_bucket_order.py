@@ -15,7 +15,7 @@ from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import FlatShard, Sharding
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 
 
 def sharded(name: str, stage: int, mesh: str = "shard=2", **options: object) -> SpmdProgram:
@@ -25,7 +25,7 @@ def sharded(name: str, stage: int, mesh: str = "shard=2", **options: object) -> 
 
 def refused(step: SpmdProgram) -> str:
     with pytest.raises(InvariantError) as caught:
-        Shardings(step).infer()
+        infer_shardings(step)
     return caught.value.message
 
 
@@ -90,4 +90,4 @@ def test_what_is_no_parameters_says_nothing():
         mask = Node("ConstantOfShape", [f"shape{place}"], [f"mask{place}"], made_by="plant")
         step.graph.nodes[:0] = [shape, mask]
         node.inputs[place] = f"mask{place}"
-    Shardings(step).infer()
+    infer_shardings(step)

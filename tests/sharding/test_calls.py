@@ -115,7 +115,7 @@ def test_a_call_of_the_source_is_taken_at_its_word(op_type, placement):
 
 
 def test_a_reduction_passes_only_through_terms_with_which_it_may_change_places():
-    """The maximum over one axis of terms of a sum over another is no term."""
+    """The maximum over one axis of terms of a sum over another is not a term."""
     for reduce, op, fits in (("max", "sum", False), ("sum", "max", False), ("mean", "sum", True), ("max", "max", True)):
         call, operand = Conversion("AllReduce", {"reduce": reduce}), Operand("x", Partial(op))
         assert beside(call, operand, moved=False) == Partial(op)
@@ -142,3 +142,29 @@ def test_the_first_members_statistics_will_do_for_all_and_no_other_value_will():
     assert convert(Conversion("Broadcast", sent, statistic=True), own) == REPLICATED
     with pytest.raises(Mismatch, match="a value on member 0"):
         convert(Conversion("Broadcast", sent), own)
+
+
+@pytest.mark.parametrize("given", [Partial("sum"), OnMember(1), Shard(0, ROWS), FLAT])
+def test_a_call_without_a_row_takes_whole_values(given):
+    call = Conversion("Gossip", {})
+    assert convert(call, Operand("x", REPLICATED)) == convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
+    with pytest.raises(Mismatch) as caught:
+        convert(call, Operand("x", given))
+    assert caught.value.expected == "a whole value of each member"
+
+
+def test_a_gather_takes_shards():
+    """Terms of a sum, and a value of one member, are not parts."""
+    for given in (Partial("sum"), OnMember(1)):
+        with pytest.raises(Mismatch) as caught:
+            convert(Conversion("AllGather", {"axis": 0, "sizes": list(ROWS)}, own=False), Operand("x", given))
+        assert caught.value.expected == "shards"
+
+
+def test_an_all_to_all_over_several_axes_takes_no_shards():
+    """Places in the group are not places along the axis."""
+    at = {"split_axis": 1, "concat_axis": 0, "split_sizes": list(COLUMNS), "concat_sizes": list(ROWS)}
+    assert convert(Conversion("AllToAll", at), Operand("x", Shard(0, ROWS))) == Shard(1, COLUMNS)
+    with pytest.raises(Mismatch) as caught:
+        convert(Conversion("AllToAll", at, alone=False), Operand("x", Shard(0, ROWS)))
+    assert caught.value.expected.startswith("a value sharded along dimension 0")

@@ -82,3 +82,8 @@ def test_a_halo_costs_the_strips_of_others():
 
 def test_runs_that_are_shared_out_anew_are_gathered():
     assert Conversion(Shard(0, (17, 16), runs=2), Shard(0, (34, 32))).sent(1000, 2) == pytest.approx(500)
+
+
+def test_of_several_runs_no_halo_is_made():
+    assert Conversion(TERMS, Shard(0, (9, 8), runs=2)).halo is None
+    assert Conversion(ROWS, Shard(0, (9, 8), runs=2)).halo is None

@@ -78,3 +78,15 @@ def test_every_operator_has_a_rule():
     from gopt.lower.specialise import LOWERED
 
     assert set(LAYOUTS) == set(LOWERED)
+
+
+def test_a_segment_may_be_all_of_a_shard():
+    inside = FlatShard(CUTS, 3, 10)
+    assert made("ShardSlice", inside, place=inside) == inside
+    refused("a shard that holds", "ShardSlice", inside, place=FlatShard(CUTS, 2, 10))
+    refused("a shard that holds", "ShardSlice", inside, place=FlatShard(CUTS, 3, 11))
+
+
+def test_parts_of_a_dimension_are_cut_out_of_equal_values():
+    assert made("DimSlice", REPLICATED) == PER_MEMBER
+    refused("equal on all members, to cut it", "DimSlice", PER_MEMBER)

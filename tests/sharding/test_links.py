@@ -160,7 +160,7 @@ def test_the_fewest_runs_come_first():
 
 
 def test_a_squeeze_leaves_parts_of_one_element():
-    """Of two elements each member has one, which is no dimension to drop."""
+    """Of two elements each member has one, which is not a dimension to drop."""
     split = Split("Squeeze", case(x(2, 1, 6)))
     split.check(Strategy((Shard(0, (1, 1)),), (Shard(0, (1, 1)),)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gopt.mesh import Mesh
-from gopt.sharding.placements import EVERYWHERE, REPLICATED, FlatShard, OnMember, Shard, Sharding
+from gopt.sharding.placements import EVERYWHERE, REPLICATED, FlatShard, OnMember, Partial, Shard, Sharding, Window
 
 MESH = Mesh((("dp", 2), ("shard", 3), ("tp", 2)))
 SPAN = FlatShard((0, 4, 4, 10), 2, 10)
@@ -54,3 +54,39 @@ def test_two_axes_of_one_dimension():
     assert outer.fits(Shard(1, (1, 6)))
     sharding = Sharding((("shard", outer), ("tp", inner)))
     assert sharding.local_shape((8, 3), {"shard": 0, "tp": 1}) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "alone"), [((0, 7), True), ((7, 0, 0), True), ((3, 4), False), ((7,), False), ((0, 0), False)]
+)
+def test_one_member_alone_has_a_dimension(sizes, alone):
+    assert Shard(0, sizes).alone == alone
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "holder"),
+    [(0, 4, 0), (1, 3, 0), (4, 10, 2), (3, 4, 0), (3, 5, None), (0, 10, None), (4, 4, None), (9, 10, 2)],
+)
+def test_the_one_member_that_has_all_elements(start, stop, holder):
+    assert FlatShard((0, 4, 4, 10), start, stop).holder == holder
+
+
+def test_whole_tensors_one_behind_the_other():
+    assert FlatShard.joined((0, 2, 2), (4, 5, 1), 3) == FlatShard.whole((0, 4, 4, 10))
+    assert FlatShard.joined((1, 0), (4, 5), 2) is None
+
+
+def test_a_partial_value_has_terms_where_it_says():
+    assert [Partial("sum").covers(member) for member in range(3)] == [True, True, True]
+    assert [Partial("sum", SPAN).covers(member) for member in range(3)] == [True, False, True]
+    assert [Partial("max", OnMember(1)).covers(member) for member in range(3)] == [False, True, False]
+
+
+def test_runs_are_named_where_there_are_several():
+    assert str(Shard(1, (3, 4))) == "sharded along dimension 1 in [3, 4]"
+    assert str(Shard(1, (3, 4), runs=2)) == "sharded along dimension 1 in [3, 4] of each of 2 runs"
+
+
+def test_a_window_has_the_length_of_its_range():
+    window = Sharding.along("h", Window(1, ((-1, 4), (2, 7)), 6))
+    assert [window.local_shape((2, 6, 3), {"h": member}) for member in range(2)] == [(2, 5, 3), (2, 5, 3)]

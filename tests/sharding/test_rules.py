@@ -152,7 +152,7 @@ def test_flags(op_type):
     "op_type", [*sorted({*BINARY} - {"Div"}), "Neg", "Sqrt", "Cast", "Reshape", "Unsqueeze", "Concat", "ReduceSum"]
 )
 def test_numbers_of_flags(op_type):
-    """A sum of flags that members set is no flag: it counts."""
+    """A sum of flags that members set is not a flag: it counts."""
     count = 2 if op_type in (*BINARY, "Concat") else 1
     seen = swept(
         op_type, count, [REPLICATED, PER_MEMBER, FLAG_COUNT, Partial("count"), Partial("sum")], flags="float64"
@@ -213,7 +213,7 @@ def test_what_passes_write_is_accepted(op_type, placements, singles, place, made
 
 
 REFUSED = [
-    ("Sqrt", (Partial("sum"),), "Sqrt of terms is no term of its result"),
+    ("Sqrt", (Partial("sum"),), "Sqrt of terms is not a term of its result"),
     ("Mul", (Partial("sum"), Partial("sum")), "Mul of terms"),
     ("Add", (Partial("sum"), REPLICATED), "Add of terms"),
     ("Add", (Partial("sum"), PER_MEMBER), "a value equal on all members"),

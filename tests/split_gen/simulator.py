@@ -130,7 +130,7 @@ class Simulation:
         place = 0
         for start, stop in sorted(one):
             if start != place:
-                raise Fault(f"pieces of {name} leave or repeat elements at {min(start, place)}")
+                raise Fault(f"pieces of {name} omit or repeat elements at {min(start, place)}")
             place = stop
         if place != int(np.prod(about["shape"], dtype=int)):
             raise Fault(f"pieces of {name} end at {place}")

@@ -23,7 +23,7 @@ def places(piece: Mapping[str, Any], shape: Sequence[int]) -> Array:
 
 
 def dealt(piece: Mapping[str, Any]) -> bool:
-    """Whether a piece is of a part of a table that is no run of elements."""
+    """Whether a piece is of a part of a table that is not a run of elements."""
     return bool(piece.get("box") or piece.get("every"))
 
 

@@ -18,6 +18,8 @@ from steps_gen.graphs import reads
 
 Values = dict[str, np.ndarray]
 COMM = "gopt.comm"
+KNOWN_OPSET = 26
+"""The newest that the runtime knows: tests write nothing that a newer one changed."""
 OPTIONS = onnxruntime.SessionOptions()
 OPTIONS.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 OPTIONS.intra_op_num_threads = OPTIONS.inter_op_num_threads = 1
@@ -38,6 +40,10 @@ class Rank:
 
     def __init__(self, path: Path) -> None:
         self.model = onnx.load(str(path))
+        self.model.ir_version = min(self.model.ir_version, 10)  # newer files hold nothing that the runtime reads
+        for each in self.model.opset_import:
+            if each.domain in ("", "ai.onnx"):
+                each.version = min(each.version, KNOWN_OPSET)
         graph = self.model.graph
         self.stored = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
         self.inputs = [each.name for each in graph.input]
@@ -67,6 +73,8 @@ class Rank:
             kept = [name for name in made if name in later]
             if not kept:
                 return {}
+            inside = [name for name in read if name in self.stored and values[name].dtype.isbuiltin != 1]
+            read = [name for name in read if name not in inside]  # ONNX Runtime is fed no types that NumPy has not
             infos = [
                 helper.make_tensor_value_info(
                     name, helper.np_dtype_to_tensor_dtype(values[name].dtype), values[name].shape
@@ -76,7 +84,8 @@ class Rank:
             outs = [onnx.ValueInfoProto(name=name) for name in kept]
             part = ModelProto()
             part.CopyFrom(self.model)
-            part.graph.CopyFrom(helper.make_graph(nodes, "piece", infos, outs))
+            kept_inside = [numpy_helper.from_array(self.stored[name], name) for name in inside]
+            part.graph.CopyFrom(helper.make_graph(nodes, "piece", infos, outs, kept_inside))
             self.sessions[place] = session(part), read, kept
         runner, read, kept = self.sessions[place]
         return dict(zip(kept, runner.run(kept, {name: values[name] for name in read}), strict=True))
@@ -136,6 +145,20 @@ class World:
             shape = [each.dim_value for each in type.shape.dim]
             fed[state["input"]] = np.concatenate(parts).astype(dtype).reshape(shape)
         return fed
+
+    def whole(self, values: Sequence[Values]) -> Values:
+        """Tensors, flat, as their pieces on all ranks say; equal pieces must agree."""
+        found: dict[str, dict[int, np.ndarray]] = {}
+        for listed, mine in zip(self.held, values, strict=True):
+            for state in listed:
+                flat, place = mine[state["input"]].reshape(-1), 0
+                for piece in state["pieces"] if not state.get("copy") else ():
+                    count = piece["stop"] - piece["start"]
+                    part = flat[place : place + count]
+                    before = found.setdefault(piece["tensor"], {}).setdefault(piece["start"], part)
+                    np.testing.assert_array_equal(before, part)
+                    place += count
+        return {name: np.concatenate([parts[start] for start in sorted(parts)]) for name, parts in found.items()}
 
     def part(self, rank: int, batch: Values) -> Values:
         """What a rank is fed of a whole batch."""
@@ -201,6 +224,18 @@ def boxed(whole: np.ndarray, box: Sequence[Sequence[int]]) -> np.ndarray:
         places = [place for start, stop in zip(ends[::2], ends[1::2]) for place in range(start, stop)]
         whole = whole.take(places, dim)
     return whole
+
+
+def drawn(model: ModelProto) -> Values:
+    """A value for every input: the stored one, small positive numbers, ids of 0 and 1."""
+    stored = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    generator, found = np.random.default_rng(3), {}
+    for each in model.graph.input:
+        type = each.type.tensor_type
+        dtype, shape = helper.tensor_dtype_to_np_dtype(type.elem_type), [size.dim_value for size in type.shape.dim]
+        wide = generator.uniform(0.01, 0.5, shape) if dtype.kind in "fV" else generator.integers(0, 2, shape)
+        found[each.name] = stored.get(each.name, np.asarray(wide).astype(dtype)).reshape(shape)
+    return found
 
 
 def held(whole: np.ndarray, piece: Mapping[str, Any]) -> np.ndarray:

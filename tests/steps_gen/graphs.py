@@ -13,7 +13,8 @@ def reads(node: NodeProto) -> set[str]:
     names = set(node.input)
     for attribute in node.attribute:
         for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            made = {name for inner in body.node for name in inner.output} | {each.name for each in body.initializer}
+            made = {name for inner in body.node for name in inner.output}
+            made |= {each.name for each in (*body.initializer, *body.input)}
             names |= {name for inner in body.node for name in reads(inner)} - made
             names |= {each.name for each in body.output} - made
     return names - {""}

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from members import AXIS, Array, graph_of, joined, run, simulated
 
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.sharding.placements import REPLICATED, Placement, Replicated, Shard
 from gopt.tensor_parallel.check import check

@@ -14,7 +14,8 @@ from onnx import helper
 
 from gopt.collectives.reference import reduced
 from gopt.collectives.table import COLLECTIVES
-from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
+from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
 from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from members import graph_of
 
-from gopt.ir.graph import Graph, Node, Tensor
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard
 from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.operators import Constants

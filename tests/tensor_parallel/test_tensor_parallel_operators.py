@@ -7,7 +7,8 @@ import onnx
 import pytest
 from members import graph_of
 
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.tensor_parallel.operators import LARGEST, Constants, operator
 

@@ -1,4 +1,4 @@
-"""Gradients that are zero but for rounding: noise that becomes full steps is no difference, and hides none."""
+"""Gradients that are zero but for rounding: noise that becomes full steps is not a difference, and hides none."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def declare(model: ModelProto, name: str, dims: tuple[int, ...]) -> None:
 
 
 def test_a_gradient_that_is_none(tmp_path):
-    """A role map that calls g·|g| the gradient is refused by value: it is no change of the loss."""
+    """A role map that calls g·|g| the gradient is refused by value: it is not a change of the loss."""
     b = Builder()
     net = perceptron(b, (3, 2), bias=False)
     gradient = net.gradients["w0"]
@@ -149,6 +149,9 @@ def test_pieces_are_swapped_in_the_manifest(tmp_path):
 
     edit_manifest(out, plant)
     assert swapped
+    with pytest.raises(gopt.InputError, match="start from another value than gopt wrote"):
+        equal(out)
+    edit_manifest(out, lambda record: record.pop("written"))
     assert not equal(out)
 
 

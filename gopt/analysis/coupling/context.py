@@ -9,14 +9,16 @@ import numpy as np
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise
+from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
+from gopt.ir.opset import opset_of
 
 Shape = tuple[int | str | None, ...]
 
 
 @dataclass(slots=True)
 class CouplingContext:
-    """The graph, the marks so far, and the number of samples of a batch (0 where it is no number)."""
+    """The graph, the marks so far, and the number of samples of a batch (0 where it is not a number)."""
 
     index: GraphIndex
     batch: int
@@ -35,8 +37,7 @@ class CouplingContext:
     @property
     def opset(self) -> int:
         """Version of the standard operators."""
-        versions = [each.version for each in self.index.graph.header.opset_import if each.domain in ("", "ai.onnx")]
-        return max(versions, default=20)
+        return opset_of(self.index.graph.header)
 
     def shape(self, name: str) -> Shape:
         """The shape of a value; raises Lost where not even its rank is known."""
@@ -56,16 +57,7 @@ class CouplingContext:
         if name in graph.initializers:
             return np.asarray(graph.initializers[name].numpy())
         node = self.index.producers.get(name)
-        if node is None or not node.is_a("Constant"):
-            return None
-        for key, value in node.attributes.items():
-            if key == "value":
-                from onnx import numpy_helper
-
-                return np.asarray(numpy_helper.to_array(value))
-            if key in ("value_float", "value_int", "value_floats", "value_ints"):
-                return np.asarray(value)
-        return None
+        return constant_array(node.attributes) if node is not None and node.is_a("Constant") else None
 
     def ints(self, name: str) -> list[int] | None:
         """A small constant list of integers."""
@@ -83,7 +75,7 @@ class CouplingContext:
         return mark if mark is not None and mark.kind is Relation.SAMPLES else None
 
     def extent(self, mark: Mark) -> int:
-        """Elements of the dimension that holds the samples; 0 where that is no number."""
+        """Elements of the dimension that holds the samples; 0 where that is not a number."""
         return mark.outer * self.batch * mark.inner
 
     def couple(self, kind: CouplingKind, node: Node, what: str, exact: str = "", value: str = "") -> None:

@@ -92,7 +92,7 @@ class CouplingKind(str, Enum):
     LOSS_DRIVEN = "loss_driven"
     """The update reads the loss, or another value of the rank's own batch."""
     NONLINEAR = "nonlinear_loss"
-    """The loss is no mean of losses of single samples."""
+    """The loss is not a mean of losses of single samples."""
     REDUCTION = "loss_reduction"
     """The gradients are reduced otherwise than the loss is."""
     PLACE = "by_place"

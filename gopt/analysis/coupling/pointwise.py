@@ -8,7 +8,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable
 from gopt.ir.graph import Node
 
-NUMBER_OF_SAMPLES = "see what the step means by it: gopt does not rewrite it"
+NUMBER_OF_SAMPLES = "check that the step intends this: gopt does not rewrite it"
 
 
 def pointwise(context: CouplingContext, node: Node) -> Marks:
@@ -71,7 +71,7 @@ def in_batch(context: CouplingContext, node: Node) -> None:
     """Record that a result depends on several samples."""
     context.couple(
         CouplingKind.IN_BATCH, node,
-        f"{node.outputs[0]!r} ({node.op_type}) sets samples against each other, and a rank has its own alone",
+        f"{node.outputs[0]!r} ({node.op_type}) compares samples with each other, and a rank has only its own",
         "the model itself would have to gather the ranks' samples",
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape)
         same = before[: mark.axis + 1] == after[: mark.axis + 1] and (mark.outer, mark.inner) == (1, 1)
         if same and None not in before[: mark.axis + 1]:
             return mark
-        raise Untraceable("a Reshape of dimensions that are no numbers")
+        raise Untraceable("a Reshape of dimensions that are not numbers")
     stride = mark.inner * prod(before[mark.axis + 1 :])  # type: ignore[arg-type]
     span = stride * context.batch
     fits = []
@@ -41,7 +41,7 @@ def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape)
         if len(fits) > 1:
             raise Untraceable("a batch of one sample: a Reshape does not tell which dimension takes it in")
     if not fits or 0 in (span, *before):
-        raise Untraceable("a Reshape takes the samples apart")
+        raise Untraceable("a Reshape divides the dimension of samples")
     return whole[0] if whole and context.batch > 1 else fits[0]
 
 
@@ -113,7 +113,7 @@ def concat(context: CouplingContext, node: Node) -> Marks:
                 by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
         return [replace(first, mixed=mixed, factor=1.0)]
     if len(known) < len(marks) or any(mark.inner != first.inner for mark in known):
-        raise Untraceable("samples are joined with rows that are no samples")
+        raise Untraceable("samples are joined with rows that are not samples")
     return [replace(first, outer=sum(mark.outer for mark in known), mixed=mixed, factor=1.0)]
 
 
@@ -141,7 +141,7 @@ def slices(context: CouplingContext, node: Node) -> Marks:
     after = context.shape(node.outputs[0])
     steps = context.ints(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else [1]
     if steps is None or (shape[mark.axis] == after[mark.axis] and any(step < 0 for step in steps)):
-        raise Untraceable("a Slice may turn the order of samples round")
+        raise Untraceable("a Slice may reverse the order of samples")
     if shape[mark.axis] == after[mark.axis] and shape[mark.axis] is not None:
         return [mark]
     each, starts = context.batch * mark.inner, context.ints(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -158,12 +158,12 @@ def slices(context: CouplingContext, node: Node) -> Marks:
 def pad(context: CouplingContext, node: Node) -> Marks:
     mark = context.samples(node.inputs[0])
     if mark is None or context.shape(node.inputs[0])[mark.axis] != context.shape(node.outputs[0])[mark.axis]:
-        raise Untraceable("rows that are no samples are added to the batch")
+        raise Untraceable("rows that are not samples are added to the batch")
     return [replace(mark, factor=1.0)]
 
 
 def trilu(context: CouplingContext, node: Node) -> Marks:
     mark = context.samples(node.inputs[0])
     if mark is None or mark.axis >= context.rank(node.inputs[0]) - 2:
-        raise Untraceable("a triangle is cut out of samples")
+        raise Untraceable("a triangle (Trilu) is taken along the dimension of samples")
     return [mark]

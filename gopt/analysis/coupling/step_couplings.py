@@ -112,11 +112,11 @@ def _loss(context: CouplingContext, training: TrainingGraph) -> None:
             context.couple(CouplingKind.UNKNOWN, node, f"the loss {loss!r} does not follow the samples: {UNDECIDED}")
         return
     if mark.kind is Relation.WEIGHTED and not _trained(context, training, mark.by):
-        by = f" {mark.by!r}" if mark.by else ", which the operator keeps to itself"
+        by = f" {mark.by!r}" if mark.by else ", which the operator does not output"
         exact = f"--loss-reduction weighted:{mark.by} is exact" if mark.by else "write the division out in the model"
         context.couple(
             CouplingKind.WEIGHTED, node,
-            f"the loss is divided by a count of the rank's own batch{by}: ranks with different counts weigh alike",
+            f"the loss is divided by a count of the rank's own batch{by}: all ranks have equal weight",
             exact, loss,
         )  # fmt: skip
     elif mark.kind is Relation.SUM:
@@ -127,7 +127,7 @@ def _loss(context: CouplingContext, training: TrainingGraph) -> None:
         origin = context.index.producers.get(mark.origin) or node
         context.couple(
             CouplingKind.NONLINEAR, node,
-            f"the loss is no mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
+            f"the loss is not a mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
             "have in common", "--statistics sync may make it exact", loss,
         )  # fmt: skip
 
@@ -147,11 +147,11 @@ def _sum(context: CouplingContext, loss: str, node: Node) -> None:
             "--loss-reduction sum is exact", loss,
         )  # fmt: skip
     else:
-        times = f"times {abs(mark.factor):.6g}" if mark.factor else "times a value that is no constant"
+        times = f"times {abs(mark.factor):.6g}" if mark.factor else "times a value that is not a constant"
         context.couple(
             CouplingKind.UNKNOWN, node,
             f"the loss is summed over {context.batch} samples, {times}: "
-            "whether that divides by their number is not told",
+            "gopt cannot tell whether that divides by their number",
             "--loss-reduction sum is exact where it does not", loss,
         )  # fmt: skip
 

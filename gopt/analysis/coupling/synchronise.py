@@ -26,6 +26,7 @@ from gopt.ir.types import FLOATS
 MAX_ITERATIONS = 8
 LINEAR = (None, Relation.SUM, Relation.MEAN)
 """Relations for which a mean over ranks gives the correct gradient; None: equal on all ranks already."""
+_OTHERS = "--statistics mean, root and local take the batch of each rank by itself"
 
 
 def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
@@ -48,10 +49,13 @@ def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
         points += more
     _refuse(second, tuple(CouplingKind))
     for name in odd:
-        raise UnsupportedError(f"--statistics sync: gradient {name!r} is no sum over samples, and cannot be averaged")
+        raise UnsupportedError(
+            f"--statistics sync: gradient {name!r} is not a sum over samples, and cannot be averaged",
+            _OTHERS,
+        )
     local = next((s for s in training.states if s.kind is StateKind.STATISTIC and s.updated in second.marks), None)
     if local is not None:
-        raise UnsupportedError(f"--statistics sync: statistic {local.tensor!r} follows single samples")
+        raise UnsupportedError(f"--statistics sync: statistic {local.tensor!r} follows single samples", _OTHERS)
     return SynchronisedValues(tuple(points), tuple(_corrected(training, first, ranks)))
 
 
@@ -77,7 +81,11 @@ def _statistics(training: TrainingGraph, context: CouplingContext) -> dict[str, 
 def _refuse(context: CouplingContext, kinds: tuple[CouplingKind, ...]) -> None:
     fact = next((each for each in context.found if each.kind in kinds), None)
     if fact is not None:
-        raise UnsupportedError(f"--statistics sync cannot give the step of one large batch: {fact.what}")
+        raise UnsupportedError(
+            f"--statistics sync cannot give the step of one large batch: {fact.what}",
+            *filter(None, [fact.exact]),
+            _OTHERS,
+        )
 
 
 def _sound(training: TrainingGraph, context: CouplingContext, nodes: list[Node], wanted: dict[str, Node]) -> None:
@@ -116,7 +124,10 @@ def _points(context: CouplingContext, names: Iterable[str]) -> list[str]:
         cast = node.is_a("Cast") and context.index.graph.type_of(node.inputs[0]).dtype not in FLOATS
         if name in context.origins or cast:
             if context.index.graph.type_of(name).dtype not in FLOATS:
-                raise UnsupportedError(f"--statistics sync: {name!r} counts samples in integers and is never cast")
+                raise UnsupportedError(
+                    f"--statistics sync: {name!r} counts samples in integers and is never cast",
+                    "cast the count to a floating type before it is used",
+                )
             found[name] = None
         else:
             stack.extend(node.reads)

@@ -40,7 +40,8 @@ class Derived(HtmlTable):
     """The result of ``derive``.
 
     ``data``: the file of values beside the model, or ''. ``inputs``: inputs that a run feeds. ``lr``: the optimizer's
-    default learning rate, None where the rate is computed in the graph. ``confirmed``: the number of gradients that the
+    default learning rate, None where the rate is a constant of the graph. ``lr_input``: the input that holds the rate,
+    or ''. ``confirmed``: the number of gradients that the
     check confirmed.
     """
 
@@ -53,6 +54,7 @@ class Derived(HtmlTable):
     nbytes: int
     inputs: tuple[str, ...]
     lr: float | None
+    lr_input: str
     confirmed: int
     notes: tuple[str, ...]
 
@@ -61,7 +63,8 @@ class Derived(HtmlTable):
         return {
             "format": "gopt-derived/1", "model": self.model, "data": self.data, "forward_nodes": self.forward_nodes,
             "nodes": self.nodes, "parameters": self.parameters, "states": self.states, "bytes": self.nbytes,
-            "inputs": list(self.inputs), "lr": self.lr, "confirmed": self.confirmed, "notes": list(self.notes),
+            "inputs": list(self.inputs), "lr": self.lr, "lr_input": self.lr_input,
+            "confirmed": self.confirmed, "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def derive(
     return Derived(
         str(Path(output)), data, len(model.model.graph.node), len(graph.nodes), len(step.parameters), step.states,
         sum(each.nbytes for each in graph.initializers.values()), fed,
-        options.rule.lr if options.lr is None else None, len(checks), step.notes,
+        options.rule.lr if options.lr is None else None, step.lr, len(checks), step.notes,
     )  # fmt: skip
 
 
@@ -109,7 +112,7 @@ def _confirm(graph: Graph, options: DeriveOptions) -> list[GradientCheck]:
         names = ", ".join(show(each.parameter) for each in wrong[:4])
         raise UnsupportedError(
             f"the gradient of {names} is not confirmed: {wrong[0].why}",
-            "--freeze what is no parameter, or derive from a model whose inputs have the sizes of real data",
+            "--freeze what is not a parameter, or derive from a model whose inputs have the sizes of real data",
         )
     return checks
 

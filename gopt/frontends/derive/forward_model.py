@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
+from gopt.autodiff.shapes import fold_integers, settle_shapes
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.frontends.derive.functions import OPSET
-from gopt.ir.graph import Graph, Tensor, read_type, value_info
-from gopt.ir.load import load
+from gopt.ir.functions import inline_functions
+from gopt.ir.graph import Graph
+from gopt.ir.load import graph_of, load
+from gopt.ir.opset import opset_of
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import FLOATS, TensorType, dtype_name
 from gopt.sanitize import show
 
@@ -57,9 +62,22 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     inputs = tuple(each.name for each in model.graph.input if each.name not in stored)
     outputs = tuple(each.name for each in model.graph.output)
     forward = ForwardModel(model, stored, literals, inputs, outputs, {})
-    inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True)
-    types = {each.name: read_type(each.type) for each in (*inferred.graph.input, *inferred.graph.output)}
-    return replace(forward, types=types)
+    _fold(forward)
+    inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True).graph
+    return replace(forward, types={each.name: read_type(each.type) for each in (*inferred.input, *inferred.output)})
+
+
+def _fold(forward: ForwardModel) -> None:
+    """Store small whole numbers that nodes make of constants and shapes: exporters compute axes and bounds so."""
+    graph = graph_of(with_constants(forward, ()))
+    fold_integers(graph)
+    settle_shapes(graph)
+    del forward.model.graph.node[:]
+    forward.model.graph.node.extend(node.to_proto() for node in graph.nodes)
+    for name, tensor in graph.initializers.items():
+        if name not in forward.stored:
+            forward.stored[name] = tensor
+            forward.model.graph.input.append(value_info(name, tensor.type))
 
 
 def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProto:
@@ -95,12 +113,12 @@ def _inlined(model: ModelProto) -> ModelProto:
     """The model without functions of its own."""
     if not model.functions:
         return model
-    return onnx.inliner.inline_local_functions(model)
+    return inline_functions(model)
 
 
 def _converted(model: ModelProto) -> ModelProto:
     """In operator set 20 or later."""
-    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), OPSET)
+    version = opset_of(model)
     if version >= OPSET:
         return model
     try:
@@ -118,7 +136,10 @@ def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[s
     names."""
     kept, lifted = [], set()
     for node in model.graph.node:
-        value = next((each.t for each in node.attribute if each.name == "value"), None)
+        value = next(
+            (each.t for each in node.attribute if each.name == "value"),
+            next((_row(each.floats) for each in node.attribute if each.name == "value_floats"), None),
+        )
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and value is not None:
             array = numpy_helper.to_array(value)
             kind = TensorType(dtype_name(value.data_type), tuple(array.shape))
@@ -132,6 +153,10 @@ def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[s
     del model.graph.node[:]
     model.graph.node.extend(kept)
     return frozenset(lifted)
+
+
+def _row(values: Iterable[float]) -> TensorProto:
+    return numpy_helper.from_array(np.array(list(values), np.float32))
 
 
 def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:

@@ -14,7 +14,7 @@ NOT_FINITE = """not_finite (g) => (found)
   whole = Cast <to: int = 1> (odd)
   found = ReduceMax <keepdims: int = 0> (whole)
 }"""
-"""1 where an element is infinite or no number: g - g is no number there."""
+"""1 where an element is infinite or no number: g - g is not a number there."""
 
 SQUARED_NORM = """squared_norm (g) => (total)
 {

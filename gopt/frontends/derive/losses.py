@@ -17,8 +17,17 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
+class Names:
+    """Names of the target, an input, and of the loss; ``inner``: the prefix of names of values between them."""
+
+    target: str
+    loss: str
+    inner: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
-    """A loss of a prediction: its nodes, which compute ``loss``, and the type of its second operand, an input."""
+    """A loss of a prediction: its nodes, and the type of its second operand, an input."""
 
     nodes: list[NodeProto]
     target: TensorType
@@ -26,11 +35,11 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss. ``attach`` takes the prediction, its type, the name of the target, and the axis of classes or None."""
+    """A loss. ``target``: the usual name of the input with the target. ``attach`` takes the prediction, its type, the
+    names of target and loss, and the axis of classes or None."""
 
     target: str
-    """The name of the input that holds the target."""
-    attach: Callable[[str, TensorType, str, int | None], Attachment]
+    attach: Callable[[str, TensorType, Names, int | None], Attachment]
 
 
 _CROSS_ENTROPY = """cross_entropy <axis, at> (logits, label) => (loss)
@@ -53,7 +62,7 @@ _MSE = """mse (prediction, target) => (loss)
 """The mean over elements of (prediction - target)²."""
 
 
-def _cross_entropy(logits: str, kind: TensorType, label: str, axis: int | None) -> Attachment:
+def _cross_entropy(logits: str, kind: TensorType, names: Names, axis: int | None) -> Attachment:
     rank = len(kind.dims)
     if rank < 2:
         raise OptionError(
@@ -62,7 +71,7 @@ def _cross_entropy(logits: str, kind: TensorType, label: str, axis: int | None) 
         )
     if axis is None and rank > 2:
         raise OptionError(
-            f"{show(logits)} is {kind}: which of its dimensions counts the classes is open",
+            f"{show(logits)} is {kind}: it is ambiguous which of its dimensions is that of the classes",
             "--class-axis -1 for tokens (batch, length, classes), --class-axis 1 for images (batch, classes, ...)",
         )
     axis = 1 if axis is None else axis
@@ -70,14 +79,16 @@ def _cross_entropy(logits: str, kind: TensorType, label: str, axis: int | None) 
         raise OptionError(f"--class-axis {axis}: {show(logits)} is {kind}", f"give a number below {rank}")
     axis %= rank
     text = _CROSS_ENTROPY.replace("<axis, at>", "<at>").replace("@axis", str(axis))
-    nodes = call(text, [logits, label], [LOSS], {"at": np.array([axis], np.int64)}, LOSS)
+    nodes = call(text, [logits, names.target], [names.loss], {"at": np.array([axis], np.int64)}, names.inner)
     return Attachment(nodes, TensorType("int64", kind.dims[:axis] + kind.dims[axis + 1 :]))
 
 
-def _mse(prediction: str, kind: TensorType, target: str, axis: int | None) -> Attachment:
+def _mse(prediction: str, kind: TensorType, names: Names, axis: int | None) -> Attachment:
     if axis is not None:
         raise OptionError("--class-axis: mse has no classes", "leave it out")
-    return Attachment(call(_MSE, [prediction, target], [LOSS], {}, LOSS), TensorType(kind.dtype, kind.dims))
+    return Attachment(
+        call(_MSE, [prediction, names.target], [names.loss], {}, names.inner), TensorType(kind.dtype, kind.dims)
+    )
 
 
 LOSSES: Mapping[str, Loss] = {"cross-entropy": Loss("label", _cross_entropy), "mse": Loss("target", _mse)}

@@ -10,6 +10,7 @@ from enum import Enum
 from gopt.errors import OptionError
 from gopt.frontends.derive.optimizers import OPTIMIZERS, Optimizer
 from gopt.frontends.derive.schedules import SCHEDULES, Schedule
+from gopt.option_records import check_least, check_types
 from gopt.suggestions import did_you_mean
 
 DYNAMIC = "dynamic"
@@ -52,6 +53,11 @@ class DeriveOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, seed=0)
+        for name, size in self.dims.items():
+            if not 0 < size < 2**31:
+                raise OptionError(f"--dim {name} cannot be {size}", "give a size, such as --dim batch=16")
         if self.optimizer not in OPTIMIZERS:
             hint = did_you_mean(self.optimizer, OPTIMIZERS) or f"there are {', '.join(OPTIMIZERS)}"
             raise OptionError(f"--optimizer {self.optimizer!r} is unknown", hint)
@@ -73,7 +79,7 @@ class DeriveOptions:
             if bound is not None and not (math.isfinite(bound) and bound > 0):
                 raise OptionError(f"{flag(name)} cannot be {bound}", "give a number above 0")
         if self.clip_norm is not None and self.clip_value is not None:
-            raise OptionError("--clip-norm and --clip-value do not go together", "take one of them")
+            raise OptionError("--clip-norm cannot be combined with --clip-value", "take one of them")
         if self.weight_decay is not None and not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise OptionError(f"--weight-decay cannot be {self.weight_decay}", "give 0 or a number above")
         scale = self.loss_scale

@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from gopt.autodiff.operators import bodies, constants_in
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel
-from gopt.ir.graph import Tensor
+from gopt.ir.nodes import nested
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS
 from gopt.sanitize import show
 
@@ -24,7 +26,7 @@ _STATISTICS = 3
 _NO_WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "RNN": (5,), "GRU": (5,), "LSTM": (5, 6), "Resize": (1, 2), "Clip": (1, 2), "Pad": (2,), "Where": (0,),
 }  # fmt: skip
-"""Operands that are no weights, such as the state in which a recurrent layer begins."""
+"""Operands that are not weights, such as the state in which a recurrent layer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,15 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
             f"read by several operators, trained as one: {_names(tied)} (exporters also merge equal parameters)"
         )
     notes += [
-        f"{show(one)} and {show(two)} hold equal values: if they are tied, export so"
+        f"{show(one)} and {show(two)} hold equal values: if they are tied, export them as one parameter"
         for one, two in split_ties(forward, trained)
     ]
+    inner = _in_bodies(forward)
+    if inner:
+        notes.append(f"not trained, for they are in bodies of control flow: {_names(inner)}")
     if not trained:
         raise OptionError(
-            "nothing is left to train: the model has no floating constants of one dimension or more that are chosen",
+            "nothing is left to train: no floating constant of one dimension or more matches the options",
             "gopt inspect MODEL --text lists its constants",
         )
     return Choice(tuple(trained), frozenset(asked), tuple(notes))
@@ -93,15 +98,21 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
 
 def running_statistics(forward: ForwardModel) -> set[str]:
     """Means and variances that a BatchNormalization reads."""
-    nodes = [node for node in forward.model.graph.node if node.op_type == "BatchNormalization"]
+    nodes = [node for node in nested(forward.model.graph.node) if node.op_type == "BatchNormalization"]
     return {name for node in nodes for name in node.input[_STATISTICS:]}
+
+
+def _in_bodies(forward: ForwardModel) -> list[str]:
+    """Floating constants of more than one element in the bodies of control flow."""
+    constants = (each for body in bodies(forward.model.graph.node) for each in constants_in(body))
+    return [name for name, kind in constants if kind.dtype in FLOATS and kind.elements > 1]
 
 
 def _no_weights(forward: ForwardModel) -> set[str]:
     """Constants that operators read as operands that are never weights."""
     return {
         node.input[place]
-        for node in forward.model.graph.node
+        for node in nested(forward.model.graph.node)
         for place in _NO_WEIGHTS.get(node.op_type, ())
         if place < len(node.input)
     }
@@ -109,7 +120,7 @@ def _no_weights(forward: ForwardModel) -> set[str]:
 
 def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
     """Constants that several operators read."""
-    counts = Counter(name for node in forward.model.graph.node for name in set(node.input))
+    counts = Counter(name for node in nested(forward.model.graph.node) for name in set(node.input))
     return [name for name in names if counts[name] > 1]
 
 

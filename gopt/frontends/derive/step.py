@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,29 +10,34 @@ import onnx
 from onnx import ModelProto
 
 from gopt.autodiff.backward import tidy
-from gopt.autodiff.differentiate import GRADIENT, differentiate
+from gopt.autodiff.differentiate import differentiate
+from gopt.autodiff.operators import FreeNames, names_of
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, with_constants
-from gopt.frontends.derive.losses import LOSS, LOSSES
+from gopt.frontends.derive.losses import LOSS, LOSSES, Names
 from gopt.frontends.derive.options import DYNAMIC, DeriveOptions, Norms
 from gopt.frontends.derive.parameters import Choice, choose, running_statistics
 from gopt.frontends.derive.training_mode import add_outputs, write_out
 from gopt.frontends.derive.update import FIRST_SCALE, SCALE, Update
 from gopt.frontends.derive.writer import StepWriter, scalar
 from gopt.frontends.functional_step import add_roles
-from gopt.ir.graph import Graph, Tensor, value_info
+from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
-from gopt.ir.types import FLOATS, TensorType
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import value_info
+from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A derived step. ``parameters``: the names of trained constants. ``states``: how many values a step replaces."""
+    """A derived step. ``lr``: the input that holds the learning rate, or ''. ``parameters``: the names of trained
+    constants. ``states``: how many values a step replaces."""
 
     graph: Graph
     loss: str
+    lr: str
     parameters: tuple[str, ...]
     states: int
     notes: tuple[str, ...]
@@ -43,54 +48,56 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     choice = choose(forward, options.trainable, options.freeze)
     statistics = running_statistics(forward) if options.batchnorm is Norms.TRAIN else ()
     model = with_constants(forward, {*choice.trained, *statistics})
-    mode = write_out(model, forward, options.batchnorm, options.dropout)
-    batch, loss = _attach_loss(model, forward, options)
+    free = FreeNames({*names_of(model), *forward.stored})
+    mode = write_out(model, forward, options, free)
+    batch, loss = _attach_loss(model, forward, options, free)
     batch += mode.draws
     add_outputs(model, mode)
-    scale = _scale(model, options)
+    scale = _scale(model, options, free)
     made = differentiate(model, loss, choice.trained, scale)
     notes = [*mode.notes, *choice.notes, *_unread(choice, made.unread)]
     parameters = {name: forward.stored[name] for name in choice.trained if name in made.gradients}
     if not parameters:
         raise OptionError(f"{show(loss)} depends on no parameter", "choose another --loss, or --trainable")
-    writer = StepWriter(made.model)
+    writer = StepWriter(made.model, free)
     if options.loss_scale == DYNAMIC:
-        writer.values[SCALE] = scalar(FIRST_SCALE)
+        writer.values[scale] = scalar(FIRST_SCALE)
     writer.states.update(mode.statistics)
     writer.values.update((name, forward.stored[name]) for name in mode.statistics)
-    Update(writer, options, parameters, dict(made.gradients)).write(scale)
+    # Behind a loop inference knows no shape; that of a gradient is its parameter's.
+    made.model.graph.value_info.extend(value_info(made.gradients[name], parameters[name].type) for name in parameters)
+    update = Update(writer, options, parameters, dict(made.gradients))
+    update.write(scale)
     _order_inputs(made.model, batch, writer)
     graph = graph_of(made.model)
     _store(graph, forward, writer)
     tidy(graph, made, {name for node in model.graph.node for name in node.output})
-    _add_roles(graph, loss, writer, batch)
-    return Step(graph, loss, tuple(parameters), len(writer.states), tuple(notes))
+    _add_roles(graph, loss, writer, batch, made.gradients)
+    notes += [*_vanishing(options, parameters), *_renamed(graph, free)]
+    return Step(graph, loss, update.lr, tuple(parameters), len(writer.states), tuple(notes))
 
 
-def _attach_loss(model: ModelProto, forward: ForwardModel, options: DeriveOptions) -> tuple[list[str], str]:
+def _attach_loss(
+    model: ModelProto, forward: ForwardModel, options: DeriveOptions, free: FreeNames
+) -> tuple[list[str], str]:
     """Append the loss; returns the names of the batch's inputs, and of the loss."""
     batch = list(forward.inputs)
     if options.loss not in LOSSES:
         return batch, _own_loss(forward, options)
     rule, prediction = LOSSES[options.loss], _prediction(forward, options.prediction)
-    taken = {each.name for each in model.graph.input} | {name for node in model.graph.node for name in node.output}
-    clash = sorted({rule.target, LOSS} & taken)
-    if clash:
-        raise OptionError(
-            f"the model has a value {show(clash[0])}, which --loss {options.loss} adds", "rename it in the model"
-        )
+    names = Names(free.take(rule.target), free.take(LOSS), free.prefix("criterion"))
     kind = forward.types[prediction]
     if not kind.static:
         raise OptionError(f"the shape of {show(prediction)} is unknown", "export the model with fixed shapes")
-    attachment = rule.attach(prediction, kind, rule.target, options.class_axis)
+    attachment = rule.attach(prediction, kind, names, options.class_axis)
     model.graph.node.extend(attachment.nodes)
-    model.graph.input.append(value_info(rule.target, attachment.target))
-    model.graph.output.append(value_info(LOSS, TensorType(kind.dtype, ())))
-    return [*batch, rule.target], LOSS
+    model.graph.input.append(value_info(names.target, attachment.target))
+    model.graph.output.append(value_info(names.loss, TensorType(kind.dtype, ())))
+    return [*batch, names.target], names.loss
 
 
 def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
-    """The output of the model that ``--loss`` names; raises OptionError where it is no scalar."""
+    """The output of the model that ``--loss`` names; raises OptionError where it is not a scalar."""
     name = options.loss
     if name not in forward.outputs:
         known = [*LOSSES, *forward.outputs]
@@ -111,26 +118,27 @@ def _prediction(forward: ForwardModel, wanted: str) -> str:
     if wanted:
         if wanted not in floats:
             hint = did_you_mean(wanted, floats) or f"there are {', '.join(map(show, floats))}"
-            raise OptionError(f"--prediction {show(wanted)} is no floating output of the model", hint)
+            raise OptionError(f"--prediction {show(wanted)} is not a floating output of the model", hint)
         return wanted
     if len(floats) != 1:
         raise OptionError(
-            f"the model has {len(floats)} floating outputs: which one the loss reads is open",
+            f"the model has {len(floats)} floating outputs, and it is ambiguous which one the loss reads",
             f"--prediction {show(floats[0])}" if floats else "name a scalar output with --loss",
         )
     return floats[0]
 
 
-def _scale(model: ModelProto, options: DeriveOptions) -> str:
+def _scale(model: ModelProto, options: DeriveOptions, free: FreeNames) -> str:
     """The name of the loss scale, or ''."""
     if options.loss_scale is None:
         return ""
+    name = free.take(SCALE)
     if options.loss_scale == DYNAMIC:
-        model.graph.input.append(value_info(SCALE, TensorType("float32", ())))
+        model.graph.input.append(value_info(name, TensorType("float32", ())))
     else:
         value = np.array(float(options.loss_scale), np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, SCALE))
-    return SCALE
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return name
 
 
 def _unread(choice: Choice, unread: tuple[str, ...]) -> list[str]:
@@ -153,16 +161,36 @@ def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> No
     model.graph.input.extend(inputs[name] for name in order)
 
 
-def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str]) -> None:
+def _vanishing(options: DeriveOptions, parameters: Mapping[str, Tensor]) -> list[str]:
+    """A remark on an epsilon that is zero in the type of a parameter."""
+    eps = {**options.rule.knobs, **options.knobs}.get("eps", 0.0)
+    types = sorted(
+        {each.type.dtype for each in parameters.values() if eps and not numpy_dtype(each.type.dtype).type(eps)}
+    )
+    return [
+        f"eps {eps:g} is zero in {each}: an update divides by zero where gradients vanish (--eps 1e-4)"
+        for each in types
+    ]
+
+
+def _renamed(graph: Graph, free: FreeNames) -> list[str]:
+    """A remark on inputs and outputs of the step whose usual names the model uses."""
+    seen = {name: wished for name, wished in free.renamed.items() if name in graph.inputs or name in graph.outputs}
+    names = [f"{show(wished)} is {show(name)}" for name, wished in seen.items()]
+    more = f", and {len(names) - 4} more" if len(names) > 4 else ""
+    return [f"the model uses names of the step, so that {', '.join(names[:4])}{more}"] if names else []
+
+
+def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str], gradients: Mapping[str, str]) -> None:
     """Write roles as metadata. Gradients are among them, so that the check confirms these values."""
     known = {name for node in graph.nodes for name in node.outputs}
-    gradients = {name: f"{name}{GRADIENT}" for name in writer.states if f"{name}{GRADIENT}" in known}
-    add_roles(graph.header, loss, writer.states, batch, gradients)
+    confirmed = {name: gradient for name, gradient in gradients.items() if gradient in known}
+    add_roles(graph.header, loss, writer.states, batch, confirmed)
     graph.metadata.update((entry.key, entry.value) for entry in graph.header.metadata_props)
 
 
 def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:
-    """Give states their first values; a stored value that is no state becomes a constant again."""
+    """Give states their first values; a stored value that is not a state becomes a constant again."""
     for name, value in {**forward.stored, **writer.values}.items():
         if name in graph.inputs:
             graph.initializers[name] = Tensor(graph.inputs[name], value.proto, value.array, value.path, value.offset)

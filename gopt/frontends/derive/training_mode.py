@@ -12,11 +12,12 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
+from gopt.autodiff.operators import FreeNames, bodies
 from gopt.errors import UnsupportedError
 from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.frontends.derive.functions import call
-from gopt.frontends.derive.options import Norms
-from gopt.ir.graph import read_type, value_info
+from gopt.frontends.derive.options import DeriveOptions, Norms
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.sanitize import show
 
@@ -78,9 +79,10 @@ class TrainingMode:
     notes: tuple[str, ...]
 
 
-def write_out(model: ModelProto, forward: ForwardModel, batchnorm: Norms, dropout: Norms) -> TrainingMode:
+def write_out(model: ModelProto, forward: ForwardModel, options: DeriveOptions, free: FreeNames) -> TrainingMode:
     """Expand the operators of the model in place. Raises UnsupportedError for a Dropout whose ratio is computed."""
-    types = _types(model)
+    _refuse_in_bodies(model, options)
+    types, inner = _types(model), free.prefix("train")
     statistics: dict[str, str] = {}
     draws: list[str] = []
     left = {"BatchNormalization": 0, "Dropout": 0}
@@ -89,12 +91,14 @@ def write_out(model: ModelProto, forward: ForwardModel, batchnorm: Norms, dropou
         if node.domain in ("", "ai.onnx") and node.op_type in left:
             kind = types.get(node.input[0], TensorType("undefined", None))
             if node.op_type == "BatchNormalization":
-                wanted = batchnorm is Norms.TRAIN or _number(node, "training_mode", 0)
-                made = _normalized(node, kind, statistics) if wanted else [node]
+                wanted = options.batchnorm is Norms.TRAIN or _number(node, "training_mode", 0)
+                made = _normalized(node, kind, statistics, free, inner) if wanted else [node]
             else:
                 ratio, active = _dropout(node, forward)
-                wanted = dropout is Norms.TRAIN or active
-                made = list(_dropped(model, node, kind, ratio, draws)) if wanted and ratio else [_same(node)]
+                wanted = options.dropout is Norms.TRAIN or active
+                made = (
+                    list(_dropped(model, node, kind, ratio, draws, free, inner)) if wanted and ratio else [_same(node)]
+                )
             left[node.op_type] += not wanted
             nodes += made
         else:
@@ -112,6 +116,22 @@ def write_out(model: ModelProto, forward: ForwardModel, batchnorm: Norms, dropou
     return TrainingMode(statistics, tuple(draws), tuple(notes))
 
 
+def _refuse_in_bodies(model: ModelProto, options: DeriveOptions) -> None:
+    """Raise UnsupportedError for an operator to be trained that stands in the body of an If, a Loop or a Scan."""
+    wanted = {
+        "BatchNormalization": ("batchnorm", options.batchnorm is Norms.TRAIN),
+        "Dropout": ("dropout", options.dropout is Norms.TRAIN),
+    }
+    for body in bodies(model.graph.node):
+        for node in body.node:
+            option, trained = wanted.get(node.op_type, ("", False))
+            if trained:
+                raise UnsupportedError(
+                    f"{node.op_type} {show(node.output[0])} is in the body of control flow: it cannot be trained",
+                    f"--{option} keep",
+                )
+
+
 def _types(model: ModelProto) -> dict[str, TensorType]:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     return {each.name: read_type(each.type) for each in (*inferred.input, *inferred.value_info, *inferred.output)}
@@ -121,7 +141,9 @@ def _number(node: NodeProto, name: str, default: float) -> float:
     return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
 
 
-def _normalized(node: NodeProto, kind: TensorType, statistics: dict[str, str]) -> list[NodeProto]:
+def _normalized(
+    node: NodeProto, kind: TensorType, statistics: dict[str, str], free: FreeNames, inner: str
+) -> list[NodeProto]:
     if not kind.static or len(kind.dims) < 2:
         raise UnsupportedError(
             f"BatchNormalization {show(node.output[0])} reads a value of unknown shape", "export with fixed shapes"
@@ -140,9 +162,9 @@ def _normalized(node: NodeProto, kind: TensorType, statistics: dict[str, str]) -
         "momentum": np.array(_number(node, "momentum", 0.9), dtype),
         "unbiased": np.array(count / (count - 1), dtype),
     }
-    statistics[mean], statistics[var] = f"{mean}_out", f"{var}_out"
+    statistics[mean], statistics[var] = (free.take(f"{name}_out") for name in (mean, var))
     outputs = [node.output[0], statistics[mean], statistics[var]]
-    return call(_NORMALIZE, list(node.input), outputs, numbers, f"{node.output[0]}.norm")
+    return call(_NORMALIZE, list(node.input), outputs, numbers, f"{inner}.{node.output[0]}")
 
 
 def _dropout(node: NodeProto, forward: ForwardModel) -> tuple[float, bool]:
@@ -165,17 +187,17 @@ def _same(node: NodeProto) -> NodeProto:
 
 
 def _dropped(
-    model: ModelProto, node: NodeProto, kind: TensorType, ratio: float, draws: list[str]
+    model: ModelProto, node: NodeProto, kind: TensorType, ratio: float, draws: list[str], free: FreeNames, inner: str
 ) -> Iterator[NodeProto]:
     if not kind.static or not 0 < ratio < 1:
         raise UnsupportedError(
             f"Dropout {show(node.output[0])} drops {ratio:g} of {kind}", "give it a ratio below 1 and a fixed shape"
         )
-    draw = f"{DRAW}{len(draws)}"
+    draw = free.take(f"{DRAW}{len(draws)}")
     draws.append(draw)
     model.graph.input.append(value_info(draw, TensorType("float32", kind.dims)))
     numbers = {"ratio": np.array(ratio, np.float32), "factor": np.array(1 / (1 - ratio), numpy_dtype(kind.dtype))}
-    yield from call(_DROP, [node.input[0], draw], [node.output[0]], numbers, f"{node.output[0]}.drop")
+    yield from call(_DROP, [node.input[0], draw], [node.output[0]], numbers, f"{inner}.{node.output[0]}")
 
 
 def add_outputs(model: ModelProto, mode: TrainingMode) -> None:

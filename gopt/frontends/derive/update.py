@@ -13,7 +13,7 @@ from gopt.frontends.derive.optimizers import COUPLED_DECAY, DECOUPLED_DECAY, Dec
 from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
 from gopt.frontends.derive.writer import StepWriter, scalar
 from gopt.frontends.functional_step import UPDATED
-from gopt.ir.graph import Tensor
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 
 LR, STEP, SCHEDULE_STEP, SCALE, TRACKER = "lr", "step", "schedule.step", "loss_scale", "loss_scale.growth_tracker"
@@ -32,9 +32,13 @@ class Update:
     options: DeriveOptions
     parameters: Mapping[str, Tensor]
     gradients: dict[str, str]
+    rate: str = ""
+    """The learning rate in float32, a value."""
+    lr: str = ""
+    """The input that holds the learning rate, or ''."""
     overflowed: str = ""
-    replaced: dict[str, TensorType] = field(default_factory=dict)
-    """States that an overflow leaves as they were, with their types."""
+    replaced: dict[str, tuple[TensorType, str]] = field(default_factory=dict)
+    """States that an overflow leaves as they were, with their types and new values."""
 
     def write(self, scale: str) -> None:
         """Append the update; ``scale``: the loss scale by which gradients are multiplied, or ''."""
@@ -43,9 +47,8 @@ class Update:
         results = self._scalars()
         for name, tensor in self.parameters.items():
             self._parameter(name, tensor, results)
-        for name, kind in self.replaced.items():
-            self._gate(name)
-            self.writer.replace(name, kind)
+        for name, (kind, new) in self.replaced.items():
+            self.writer.replace(name, kind, self._gated(name, new))
         if scale and self.options.loss_scale == DYNAMIC:
             self._new_scale(scale)
 
@@ -55,43 +58,35 @@ class Update:
         if not scale:
             return
         writer, flags = self.writer, []
-        writer.append(onnx.helper.make_node("Reciprocal", [scale], ["unscale"]))
+        unscale = writer.node("Reciprocal", [scale], "unscale")
         for name, gradient in self.gradients.items():
             flags += writer.call(gradient_rules.NOT_FINITE, [gradient], [f"{gradient}.not_finite"])
-            inverse = self._as("unscale", "float32", self._dtype(name))
+            inverse = self._as(unscale, "float32", self._dtype(name))
             self.gradients[name] = writer.call(gradient_rules.UNSCALE, [inverse, gradient], [f"{gradient}.unscaled"])[0]
-        self.overflowed = "overflowed"
-        count = flags[0]
-        if len(flags) > 1:
-            count = "overflowed.count"
-            writer.append(onnx.helper.make_node("Sum", flags, [count]))
+        count = writer.node("Sum", flags, "overflowed.count") if len(flags) > 1 else flags[0]
         zero = writer.number("overflowed.none", 0, "float32")
-        writer.append(onnx.helper.make_node("Greater", [count, zero], [self.overflowed]))
+        self.overflowed = writer.node("Greater", [count, zero], "overflowed")
 
     def _clip(self) -> None:
         writer, options = self.writer, self.options
         if options.clip_value is not None:
             bounds = {"low": -options.clip_value, "high": options.clip_value}
             for name, gradient in self.gradients.items():
-                clipped = f"{gradient}.clipped"
-                writer.call(gradient_rules.CLIP_VALUE, [gradient], [clipped], bounds, self._dtype(name))
-                self.gradients[name] = clipped
+                clipped = writer.call(
+                    gradient_rules.CLIP_VALUE, [gradient], [f"{gradient}.clipped"], bounds, self._dtype(name)
+                )
+                self.gradients[name] = clipped[0]
         if options.clip_norm is not None:
             squares = [
                 writer.call(gradient_rules.SQUARED_NORM, [gradient], [f"{gradient}.squared_norm"])[0]
                 for gradient in self.gradients.values()
             ]
-            total = squares[0]
-            if len(squares) > 1:
-                total = "squared_norm"
-                writer.append(onnx.helper.make_node("Sum", squares, [total]))
+            total = writer.node("Sum", squares, "squared_norm") if len(squares) > 1 else squares[0]
             bound = {"bound": options.clip_norm, "tiny": TINY, "one": 1.0}
-            writer.call(gradient_rules.CLIP_FACTOR, [total], ["clip_factor"], bound, "float32")
+            (share,) = writer.call(gradient_rules.CLIP_FACTOR, [total], ["clip_factor"], bound, "float32")
             for name, gradient in self.gradients.items():
-                factor = self._as("clip_factor", "float32", self._dtype(name))
-                clipped = f"{gradient}.clipped"
-                writer.append(onnx.helper.make_node("Mul", [gradient, factor], [clipped]))
-                self.gradients[name] = clipped
+                factor = self._as(share, "float32", self._dtype(name))
+                self.gradients[name] = writer.node("Mul", [gradient, factor], f"{gradient}.clipped")
 
     # --- scalars ----------------------------------------------------------------------------------------------------
 
@@ -103,19 +98,17 @@ class Update:
         if rule.counts:
             counter = writer.state(STEP, scalar(0))
             one = writer.number("one", 1, "float32")
-            count = self._new(counter)
-            writer.append(onnx.helper.make_node("Add", [counter, one], [count]))
-            self.replaced[counter] = TensorType("float32", ())
+            count = writer.node("Add", [counter, one], self._new(counter))
+            self.replaced[counter] = TensorType("float32", ()), count
             wide = [self._as(rate, "float32", "float64"), self._as(count, "float32", "float64")]
             carried = [writer.state(name, scalar(first)) for name, first in rule.carried.items()]
             wide += [self._as(name, "float32", "float64") for name in carried]
-            news = [self._new(name) for name in carried]
             outputs = [f"optimizer.{name}" for name in rule.results]
             knobs = {**rule.knobs, **options.knobs}
-            writer.call(rule.scalars, wide, [*outputs, *(f"{name}.wide" for name in news)], knobs)
-            for name, new in zip(carried, news):
-                writer.append(onnx.helper.make_node("Cast", [f"{new}.wide"], [new], to=onnx.TensorProto.FLOAT))
-                self.replaced[name] = TensorType("float32", ())
+            outputs = writer.call(rule.scalars, wide, [*outputs, *(f"{name}.wide" for name in carried)], knobs)
+            for name, new in zip(carried, outputs[len(rule.results) :]):
+                narrow = writer.node("Cast", [new], self._new(name), to=onnx.TensorProto.FLOAT)
+                self.replaced[name] = TensorType("float32", ()), narrow
             results |= {name: self._as(each, "float64", "float32") for name, each in zip(rule.results, outputs)}
         self.rate = rate
         return [results[name] for name in rule.results]
@@ -123,23 +116,21 @@ class Update:
     def _rate(self) -> str:
         writer, options = self.writer, self.options
         if options.lr is None:
-            writer.input(LR, TensorType("float32", ()))
+            base = self.lr = writer.input(LR, TensorType("float32", ()))
         else:
-            writer.number(writer_name := "lr.constant", options.lr, "float32")
-        base = LR if options.lr is None else writer_name
+            base = writer.number("lr.constant", options.lr, "float32")
         schedule = options.scheduled
         if schedule is None:
             return base
         counter = writer.state(SCHEDULE_STEP, scalar(0))
         one = writer.number("one", 1, "float32")
-        writer.append(onnx.helper.make_node("Add", [counter, one], [f"{counter}{UPDATED}"]))
-        writer.replace(counter, TensorType("float32", ()))
+        writer.replace(counter, TensorType("float32", ()), writer.node("Add", [counter, one], f"{counter}{UPDATED}"))
         wide = [self._as(base, "float32", "float64"), self._as(counter, "float32", "float64")]
         knobs = {
             name: value for name, value in {**schedule.knobs, **options.schedule_knobs}.items() if value is not None
         }
-        writer.call(schedule.rule, wide, ["schedule.rate"], knobs)
-        return self._as("schedule.rate", "float64", "float32")
+        (rate,) = writer.call(schedule.rule, wide, ["schedule.rate"], knobs)
+        return self._as(rate, "float64", "float32")
 
     def _as(self, name: str, have: str, want: str) -> str:
         return name if have == want else self.writer.cast(name, want)
@@ -155,39 +146,35 @@ class Update:
         narrow = {each: self._as(each, "float32", dtype) for each in (*results, self.rate)}
         if decay and rule.decay is Decay.COUPLED:
             knobs = {"weight_decay": decay}
-            writer.call(COUPLED_DECAY, [parameter, gradient], [f"{gradient}.decayed"], knobs, dtype)
-            gradient = f"{gradient}.decayed"
+            (gradient,) = writer.call(COUPLED_DECAY, [parameter, gradient], [f"{gradient}.decayed"], knobs, dtype)
         elif decay:
             knobs = {"weight_decay": decay, "one": 1.0}
-            parameter = f"{name}.decayed"
-            writer.call(DECOUPLED_DECAY, [narrow[self.rate], name], [parameter], knobs, dtype)
-        states = [f"{name}.{each}" for each in rule.states]
-        for state in states:
-            writer.state(state, Tensor(tensor.type, array=np.zeros(tensor.type.dims, numpy_dtype(dtype))))
+            inputs = [narrow[self.rate], name]
+            (parameter,) = writer.call(DECOUPLED_DECAY, inputs, [f"{name}.decayed"], knobs, dtype)
+        zeros = Tensor(tensor.type, array=np.zeros(tensor.type.dims, numpy_dtype(dtype)))
+        states = [writer.state(f"{name}.{each}", zeros) for each in rule.states]
         scalars = [narrow[each] for each in results]
         knobs = attributes({**rule.knobs, **self.options.knobs})
         news = [self._new(each) for each in (name, *states)]
-        writer.call(rule.update, [*scalars, parameter, gradient, *states], news, knobs, dtype)
+        news = writer.call(rule.update, [*scalars, parameter, gradient, *states], news, knobs, dtype)
         writer.values[name] = tensor
-        self.replaced.update((each, tensor.type) for each in (name, *states))
+        self.replaced.update((each, (tensor.type, new)) for each, new in zip((name, *states), news))
 
     # --- behind the update ------------------------------------------------------------------------------------------
 
     def _new(self, state: str) -> str:
-        """The name of a state's new value, before the selection of ``_gate`` where there is one."""
+        """The wished name of a state's new value, before the selection of ``_gated`` where there is one."""
         return f"{state}.next" if self.overflowed else f"{state}{UPDATED}"
 
-    def _gate(self, state: str) -> None:
-        """Keep the old value where a gradient overflowed."""
-        if self.overflowed:
-            inputs = [self.overflowed, state, self._new(state)]
-            self.writer.append(onnx.helper.make_node("Where", inputs, [f"{state}{UPDATED}"]))
+    def _gated(self, state: str, new: str) -> str:
+        """The new value, or the old one where a gradient overflowed."""
+        return self.writer.node("Where", [self.overflowed, state, new], f"{state}{UPDATED}") if self.overflowed else new
 
     def _new_scale(self, scale: str) -> None:
         writer = self.writer
         tracker = writer.state(TRACKER, scalar(0))
-        news = [f"{SCALE}{UPDATED}", f"{TRACKER}{UPDATED}"]
         knobs = {"growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL, "one": 1.0, "zero": 0.0}
-        writer.call(gradient_rules.NEW_SCALE, [scale, tracker, self.overflowed], news, knobs, "float32")
-        for name in (scale, tracker):
-            writer.replace(name, TensorType("float32", ()))
+        inputs, wished = [scale, tracker, self.overflowed], [f"{name}{UPDATED}" for name in (scale, tracker)]
+        news = writer.call(gradient_rules.NEW_SCALE, inputs, wished, knobs, "float32")
+        for name, new in zip((scale, tracker), news):
+            writer.replace(name, TensorType("float32", ()), new)

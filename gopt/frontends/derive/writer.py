@@ -3,91 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
-from gopt.errors import UnsupportedError
+from gopt.autodiff.operators import FreeNames, names_of
 from gopt.frontends.derive.functions import call
-from gopt.frontends.functional_step import UPDATED
-from gopt.ir.graph import Tensor, value_info
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
-from gopt.sanitize import show
 
 
 class StepWriter:
-    """Writes the nodes after the backward.
+    """Writes the nodes after the backward. Methods take the name that a value is to have and return the one that it
+    has: another where the forward model has a value of that name.
 
     ``values``: first values of states and values of constants, by input. ``states``: input -> the output that replaces
     it.
     """
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, names: FreeNames) -> None:
         self.model = model
         self.values: dict[str, Tensor] = {}
         self.states: dict[str, str] = {}
-        graph = model.graph
-        self._taken = {
-            *(each.name for each in graph.input), *(each.name for each in graph.initializer),
-            *(name for node in graph.node for name in node.output),
-        }  # fmt: skip
-
-    def claim(self, name: str) -> str:
-        """Reserve a name; raises UnsupportedError for one that the forward model has."""
-        if name in self._taken:
-            raise UnsupportedError(
-                f"the model has a value {show(name)}, a name that the step needs", "rename it in the model"
-            )
-        self._taken.add(name)
-        return name
+        names.add(names_of(model))
+        self._names, self._inner = names, names.prefix("made")
+        """The second is the prefix of names of values inside functions."""
+        self._casts: dict[tuple[str, str], str] = {}
+        self._numbers: dict[tuple[str, float, str], str] = {}
 
     def call(
         self,
         text: str,
         inputs: Sequence[str],
-        outputs: Sequence[str],
+        wished: Sequence[str],
         attributes: Mapping[str, float] = {},
         dtype: str = "float64",
     ) -> list[str]:
-        """Append a function's nodes, with ``attributes`` as constants of ``dtype``; returns ``outputs``."""
+        """Append a function's nodes, with ``attributes`` as constants of ``dtype``; returns the results' names."""
         tensors = {name: array(value, dtype) for name, value in attributes.items()}
-        self.append(*call(text, inputs, outputs, tensors, f"{outputs[0]}.made"))
-        return list(outputs)
-
-    def append(self, *nodes: NodeProto) -> None:
-        """Append nodes; raises UnsupportedError where the forward model has a value with the name of a result."""
-        for node in nodes:
-            for name in node.output:
-                self.claim(name)
+        outputs = [self._names.take(each) for each in wished]
+        nodes = call(text, inputs, outputs, tensors, f"{self._inner}.{outputs[0]}")
         self.model.graph.node.extend(nodes)
+        return outputs
+
+    def node(self, op_type: str, inputs: Sequence[str], wished: str, **attributes: Any) -> str:
+        """Append a node of one result; returns its name."""
+        name = self._names.take(wished)
+        self.model.graph.node.append(onnx.helper.make_node(op_type, list(inputs), [name], **attributes))
+        return name
 
     def cast(self, name: str, dtype: str) -> str:
         """The name of a value in another type."""
-        made = f"{name}.as_{dtype}"
-        if made not in self._taken:
-            self.append(onnx.helper.make_node("Cast", [name], [made], to=dtype_code(dtype)))
-        return made
+        key = (name, dtype)
+        if key not in self._casts:
+            self._casts[key] = self.node("Cast", [name], f"{name}.as_{dtype}", to=dtype_code(dtype))
+        return self._casts[key]
 
-    def number(self, name: str, value: float, dtype: str) -> str:
+    def number(self, wished: str, value: float, dtype: str) -> str:
         """The name of a scalar constant."""
-        if name not in self._taken:
-            self._taken.add(name)
+        key = (wished, value, dtype)
+        if key not in self._numbers:
+            name = self._numbers[key] = self._names.take(wished)
             self.model.graph.initializer.append(numpy_helper.from_array(array(value, dtype), name))
+        return self._numbers[key]
+
+    def input(self, wished: str, kind: TensorType) -> str:
+        name = self._names.take(wished)
+        self.model.graph.input.append(value_info(name, kind))
         return name
 
-    def input(self, name: str, kind: TensorType) -> str:
-        self.model.graph.input.append(value_info(self.claim(name), kind))
-        return name
-
-    def state(self, name: str, first: Tensor) -> str:
+    def state(self, wished: str, first: Tensor) -> str:
         """Add an input that a step replaces, with its first value."""
+        name = self.input(wished, first.type)
         self.values[name] = first
-        return self.input(name, first.type)
+        return name
 
-    def replace(self, name: str, kind: TensorType) -> None:
-        """Make the value ``NAME_out`` an output, which replaces the state ``NAME``."""
-        updated = f"{name}{UPDATED}"
+    def replace(self, name: str, kind: TensorType, updated: str) -> None:
+        """Make the value ``updated`` an output, which replaces the state ``name``."""
         self.model.graph.output.append(value_info(updated, kind))
         self.states[name] = updated
 

@@ -111,6 +111,7 @@ def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 def with_random_nodes(model: onnx.ModelProto, draws: Sequence[Draw]) -> None:
     """Replace each input of random numbers by a random node without a seed."""
     names = draw_names(len(draws))
+    inputs = {each.name for each in model.graph.input}
     without_inputs(model, names)
     nodes = [
         onnx.helper.make_node(
@@ -118,6 +119,7 @@ def with_random_nodes(model: onnx.ModelProto, draws: Sequence[Draw]) -> None:
             name=name, shape=draw.shape,
         )
         for name, draw in zip(names, draws)
+        if name in inputs
     ]  # fmt: skip
     rest = list(model.graph.node)
     del model.graph.node[:]

@@ -135,9 +135,57 @@ def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     return aten.clamp.default(x, *(None if bound is None else float(bound) for bound in (low, high)))
 
 
+def least(x: Any, dims: Any = (), keepdim: Any = False) -> Any:
+    """Over all dimensions: the exporter needs them named."""
+    return NotImplemented if dims else aten.amin.default(x, list(range(x.dim())), keepdim)
+
+
+def greatest(x: Any, dims: Any = (), keepdim: Any = False) -> Any:
+    """As ``least``."""
+    return NotImplemented if dims else aten.amax.default(x, list(range(x.dim())), keepdim)
+
+
 def lerp(x: Any, end: Any, weight: Any) -> Any:
     """As PyTorch's kernel computes it: from the nearer end."""
     return x + weight * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - weight)
+
+
+def pow_scalar(base: Any, exponent: Any) -> Any:
+    """Keep the base in float64: the exporter rounds it to float32, and ``1 - 0.999 ** count`` loses its digits."""
+    if exponent.dtype is not torch.float64:
+        return NotImplemented
+    return aten.pow.Tensor_Tensor(torch.tensor(float(base), dtype=torch.float64), exponent)
+
+
+def pow_of_two_types(base: Any, exponent: Any) -> Any:
+    """Give base and exponent the type of the result: Pow of ONNX has that of its base."""
+    if base.dtype is exponent.dtype:
+        return NotImplemented
+    kind = torch.result_type(base, exponent)
+    return aten.pow.Tensor_Tensor(base.to(kind), exponent.to(kind))
+
+
+def in_float32(operator: Any) -> Any:
+    """The operator on bfloat16, where ONNX has none, in float32, and its result rounded: kernels of PyTorch add up in
+    float32 too."""
+
+    def widened(*args: Any, **options: Any) -> Any:
+        if not any(isinstance(each, torch.Tensor) and each.dtype is torch.bfloat16 for each in args):
+            return NotImplemented
+        return _cast(operator(*_cast(args, torch.bfloat16, torch.float32), **options), torch.float32, torch.bfloat16)
+
+    return widened
+
+
+def _cast(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
+    """Tensors of one type, in tuples as well, as another type."""
+    if isinstance(value, tuple | list):
+        return type(value)(_cast(each, old, new) for each in value)
+    return value.to(new) if isinstance(value, torch.Tensor) and value.dtype is old else value
+
+
+NO_BFLOAT16 = (aten.convolution.default, aten.max_pool2d_with_indices.default)
+"""Operators whose ONNX forms have no bfloat16 at the opset of an export."""
 
 
 def table() -> Any:
@@ -168,7 +216,11 @@ def table() -> Any:
         aten.clamp.default: clamp,
         aten.native_layer_norm.default: native_layer_norm,
         aten.lerp.Scalar: lerp,
+        aten.amin.default: least,
+        aten.amax.default: greatest,
         aten.squeeze.dims: squeeze,
+        aten.pow.Scalar: pow_scalar,
+        aten.pow.Tensor_Tensor: pow_of_two_types,
         aten.as_strided_scatter.default: as_strided_scatter,
     }
-    return found | own
+    return found | own | {each: in_float32(each) for each in NO_BFLOAT16}

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from gopt.frontends.pytorch.eager_steps import parameter_names
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
-from gopt.frontends.pytorch.states import parameter_names
 
 NARROW = {Autocast.FP16: torch.float16, Autocast.BF16: torch.bfloat16}
 
@@ -50,6 +50,8 @@ class EagerTraining:
         }
         self.averages = {name: each.detach().clone() for name, each in self._trained.items() if options.ema}
         self.scaler = _scaler(options)
+        self.overflowed = False
+        """Whether the last step left an optimizer out, for a gradient was not finite."""
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> float:
         """Forward, backward, clip and update; returns the loss."""
@@ -64,6 +66,9 @@ class EagerTraining:
         clip(recipe, self.options)
         for optimizer in recipe.optimizers:
             scaler.step(optimizer)
+        found = scaler._per_optimizer_states.values() if scaler.is_enabled() else ()
+        infinite = [each["found_inf_per_device"] for each in found]
+        self.overflowed = any(float(flag) for flags in infinite for flag in flags.values())
         scaler.update(None if self.options.loss_scale == DYNAMIC else self.options.loss_scale)
         if recipe.scheduler is not None:
             recipe.scheduler.step()

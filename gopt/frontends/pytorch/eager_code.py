@@ -7,12 +7,15 @@ import contextlib
 import math
 import operator
 import sys
+import types
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+
+from gopt.frontends.pytorch.foreach_calls import is_foreach, tensor_by_tensor
 
 Tensor = torch.Tensor
 ADD = {torch.add: 1, Tensor.add: 1, Tensor.add_: 1, torch.sub: -1, Tensor.sub: -1, Tensor.sub_: -1}
@@ -27,7 +30,8 @@ QUOTIENTS = {torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_}
 
 
 class TensorsForNumbers(TorchFunctionMode):
-    """Expands ``alpha=`` and ``value=`` that are tensors, and makes ``item()`` return the tensor itself.
+    """Expands ``alpha=`` and ``value=`` that are tensors, calls for lists of tensors, and distances of rows. ``item()``
+    returns the tensor itself.
 
     ``settings``: id of an input -> its name and the number it stands for. Code that compares one with a number, such as
     ``weight_decay != 0``, gets the result for that number; ``fixed`` records the name.
@@ -42,6 +46,11 @@ class TensorsForNumbers(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is Tensor.item:
             return args[0]
+        if function is torch.cdist:
+            return distances(*args, **kwargs)
+        if is_foreach(function):
+            with self:
+                return tensor_by_tensor(function, args, kwargs)
         if function in COMPARISONS and id(args[0]) in self.settings and isinstance(args[1], int | float):
             name, number = self.settings[id(args[0])]
             self.fixed.add(name)
@@ -82,6 +91,11 @@ def embedding_bag(
     return found, bags, starts, starts
 
 
+def distances(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
+    """``torch.cdist`` by one formula for every number of rows; the gradient at a distance of 0 is 0."""
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
 class Maths:
     """`math` for numbers, tensor functions for tensors."""
 
@@ -107,21 +121,39 @@ def extreme(builtin: Any, function: Any) -> Any:
     return either
 
 
+def _modules_of(optimizers: Any) -> list[Any]:
+    """``torch.optim`` and the packages that the classes of ``optimizers`` come from."""
+    classes = {each for optimizer in optimizers for each in type(optimizer).__mro__}
+    packages = {each.__module__.partition(".")[0] for each in classes} - {"torch", "builtins", "abc", "typing"}
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.optim.") or name.partition(".")[0] in packages
+    ]
+
+
+def _for_tensors(module: Any) -> dict[str, Any]:
+    """Name -> what takes its place in a module: `math` and its functions under any name, `max` and `min`."""
+    found: dict[str, Any] = {
+        "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
+    }  # fmt: skip
+    for name, value in vars(module).items():
+        if value is math:
+            found[name] = Maths()
+        elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
+            found[name] = getattr(Maths(), value.__name__)
+    return found
+
+
 @contextlib.contextmanager
-def readable(settings: Any = None, fixed: Any = None) -> Any:
+def readable(settings: Any = None, fixed: Any = None, optimizers: Any = ()) -> Any:
     """Patch torch during a trace, so that code of ``transformers`` and ``torch.optim`` reads no values of tensors."""
     with contextlib.ExitStack() as stack:
         for name in ("is_compiling", "is_exporting", "is_dynamo_compiling"):
             stack.enter_context(mock.patch.object(torch.compiler, name, lambda: True))
-        for name, module in list(sys.modules.items()):
-            if name.startswith("torch.optim."):
-                if getattr(module, "math", None) is math:
-                    stack.enter_context(mock.patch.object(module, "math", Maths()))
-                for own in ("max", "min"):
-                    limit = torch.maximum if own == "max" else torch.minimum
-                    stack.enter_context(
-                        mock.patch.object(module, own, extreme(getattr(builtins, own), limit), create=True)
-                    )
+        for module in _modules_of(optimizers):
+            for name, value in _for_tensors(module).items():
+                stack.enter_context(mock.patch.object(module, name, value, create=True))
         stack.enter_context(mock.patch.object(torch, "embedding_bag", embedding_bag))
         stack.enter_context(TensorsForNumbers(settings, fixed))
         yield

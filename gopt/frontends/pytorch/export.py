@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.errors import GoptError, UnsupportedError
-from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
+from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.frontends.pytorch.check import Checked, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
-    to_onnx,
-    unread_inputs,
     with_random_nodes,
-    without_inputs,
 )
-from gopt.frontends.pytorch.eager import EagerTraining
-from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe
 from gopt.frontends.pytorch.options import Draws, ExportOptions
-from gopt.frontends.pytorch.randomness import Draw, RecordedDraws
-from gopt.frontends.pytorch.schedules import in_graph
-from gopt.frontends.pytorch.shapes import check_trained, mode_of, one_step, without_values
-from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
-from gopt.frontends.pytorch.tracing import TracedStep, trace
-from gopt.ir.graph import Graph, Tensor
+from gopt.frontends.pytorch.recorded_step import RecordedStep
+from gopt.frontends.pytorch.shapes import check_trained, without_values
+from gopt.frontends.pytorch.tracing import TracedStep
+from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
+from gopt.ir.tensor import Tensor
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
-from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +88,8 @@ def export(
         recipe = _recipe(factory, options)
     if not options.values:
         check_trained(recipe)
-    step = _Step.of(recipe, options)
-    advance("tracing")
-    traced = step.trace()
-    advance("converting")
-    model = step.convert(traced, Path(output).stem)
-    graph = _with_values(model, traced)
-    checked = None
-    if options.values:
-        advance(f"comparing {options.check} steps with eager PyTorch")
-        hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
-        with quiet():
-            checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
+    step = RecordedStep.of(recipe, options)
+    traced, model, graph, checked = _agreeing(step, Path(output).stem, advance)
     if options.draws is Draws.NODES and step.draws:
         with_random_nodes(model, step.draws)
         graph = _with_values(model, traced)
@@ -120,6 +102,56 @@ def export(
     )  # fmt: skip
 
 
+def _agreeing(
+    step: RecordedStep, name: str, advance: Callable[[str], None]
+) -> tuple[TracedStep, onnx.ModelProto, Graph, Checked | None]:
+    """The step by the first way of tracing its optimizers that agrees with eager PyTorch; raises the refusal of the
+    first way where none does."""
+    ways, notes = step.ways(), step.notes
+    refusals: list[GoptError] = []
+    for way in ways:
+        step.way, step.notes = way, [*notes]
+        advance("tracing")
+        try:
+            traced, model = step.converted(name, advance)
+            graph = _readable(model, traced, step.options)
+            return traced, model, graph, _compared(step, traced, graph, advance)
+        except GoptError as error:
+            refusals.append(error)
+    raise refusals[0] from (refusals[-1] if len(ways) > 1 else None)
+
+
+def _compared(step: RecordedStep, traced: TracedStep, graph: Graph, advance: Callable[[str], None]) -> Checked | None:
+    options = step.options
+    if not options.values:
+        return None
+    advance(f"comparing {options.check} steps with eager PyTorch")
+    hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
+    with quiet():
+        checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper)
+        if not checked.updates:
+            raise UnsupportedError(
+                f"--loss-scale: gradients overflow in each of the {options.check} compared steps: no update is compared",
+                "compare more steps with --check N, or give a smaller scale",
+            )
+        step.compare_other_sizes(graph, hyper)
+    return checked
+
+
+def _readable(model: onnx.ModelProto, traced: TracedStep, options: ExportOptions) -> Graph:
+    """The model as a graph with its values; raises UnsupportedError for an operator that ONNX lacks in a type of
+    autocast."""
+    try:
+        return _with_values(model, traced)
+    except InputError as error:
+        if options.autocast is None:
+            raise
+        raise UnsupportedError(
+            f"--autocast {options.autocast.value}: ONNX has no such operator in that type: {error.message}",
+            "compute it inside torch.autocast('cpu', enabled=False), or take another type",
+        ) from error
+
+
 def _recipe(factory: Any, options: ExportOptions) -> Recipe:
     torch.manual_seed(options.seed)
     if isinstance(factory, str):
@@ -129,99 +161,6 @@ def _recipe(factory: Any, options: ExportOptions) -> Recipe:
         if callable(factory)
         else make_recipe(factory)
     )
-
-
-@dataclass(slots=True)
-class _Step:
-    """A recipe that has run for one eager step."""
-
-    recipe: Recipe
-    options: ExportOptions
-    seen: FirstStep
-    draws: list[Draw]
-    scheduled: bool
-    notes: list[str]
-    parameters: int = 0
-
-    @classmethod
-    def of(cls, recipe: Recipe, options: ExportOptions) -> _Step:
-        """Run the recipe for one step. Raises InputError where eager code fails, UnsupportedError where it cannot be
-        exported."""
-        scheduled, why = in_graph(recipe, options.schedules)
-        notes = [f"the schedule is not in the graph ({why}): feed lr"] if why else []
-        recorded = RecordedDraws(options.seed)
-
-        def run(tried: Recipe) -> None:
-            plain = replace(options, loss_scale=None)
-            mode = mode_of(tried)
-            if mode is not None:
-                with on_attention_math(), mode, recorded:
-                    one_step(tried, plain)
-                return
-            with on_attention_math(), recorded:
-                EagerTraining(tried, plain).step(recipe.batch)
-
-        try:
-            with quiet():
-                seen = first_step(recipe, run)
-        except GoptError:
-            raise
-        except Exception as error:
-            raise UnsupportedError(
-                f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where"
-            ) from error
-        return cls(recipe, options, seen, recorded.found, scheduled, notes)
-
-    def trace(self) -> TracedStep:
-        """The step as a graph; raises UnsupportedError where its code cannot be traced."""
-        places = find_places(self.recipe, self.seen)
-        self.parameters = sum(each.kind.value == "parameter" for each in places)
-        try:
-            with quiet():
-                return trace(self.recipe, self.options, places, self.draws, self.scheduled)
-        except GoptError:
-            raise
-        except Exception as error:
-            raise UnsupportedError(
-                f"the step cannot be traced: {type(error).__name__}: {_line(error)}",
-                "code that looks at the values of tensors (item(), if x > 0) has no graph; --debug shows where",
-            ) from error
-
-    def convert(self, traced: TracedStep, name: str) -> onnx.ModelProto:
-        """Convert to a model without values; raises UnsupportedError where an operator has no ONNX form."""
-        try:
-            model = to_onnx(traced, name)
-        except torch.onnx.OnnxExporterError as error:
-            raise UnsupportedError(f"the step has no ONNX form: {_root(error)}", "--debug shows where") from error
-        dead = set(unread_inputs(model))
-        unread = [name for name in (*traced.batch, *traced.hyper, *traced.constants) if name in dead]
-        self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
-        without_inputs(model, unread)
-        self.notes += [
-            f"the code compares {name} with a number: the step holds on the side of {float(traced.hyper[name]):g} alone"
-            for name in traced.fixed
-        ]
-        _add_roles(model, traced)
-        return model
-
-
-def _root(error: BaseException) -> str:
-    """The cause of the exporter's error: the last exception in its chain with a message."""
-    while error.__cause__ is not None and str(error.__cause__).strip():
-        error = error.__cause__
-    return _line(error)
-
-
-def _line(error: BaseException) -> str:
-    """The first line of a message that is not empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:400]
-
-
-def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
-    """Write states and batch as metadata, which gopt reads first."""
-    inputs = {each.name for each in model.graph.input}
-    states = {name: f"{name}{UPDATED}" for name in traced.states}
-    add_roles(model, LOSS, states, [name for name in (*traced.batch, *traced.draws) if name in inputs])
 
 
 def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:

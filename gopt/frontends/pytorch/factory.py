@@ -36,29 +36,47 @@ class Recipe:
     scheduler: Any = None
     positional: bool = False
     """Whether the batch was given as a tuple."""
+    form: Any = None
+    """The batch as the user nests it, with input names for tensors; None: the flat dict, or its values in order."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
         """A copy of everything that trains. Optimizers copy only their groups and states; their other attributes,
         such as the settings of third-party ones, are copied here."""
         for mode in {vars(each).get("fake_mode") for each in self.module.parameters()} - {None}:
             memo[id(mode)] = mode  # tensors of two modes do not mix
+        for each in self.module.modules():
+            for value in vars(each).values():
+                if isinstance(value, torch.Tensor) and not value.is_leaf:  # a result that the module keeps
+                    memo[id(value)] = value.detach()
         made = Recipe(*(copy.deepcopy(getattr(self, each.name), memo) for each in fields(self)))
         for old, new in zip(self.optimizers, made.optimizers):
             for key, value in vars(old).items():
-                if key not in vars(new) and not callable(value):
+                if key not in vars(new) and key != "step":  # that of a scheduler is bound to the old one
                     vars(new)[key] = copy.deepcopy(value, memo)
         return made
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch, a tensor of one element; raises InputError where there is none."""
+        given = _filled(self.form, batch)
         if self.loss is not None and not self.positional:
-            found = self.loss(self.module, dict(batch))
+            found = self.loss(self.module, given)
         elif self.loss is not None:
-            *inputs, target = batch.values()
+            *inputs, target = given.values()
             found = self.loss(self.module(*inputs), target)
         else:
-            found = self.module(*batch.values()) if self.positional else self.module(**batch)
+            found = self.module(*given.values()) if self.positional else self.module(**given)
         return _one_element(found)
+
+
+def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
+    """The batch as the user nests it."""
+    if form is None:
+        return dict(batch)
+    if isinstance(form, str):
+        return batch[form]
+    if isinstance(form, Mapping):
+        return {key: _filled(inner, batch) for key, inner in form.items()}
+    return type(form)(_filled(inner, batch) for inner in form)
 
 
 def _one_element(found: Any) -> torch.Tensor:
@@ -87,36 +105,54 @@ def make_recipe(given: Any) -> Recipe:
         raise InputError(f"the factory returns {what}", f"return {SHAPE}")
     module, loss, optimizers, batch, *rest = given
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"the first thing that the factory returns is no module, but {type(module).__name__}")
+        raise InputError(f"the first thing that the factory returns is not a module, but {type(module).__name__}")
     if loss is not None and not callable(loss):
-        raise InputError(f"the loss is no function, but {type(loss).__name__}", "return None where the module has one")
+        hint = "return None where the module has one"
+        raise InputError(f"the loss is not a function, but {type(loss).__name__}", hint)
     chosen = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
     for optimizer in chosen or [None]:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InputError(f"the optimizer is no torch.optim.Optimizer, but {type(optimizer).__name__}")
-    named, positional = _batch(module, loss, batch)
+            raise InputError(f"the optimizer is not a torch.optim.Optimizer, but {type(optimizer).__name__}")
+    named, positional, form = _batch(module, loss, batch)
     scheduler = rest[0] if rest else None
     if scheduler is not None and not hasattr(scheduler, "last_epoch"):
         raise InputError(f"the scheduler is none of torch.optim.lr_scheduler, but {type(scheduler).__name__}")
-    return Recipe(module, loss, chosen, named, scheduler, positional)
+    return Recipe(module, loss, chosen, named, scheduler, positional, form)
 
 
-def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, torch.Tensor], bool]:
-    """Tensors by name, and whether they are positional."""
+def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, torch.Tensor], bool, Any]:
+    """Tensors by name, whether they are positional, and how they are nested."""
     if isinstance(given, torch.Tensor):
         given = (given,)
     if isinstance(given, Mapping):
-        named = {str(name): value for name, value in given.items()}
+        parts = {str(name): value for name, value in given.items()}
     elif isinstance(given, list | tuple) and given:
-        named = dict(zip(_input_names(module, loss, len(given)), given))
+        parts = dict(zip(_input_names(module, loss, len(given)), given))
     else:
         raise InputError(f"the example batch is {type(given).__name__}", "return a dict or a tuple of tensors")
-    for name, value in named.items():
-        if not isinstance(value, torch.Tensor):
-            raise InputError(f"the example batch's {show(name)} is no tensor, but {type(value).__name__}")
+    named: dict[str, torch.Tensor] = {}
+    form = {name: _flattened(name, value, named) for name, value in parts.items()}
+    taken = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    for name in named:
         if name.startswith("gopt.") or name in ("lr", "loss"):
             raise InputError(f"the example batch has {show(name)}, a name that gopt uses itself", "rename it")
-    return named, not isinstance(given, Mapping)
+        if name in taken:
+            raise InputError(f"the example batch has {show(name)}, which the module has too", "rename it")
+    return named, not isinstance(given, Mapping), form
+
+
+def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:
+    """Put the tensors of a value into ``named``; returns the value with their names in their places."""
+    if isinstance(value, torch.Tensor):
+        if name in named:
+            raise InputError(f"the example batch has {show(name)} twice", "rename one")
+        named[name] = value
+        return name
+    if isinstance(value, Mapping):
+        return {key: _flattened(f"{name}.{key}", inner, named) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_flattened(f"{name}.{place}", inner, named) for place, inner in enumerate(value))
+    raise InputError(f"the example batch's {show(name)} is not a tensor, but {type(value).__name__}")
 
 
 def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:
@@ -147,7 +183,7 @@ def load_factory(text: str) -> Callable[[], Any]:
             raise OptionError(f"{where} has no {name!r}", *filter(None, [did_you_mean(name, functions)]))
         found = getattr(found, part)
     if not callable(found):
-        raise OptionError(f"{text} is no function, but {type(found).__name__}")
+        raise OptionError(f"{text} is not a function, but {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
 
@@ -167,7 +203,7 @@ def _from_file(path: Path) -> Any:
         raise InputError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path} is no Python module")
+        raise InputError(f"{path} is not a Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # pickles and dataclasses look there
     sys.path.insert(0, str(path.parent))

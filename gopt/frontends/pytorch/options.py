@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gopt.errors import OptionError
+from gopt.option_records import check_types
 
 DYNAMIC = "dynamic"
 """A loss scale that follows the overflows, as torch's GradScaler does."""
@@ -37,6 +38,12 @@ class Draws(Enum):
     """Random nodes without a seed: nothing to feed, and ``gopt verify`` cannot confirm the step."""
 
 
+class Dynamic(Enum):
+    """The dimension that the exported step leaves open."""
+
+    BATCH = "batch"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
     """Options of an export; raises OptionError for values that make no step.
@@ -44,7 +51,7 @@ class ExportOptions:
     ``clip_norm``, ``clip_value``: clips over the gradients of all optimizers. ``loss_scale``: a number, or DYNAMIC.
     ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
     steps that are compared with eager PyTorch. ``outputs``: keep what the module returns. ``values``: False for shapes
-    alone, which cannot be compared.
+    alone, which cannot be compared. ``dynamic``: the number of samples is left open.
     """
 
     clip_norm: float | None = None
@@ -59,14 +66,16 @@ class ExportOptions:
     check: int = 3
     outputs: bool = False
     values: bool = True
+    dynamic: Dynamic | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
             if bound is not None and not (math.isfinite(bound) and bound > 0):
                 raise OptionError(f"--{name.replace('_', '-')} cannot be {bound}", "give a number above 0")
         if self.clip_norm is not None and self.clip_value is not None:
-            raise OptionError("--clip-norm and --clip-value do not go together", "take one of them")
+            raise OptionError("--clip-norm and --clip-value cannot be combined", "take one of them")
         scale = self.loss_scale
         if isinstance(scale, str) and scale != DYNAMIC:
             raise OptionError(f"--loss-scale cannot be {scale!r}", "give dynamic, or a number above 0")
@@ -74,6 +83,15 @@ class ExportOptions:
             raise OptionError(f"--loss-scale cannot be {scale}", "give dynamic, or a number above 0")
         if self.ema is not None and not 0 < self.ema < 1:
             raise OptionError(f"--ema cannot be {self.ema}", "give a decay between 0 and 1, such as 0.999")
+        if self.dynamic is not None and not self.values:
+            raise OptionError(
+                "--dynamic cannot be combined with --no-values",
+                "only a comparison shows what holds for any size",
+            )
+        if self.dynamic is not None and self.draws is Draws.NODES:
+            raise OptionError(
+                "--dynamic cannot be combined with --random nodes", "random nodes have one shape: take --random inputs"
+            )
         if self.check < 1:
             raise OptionError(f"--check cannot be {self.check}", "every export is compared for at least one step")
 

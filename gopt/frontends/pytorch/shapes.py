@@ -12,6 +12,8 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.eager import autocast, clip
@@ -23,13 +25,14 @@ from gopt.sanitize import show
 
 @contextlib.contextmanager
 def without_values() -> Iterator[FakeTensorMode]:
-    """Parameters that modules register inside the block are fake tensors: a shape and a type, no memory."""
+    """Parameters that modules register inside the block are fake tensors: a shape and a type, no memory. Those of lazy
+    modules, whose shape the first forward gives, are so from then on."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    register = torch.nn.Module.register_parameter
+    register, infer = torch.nn.Module.register_parameter, LazyModuleMixin._infer_parameters
     known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
 
     def registered(module: torch.nn.Module, name: str, given: Any) -> None:
-        if isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor):
+        if isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor) and not is_lazy(given):
             if id(given) not in known:
                 with mode:
                     fake = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cpu")
@@ -37,7 +40,15 @@ def without_values() -> Iterator[FakeTensorMode]:
             given = known[id(given)][1]
         register(module, name, given)
 
-    with mock.patch.object(torch.nn.Module, "register_parameter", registered):
+    def inferred(module: Any, *given: Any) -> None:
+        infer(module, *given)
+        for name, value in [*module._parameters.items()]:
+            registered(module, name, value)
+
+    with (
+        mock.patch.object(torch.nn.Module, "register_parameter", registered),
+        mock.patch.object(LazyModuleMixin, "_infer_parameters", inferred),
+    ):
         yield mode
 
 

@@ -7,7 +7,8 @@ and optimizer states are replaced by traced tensors before the run and read back
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+import copy
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gopt.frontends.pytorch.decompositions import table
 from gopt.frontends.pytorch.eager import autocast, clip
 from gopt.frontends.pytorch.eager_code import readable
+from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.hyper import Hyper, hyper_inputs
+from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists, run_optimizers, started
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
@@ -61,9 +64,9 @@ class TracedStep:
         return self.batch | self.draws | self.hyper | self.states | self.constants
 
 
-def _extra_states(options: ExportOptions, places: Sequence[Place], scheduler: Any) -> dict[str, torch.Tensor]:
-    """States of the loss scaler, moving averages and scheduler, before the first step."""
-    values: dict[str, torch.Tensor] = {}
+def _extra_states(options: ExportOptions, places: Sequence[Place], scheduler: Any, way: Way) -> dict[str, torch.Tensor]:
+    """States of the loss scaler, moving averages, scheduler and first steps, before the first step."""
+    values = {started(index): torch.tensor(0) for index in sorted(way.apart)}
     if options.ema is not None:
         values |= {f"ema.{each.name}": each.value.clone() for each in places if each.kind is Kind.PARAMETER}
     if options.loss_scale == DYNAMIC:
@@ -74,11 +77,12 @@ def _extra_states(options: ExportOptions, places: Sequence[Place], scheduler: An
 
 
 def trace(
-    recipe: Recipe, options: ExportOptions, places: Sequence[Place], draws: Sequence[Draw], scheduled: bool
-) -> TracedStep:
+    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, draws: Sequence[Draw],
+    scheduled: bool, way: Way,
+) -> TracedStep:  # fmt: skip
     """Trace one step. ``scheduled``: whether the scheduler's rate is computed in the graph."""
     hyper = hyper_inputs(recipe, options, scheduled)
-    extra = _extra_states(options, places, recipe.scheduler if scheduled else None)
+    extra = _extra_states(options, places, recipe.scheduler if scheduled else None, way)
     generator = torch.Generator().manual_seed(options.seed)
     drawn = dict(zip(draw_names(len(draws)), (draw.values(generator) for draw in draws)))
     carried = [each for each in places if each.kind is not Kind.CONSTANT]
@@ -91,6 +95,7 @@ def trace(
     fixed: set[str] = set()
     kept: list[str] = []
     numbers = {name: float(value) for name, value in hyper.values.items()}
+    absent = {each.name for each in carried if each.read() is None}
 
     def run(*flat: Any) -> list[Any]:
         with (
@@ -100,8 +105,15 @@ def trace(
             values = dict(zip(names, (to_fun(value) for value in flat)))
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
             own_outputs = returned(recipe, names) if options.outputs else no_outputs()
-            with readable(examples, fixed), GivenDraws([values[name] for name in drawn]), own_outputs as own:
-                loss, new = _step(recipe, options, [*carried, *constant], hyper, scheduled, values)
+            with (
+                readable(examples, fixed, recipe.optimizers),
+                GivenDraws([values[name] for name in drawn]),
+                own_outputs as own,
+            ):
+                with swapped(recipe, [*carried, *constant], values, hyper, scheduled, way):
+                    loss, new = _step(recipe, options, [*carried, *constant], seen, way, absent, values)
+                if scheduled:
+                    new[EPOCH] = values[EPOCH] + 1
             kept[:] = own
             outputs = [*(new[name] for name in states), *own.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
@@ -120,26 +132,24 @@ def trace(
 
 
 def _step(
-    recipe: Recipe, options: ExportOptions, places: Sequence[Place], hyper: Hyper, scheduled: bool,
+    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, way: Way, absent: set[str],
     values: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The loss, and the new value of every state, on traced tensors."""
     old = {each.name: values[each.name].clone() for each in places if each.owner is not None and options.scales_loss}
-    settings = {name: values[name] for name in hyper.values}
-    rates = closed_form(recipe.scheduler, values[EPOCH], hyper.base_rates(settings)) if scheduled else None
-    with swapped(recipe, places, values, hyper, settings, rates):
-        with autocast(options):
-            loss = recipe.loss_of({name: values[name] for name in recipe.batch})
-        scale = values.get(SCALE, options.loss_scale)
-        (loss if scale is None else loss * scale).backward()
-        overflowed = [] if scale is None else [_unscale(optimizer, scale) for optimizer in recipe.optimizers]
-        clip(recipe, options)
-        for optimizer in recipe.optimizers:
-            optimizer.step()
-        new = {each.name: each.current.detach() for each in places}
+    with autocast(options):
+        loss = recipe.loss_of({name: values[name] for name in recipe.batch})
+    scale = values.get(SCALE, options.loss_scale)
+    (loss if scale is None else loss * scale).backward()
+    overflowed = [] if scale is None else [_unscale(optimizer, scale) for optimizer in recipe.optimizers]
+    clip(recipe, options)
+    new = run_optimizers(recipe, places, seen, way, absent, values)
     for each in places:
         if each.name in old and each.owner is not None:
             new[each.name] = torch.where(overflowed[each.owner], old[each.name].detach(), new[each.name])
+    for index in sorted(way.apart):
+        count = values[started(index)] + 1
+        new[started(index)] = torch.where(overflowed[index], count - 1, count) if overflowed else count
     if options.ema is not None:
         new |= {
             f"ema.{each.name}": values[f"ema.{each.name}"] * options.ema + new[each.name] * (1 - options.ema)
@@ -148,8 +158,6 @@ def _step(
         }
     if options.loss_scale == DYNAMIC:
         new |= _new_scale(values[SCALE], values[TRACKER], torch.stack(overflowed).any())
-    if scheduled:
-        new[EPOCH] = values[EPOCH] + 1
     return loss, new
 
 
@@ -176,29 +184,41 @@ def _new_scale(scale: torch.Tensor, tracker: torch.Tensor, overflowed: torch.Ten
     }
 
 
+_CONTAINERS = (dict, list, set, deque)
+
+
 @contextlib.contextmanager
 def swapped(
-    recipe: Recipe, places: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper,
-    settings: Mapping[str, torch.Tensor], rates: Sequence[torch.Tensor] | None,
+    recipe: Recipe, places: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper, scheduled: bool,
+    way: Way,
 ) -> Iterator[None]:  # fmt: skip
     """Replace the tensor of every place by a traced one, and options of groups by inputs; everything is restored at
     the end."""
+    settings = {name: values[name] for name in hyper.values}
+    rates = closed_form(recipe.scheduler, values[EPOCH], hyper.base_rates(settings)) if scheduled else None
     kept = [place.read() for place in places]
+    owners = [*recipe.optimizers, *recipe.module.modules()]
+    attributes = [dict(vars(each)) for each in owners]
     optimizers = [(each, each.state, [dict(group) for group in each.param_groups]) for each in recipe.optimizers]
+    for optimizer in recipe.optimizers:  # what the trace stores in its containers is not a part of the user's
+        own = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
+        vars(optimizer).update({key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)})
+    held = [(each, dict(each)) for one in recipe.optimizers for each in one.state.values() if isinstance(each, dict)]
     replaced: dict[int, torch.Tensor] = {}
     for place in places:
         value = values[place.name]
+        if place.is_scalar:
+            value = value.double()
         if place.kind is Kind.PARAMETER:
             value = value.requires_grad_(True)
             replaced[id(place.read())] = value
         elif place.kind is Kind.CONSTANT and isinstance(place.read(), torch.nn.Parameter):
             replaced[id(place.read())] = value
         place.write(value)
-    foreach = [
-        (each, vars(each)["foreach"]) for each in recipe.optimizers if vars(each).get("foreach", False) is not False
-    ]
-    for optimizer, _ in foreach:  # of third-party optimizers, beside the option of groups
-        vars(optimizer)["foreach"] = False
+    alone = [each for each in recipe.optimizers if not (way.lists and chooses_lists(each))]
+    for optimizer in alone:  # third-party ones have it beside the option of groups
+        if vars(optimizer).get("foreach", False) is not False:
+            vars(optimizer)["foreach"] = False
     for index, (optimizer, state, groups) in enumerate(optimizers):
         optimizer.state = defaultdict(dict, {replaced[id(p)]: s for p, s in state.items() if id(p) in replaced})
         for position, (group, before) in enumerate(zip(optimizer.param_groups, groups)):
@@ -208,7 +228,7 @@ def swapped(
                 group["lr"] = rates[position]
             if "capturable" in group:
                 group["capturable"] = True  # no branch on the count of steps
-            for fast in ("foreach", "fused"):
+            for fast in ("foreach", "fused") if optimizer in alone else ("fused",):
                 if group.get(fast, False) is not False:  # None is a choice of the optimizer's own
                     group[fast] = False  # the same arithmetic, tensor by tensor
     try:
@@ -216,9 +236,14 @@ def swapped(
     finally:
         for place, value in zip(places, kept):
             place.write(value)
-        for optimizer, before in foreach:
-            vars(optimizer)["foreach"] = before
+        for owner, own in zip(owners, attributes):
+            vars(owner).clear()
+            vars(owner).update(own)
+        for own, entries in held:
+            own.clear()
+            own.update(entries)
         for optimizer, state, groups in optimizers:
             optimizer.state = state
             for group, before in zip(optimizer.param_groups, groups):
+                group.clear()
                 group.update(before)

@@ -16,8 +16,9 @@ from flatbuffers import number_types
 from gopt import limits
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.artifacts.flatbuffer import Fields, Span
+from gopt.importers.artifacts.hints import SAVE_AGAIN
 from gopt.ir.external_data import check_dims, naming, regular_size, show
-from gopt.ir.graph import Tensor
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 
 IDENTIFIER = b"ODTC"
@@ -81,7 +82,8 @@ class OrtCheckpoint:
         if stored.span.length != stored.type.nbytes:
             raise InputError(
                 f"{show(stored.name)} has {stored.span.length} bytes in the checkpoint, and {stored.type} takes "
-                f"{stored.type.nbytes}"
+                f"{stored.type.nbytes}",
+                SAVE_AGAIN,
             )
         return Tensor(stored.type, path=str(self.path.absolute()), offset=stored.span.start)
 
@@ -91,12 +93,14 @@ def read_checkpoint(path: Path) -> OrtCheckpoint:
     with naming(str(path)):
         size = regular_size(str(path))
         if size > LONGEST:
-            raise InputError(f"is too long for a FlatBuffer: {size} bytes")
+            raise InputError(
+                f"is too long for a FlatBuffer: {size} bytes", f"a checkpoint in one file has at most {LONGEST} bytes"
+            )
         data = path.read_bytes()
         try:
             return _checkpoint(path, Fields.root(data))
         except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"is a damaged checkpoint of ONNX Runtime: {error}") from None
+            raise InputError(f"is a damaged checkpoint of ONNX Runtime: {error}", SAVE_AGAIN) from None
 
 
 def _checkpoint(path: Path, root: Fields) -> OrtCheckpoint:

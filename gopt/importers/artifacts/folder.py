@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,11 +15,13 @@ from gopt.importers.artifacts.checkpoint import IDENTIFIER, OrtCheckpoint, read_
 from gopt.ir.external_data import naming
 from gopt.ir.functions import check_functions
 from gopt.ir.load import read_file
+from gopt.sanitize import show
 
 DOMAIN = "com.microsoft"
 ACCUMULATOR = "InPlaceAccumulatorV2"
 OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
 T = TypeVar("T", "ArtifactFile", Path)
+CHECKPOINT = "checkpoint"
 MOST = 32
 """Files of a folder that are looked at."""
 
@@ -77,17 +79,20 @@ def of_type(model: ModelProto, *op_types: str) -> Iterator[NodeProto]:
 
 
 def read_artifacts(folder: Path) -> Artifacts | None:
-    """The training graph, the optimizer graph and the checkpoint of a folder; None where it has neither graph.
+    """The training graph, the optimizer graph and the checkpoint of a folder; None where it has neither graph, and no
+    checkpoint beside a damaged file.
 
     Raises InputError where one is missing or there twice, or a file is damaged.
     """
     found = _scan(folder)
     training = [each for each in found.models if is_training(each.model)]
     optimizer = [each for each in found.models if is_optimizer(each.model)]
-    if not training and not optimizer:
+    if not training and not optimizer and not (found.checkpoints and found.damaged):
         return None
+    used = {each.path for each in (*training, *optimizer)} | {*found.checkpoints}
+    found.others.extend(each for each in found.files if each not in used)
     graphs = (_one(found, "training graph", training), _one(found, "optimizer graph", optimizer))
-    checkpoint = _one(found, "checkpoint", found.checkpoints)
+    checkpoint = _one(found, CHECKPOINT, found.checkpoints)
     for each in graphs:
         with naming(str(each.path)):
             check_functions(each.model)
@@ -96,17 +101,20 @@ def read_artifacts(folder: Path) -> Artifacts | None:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """The files of a folder. ``damaged``: why a file that begins as a model does could not be read."""
+    """The files of a folder. ``damaged``: why a file that begins as a model does could not be read; ``others``: files
+    that are not part."""
 
     folder: Path
-    models: list[ArtifactFile]
-    checkpoints: list[Path]
-    damaged: list[str]
+    files: list[Path]
+    models: list[ArtifactFile] = field(default_factory=list)
+    checkpoints: list[Path] = field(default_factory=list)
+    damaged: dict[Path, GoptError] = field(default_factory=dict)
+    others: list[Path] = field(default_factory=list)
 
 
 def _scan(folder: Path) -> _Scan:
-    found = _Scan(folder, [], [], [])
-    for path in sorted(path for path in folder.iterdir() if path.is_file())[:MOST]:
+    found = _Scan(folder, sorted(path for path in folder.iterdir() if path.is_file())[:MOST])
+    for path in found.files:
         head = _head(path)
         if head[4:8] == IDENTIFIER:
             found.checkpoints.append(path)
@@ -114,16 +122,20 @@ def _scan(folder: Path) -> _Scan:
             try:
                 found.models.append(ArtifactFile(path, read_file(str(path)).model))
             except GoptError as error:
-                found.damaged.append(f"{path.name} {error.message}")
+                found.damaged[path] = error
     return found
 
 
 def _one(scan: _Scan, what: str, found: list[T]) -> T:
     if not found:
-        raise InputError(
-            f"{scan.folder}: no {what} here", *scan.damaged,
-            "artifacts are a training graph, an optimizer graph and a checkpoint",
-        )  # fmt: skip
+        parts = "artifacts are a training graph, an optimizer graph and a checkpoint"
+        damaged = [f"{show(path.name)} {error.message}" for path, error in scan.damaged.items()]
+        if damaged and what != CHECKPOINT:  # a file that is there is not missing
+            path, error = next(iter(scan.damaged.items()))
+            raise InputError(f"{path}: {error.message}", f"without it there is no {what}: {parts}", *damaged[1:])
+        names = ", ".join(show(path.name) for path in scan.others if path not in scan.damaged)
+        others = (f"gopt finds no part of a step in {names}",) if names else ()
+        raise InputError(f"{scan.folder}: no {what} here", *damaged, *others, parts)
     if len(found) > 1:
         names = ", ".join(sorted((each if isinstance(each, Path) else each.path).name for each in found))
         raise InputError(f"{scan.folder}: {len(found)} files are a {what}: {names}", "keep one of them in the folder")
@@ -135,4 +147,4 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(8)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        raise InputError(f"{path} cannot be read: {error.strerror}", "let this user read it") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import NodeProto
@@ -10,9 +11,13 @@ from onnx import NodeProto
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.artifacts.checkpoint import OptimizerGroup, OrtCheckpoint, Stored
 from gopt.importers.artifacts.folder import ACCUMULATOR, DOMAIN, Artifacts, of_type
+from gopt.importers.artifacts.hints import TOGETHER
 from gopt.ir.external_data import show
-from gopt.ir.graph import read_type
+from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType
+
+BUFFER = "_grad.accumulation.buffer"
+"""The end of the name of a buffer, behind the name of its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,14 @@ def join(parts: Artifacts) -> Joined:
 
     Raises InputError where names, shapes or counts do not match, UnsupportedError for several groups of parameters.
     """
+    try:
+        return _joined(parts)
+    except (InputError, UnsupportedError) as error:
+        hint = f"the checkpoint is {show(parts.checkpoint.path.name)}"
+        raise type(error)(error.message, *error.hints, hint) from None
+
+
+def _joined(parts: Artifacts) -> Joined:
     body, checkpoint = parts.training.model.graph, parts.checkpoint
     inputs = {value.name: read_type(value.type) for value in body.input}
     adds = list(of_type(parts.training.model, ACCUMULATOR))
@@ -65,7 +78,8 @@ def join(parts: Artifacts) -> Joined:
     frozen = {each.name: each for each in checkpoint.frozen}
     group = _group(checkpoint)
     moments = {} if group is None else {each.parameter: each.states for each in group.parameters}
-    parameters = tuple(_trained(node, inputs, trained, moments) for node in adds)
+    owners = _owners(adds, inputs, trained)
+    parameters = tuple(_trained(node, name, inputs, trained, moments) for node, name in zip(adds, owners))
     _check_counts(parameters, trained, moments, group is not None)
     for name in frozen.keys() & inputs.keys():
         _check_type(frozen[name], inputs[name])
@@ -74,7 +88,10 @@ def join(parts: Artifacts) -> Joined:
     known = {*trained, *frozen, *apart, *(each.name for each in body.initializer)}
     outputs = tuple(value.name for value in body.output if value.name not in apart)
     if not outputs:
-        raise InputError("the training graph has no loss among its outputs")
+        raise InputError(
+            "the training graph has no loss among its outputs",
+            "generate the artifacts with a loss: generate_artifacts(..., loss=...)",
+        )
     running = {each.name for each in statistics}
     return Joined(
         parameters, tuple(each for name, each in frozen.items() if name in inputs and name not in running),
@@ -93,30 +110,69 @@ def _group(checkpoint: OrtCheckpoint) -> OptimizerGroup | None:
     return checkpoint.groups[0] if checkpoint.groups else None
 
 
+def _owners(adds: Sequence[NodeProto], inputs: Mapping[str, TensorType], trained: Mapping[str, Stored]) -> list[str]:
+    """Return the parameter of each accumulator.
+
+    Its buffer is named after the parameter: an input of the graph, by whose name ONNX Runtime itself finds the
+    parameter. Names inside the graph may be any. A buffer with another name is that of the one parameter of its type
+    that has no buffer yet. Raises InputError where there is none, or several.
+    """
+    for node in adds:
+        if len(node.input) < 2 or node.input[0] not in inputs:
+            raise InputError(
+                f"{ACCUMULATOR} {show(node.name)} does not add to a buffer that is an input of the graph", TOGETHER
+            )
+    named = {node.input[0]: node.input[0].removesuffix(BUFFER) for node in adds if node.input[0].endswith(BUFFER)}
+    left = [each for each in trained.values() if each.name in inputs and each.name not in named.values()]
+    for node in adds:
+        buffer = node.input[0]
+        if buffer in named:
+            continue
+        alike = [each.name for each in left if each.type == inputs[buffer]]
+        if len(alike) != 1:
+            found = f"{len(alike)} parameters without a buffer have" if alike else "no parameter without a buffer has"
+            raise InputError(
+                f"the parameter of the buffer {show(buffer)} is not known: {found} its type {inputs[buffer]}",
+                f"name the buffer of a parameter NAME as NAME{BUFFER}, as onnxruntime does",
+            )
+        named[buffer] = alike[0]
+        left = [each for each in left if each.name != alike[0]]
+    return [named[node.input[0]] for node in adds]
+
+
 def _trained(
-    node: NodeProto, inputs: Mapping[str, TensorType], trained: Mapping[str, Stored],
+    node: NodeProto, name: str, inputs: Mapping[str, TensorType], trained: Mapping[str, Stored],
     moments: Mapping[str, tuple[Stored, ...]],
 ) -> Trained:  # fmt: skip
-    """The parameter of an accumulator: its buffer is that of the gradient, and both are named after it."""
-    if len(node.input) < 2 or not node.input[1].endswith("_grad"):
-        raise InputError(f"{ACCUMULATOR} {show(node.name)} does not read the gradient of a parameter")
-    gradient = node.input[1]
-    name = gradient.removesuffix("_grad")
+    buffer, gradient = node.input[:2]
     if name not in inputs:
-        raise InputError(f"gradient {show(gradient)} belongs to {show(name)}, which is no input of the training graph")
+        raise InputError(
+            f"buffer {show(buffer)} belongs to {show(name)}, which is not an input of the training graph", TOGETHER
+        )
     if name not in trained:
-        raise InputError(f"parameter {show(name)} of the training graph is not among those the checkpoint trains")
+        raise InputError(
+            f"parameter {show(name)} of the training graph is not among those the checkpoint trains", TOGETHER
+        )
     _check_type(trained[name], inputs[name])
+    if inputs[buffer] != inputs[name]:
+        raise InputError(
+            f"buffer {show(buffer)} is {inputs[buffer]}, and its parameter {show(name)} {inputs[name]}", TOGETHER
+        )
     held = moments.get(name, ())
     for each in held:
         if each.type != inputs[name]:
-            raise InputError(f"{each.name} of {show(name)} is {each.type} in the checkpoint, and {name} {inputs[name]}")
+            raise InputError(
+                f"{show(each.name)} of {show(name)} is {each.type} in the checkpoint, and the parameter {inputs[name]}",
+                TOGETHER,
+            )
     return Trained(name, inputs[name], gradient, trained[name], held)
 
 
 def _check_type(stored: Stored, type: TensorType) -> None:
     if stored.type != type:
-        raise InputError(f"{show(stored.name)} is {stored.type} in the checkpoint, and {type} in the training graph")
+        raise InputError(
+            f"{show(stored.name)} is {stored.type} in the checkpoint, and {type} in the training graph", TOGETHER
+        )
 
 
 def _check_counts(
@@ -125,17 +181,23 @@ def _check_counts(
 ) -> None:  # fmt: skip
     """The optimizer's sequences have a place for each trained parameter: lists of other lengths are no pair."""
     names = {each.name for each in parameters}
-    if len(names) < len(parameters):
-        raise InputError("a gradient has two accumulators")
+    for what, found in (
+        ("parameter", [each.name for each in parameters]),
+        ("gradient", [each.gradient for each in parameters]),
+    ):
+        twice = next((name for name, count in Counter(found).items() if count > 1), None)
+        if twice is not None:
+            raise InputError(f"{what} {show(twice)} has two accumulators", TOGETHER)
     surplus = trained.keys() - names
     if surplus:
         raise InputError(
-            f"{show(min(surplus))} is trained by the checkpoint, and the training graph has no gradient of it"
+            f"{show(min(surplus))} is trained by the checkpoint, and the training graph has no gradient of it", TOGETHER
         )
     if optimized and moments.keys() != names:
         raise InputError(
             f"the checkpoint has optimizer states of {len(moments)} parameters, and the training graph trains "
-            f"{len(names)}: {show(min(moments.keys() ^ names))} is without a partner"
+            f"{len(names)}: {show(min(moments.keys() ^ names))} has no counterpart",
+            TOGETHER,
         )
 
 
@@ -148,7 +210,10 @@ def _statistics(
             continue
         for place, made in zip(node.input[3:5], [*node.output[1:3], "", ""]):
             if place not in stored and place not in frozen:
-                raise InputError(f"statistic {show(place)} of {show(node.name)} has no value")
+                raise InputError(f"statistic {show(place)} of {show(node.name)} has no value", TOGETHER)
             if not made:
-                raise InputError(f"BatchNormInternal {show(node.name)} does not show the new {show(place)}")
+                raise InputError(
+                    f"BatchNormInternal {show(node.name)} does not show the new {show(place)}",
+                    "export the forward in training mode, and generate the artifacts again",
+                )
             yield Statistic(place, made, frozen.get(place) if place in inputs else None)

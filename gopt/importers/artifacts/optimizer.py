@@ -13,8 +13,9 @@ from typing import Any
 import onnx
 from onnx import ModelProto, NodeProto
 
-from gopt.errors import UnsupportedError
+from gopt.errors import InputError, UnsupportedError
 from gopt.importers.artifacts.folder import DOMAIN, OPTIMIZERS
+from gopt.importers.artifacts.hints import EXPORT_AGAIN
 from gopt.importers.artifacts.lowering.builder import Builder
 from gopt.ir.external_data import show
 from gopt.opaque.operator_schema import OperatorSchema
@@ -44,7 +45,8 @@ class OrtOptimizer:
 
 
 def read_optimizer(model: ModelProto) -> OrtOptimizer:
-    """Read an optimizer graph; raises UnsupportedError for an operator that gopt does not know there."""
+    """Read an optimizer graph; raises UnsupportedError for an operator that gopt does not support there, InputError for
+    a damaged one."""
     body = model.graph
     inputs = {value.name for value in body.input}
     clips: dict[str, NodeProto] = {}
@@ -56,10 +58,18 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
             found = node
         else:
             raise UnsupportedError(
-                f"the optimizer graph has {node.op_type} {show(node.name)}, which gopt does not know there",
+                f"the optimizer graph has {node.op_type} {show(node.name)}, which gopt does not support there",
                 "gopt reads one AdamWOptimizer or SGDOptimizerV2, and a clip of the norm in front of it",
             )
     assert found is not None  # the file was chosen for it
+    for each in found.attribute:  # it goes into the step: there its file is no longer known
+        try:
+            onnx.checker.check_attribute(each)
+        except onnx.checker.ValidationError as error:
+            why = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"attribute {show(each.name)} of {found.op_type} is not valid: {show(why)}", EXPORT_AGAIN
+            ) from None
     schema = OPERATORS[DOMAIN, found.op_type]
     slots = dict(zip((slot.name for slot in schema.inputs), found.input))
     clip = clips.get(slots.get("gradient", ""))

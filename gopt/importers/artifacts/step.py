@@ -16,16 +16,20 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.artifacts.folder import ACCUMULATOR, Artifacts
+from gopt.importers.artifacts.hints import EXPORT_AGAIN, SAVE_AGAIN, TOGETHER
 from gopt.importers.artifacts.join import Joined, Trained, join
 from gopt.importers.artifacts.lowering.builder import Builder
 from gopt.importers.artifacts.lowering.table import LOWERINGS
 from gopt.importers.artifacts.lowering.value_types import value_types
 from gopt.importers.artifacts.optimizer import OrtOptimizer, Update, clip_nodes, read_optimizer, update_nodes
 from gopt.ir.external_data import naming, show
-from gopt.ir.graph import ROLES, Graph, Node, Tensor, value_info
+from gopt.ir.graph import ROLES, Graph, Node
 from gopt.ir.load import checked_graph
 from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import nested
+from gopt.ir.opset import opset_of
+from gopt.ir.tensor import Tensor
+from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.opaque.expand import expand
 
@@ -44,16 +48,32 @@ def step_of(parts: Artifacts) -> Graph:
 
     Raises InputError where the parts do not fit, UnsupportedError for an operator that has no record.
     """
-    with naming(str(parts.folder)):
-        step = _Step(parts, join(parts), read_optimizer(parts.optimizer.model))
+    with naming(str(parts.optimizer.path)):
+        optimizer = read_optimizer(parts.optimizer.model)
+    with naming(str(parts.training.path)):
+        step = _Step(parts, join(parts), optimizer)
         model = step.model()
         graph = checked_graph(ModelFile(model.SerializeToString(deterministic=True)), str(parts.training.path))
+        _check_gradients(graph, step.joined)
+    with naming(str(parts.optimizer.path)):  # what is opaque in the graph is the optimizer
         graph = _plain(expand(graph, prefix=UPDATE), {each.name for each in step.builder.constants})
+    with naming(str(parts.checkpoint.path)):
         graph.initializers.update(step.values())
     for frozen in step.joined.frozen:  # constants of the step; inputs where they have no value
         if frozen.name in graph.initializers:
             del graph.inputs[frozen.name]
     return graph
+
+
+def _check_gradients(graph: Graph, joined: Joined) -> None:
+    """Raise InputError where what is added to a buffer has another type than the parameter."""
+    for each in joined.parameters:
+        type = graph.type_of(each.gradient)
+        if type.static and type != each.type:
+            raise InputError(
+                f"the gradient {show(each.gradient)} of {show(each.name)} is {type}, and {each.name} {each.type}",
+                EXPORT_AGAIN,
+            )
 
 
 def _plain(graph: Graph, constants: set[str]) -> Graph:
@@ -120,14 +140,15 @@ class _Step:
             if (value := checkpoint.value(each)) is not None:
                 yield name, value
             elif not checkpoint.nominal:
-                raise InputError(f"{show(name)} has no value in the checkpoint")
+                raise InputError(f"{show(name)} has no value in the checkpoint", SAVE_AGAIN)
         for name, _, parameter, place in self._slots():
             if place < len(parameter.moments):
                 value = checkpoint.value(parameter.moments[place])
             elif parameter.moments:
                 raise InputError(
                     f"{show(parameter.name)} has {len(parameter.moments)} moments in the checkpoint, and "
-                    f"{optimizer.node.op_type} keeps {len(optimizer.moments)}"
+                    f"{optimizer.node.op_type} keeps {len(optimizer.moments)}",
+                    TOGETHER,
                 )
             else:  # the optimizer was not run yet
                 value = Tensor(parameter.type, array=np.zeros(parameter.type.dims, numpy_dtype(parameter.type.dtype)))
@@ -181,10 +202,10 @@ class _Step:
                     "standard form in gopt",
                     "gopt/importers/artifacts/lowering/table.py takes a record for it",
                 ) from None
-            if each.op_type in RAISED and self.opset != _version(self.source):
+            if each.op_type in RAISED and self.opset != opset_of(self.source):
                 raise UnsupportedError(
                     f"operator {each.op_type} of node {show(each.name)} changed after operator set "
-                    f"{_version(self.source)}", f"export the forward for operator set {OPSET}",
+                    f"{opset_of(self.source)}", f"export the forward for operator set {OPSET}",
                 )  # fmt: skip
 
     def _update(self) -> list[NodeProto]:
@@ -236,12 +257,8 @@ class _Step:
         }  # fmt: skip
 
 
-def _version(model: ModelProto) -> int:
-    return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
-
-
 def _opset(model: ModelProto) -> int:
-    version = _version(model)
+    version = opset_of(model)
     if version < OLDEST:
         raise UnsupportedError(
             f"the training graph is of operator set {version}", f"export the forward for operator set {OPSET}"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
-from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.report import rank_ranges
+from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.ir.load import load
 from gopt.offline.diff.json_records import diff_json
@@ -50,7 +51,8 @@ def review_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
 
 
 def _records(a: Path, b: Path) -> tuple[list[Manifest], list[Report]]:
-    manifests = [read_manifest(folder)[0] for folder in (a, b)]
+    # Values and reports are compared themselves, and values within a tolerance.
+    manifests = [replace(read_manifest(folder)[0], written=None) for folder in (a, b)]
     return manifests, [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
 
 

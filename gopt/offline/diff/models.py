@@ -11,7 +11,8 @@ from gopt.analysis.training import State, TrainingGraph
 from gopt.api import read_roles, stored_roles
 from gopt.errors import GoptError
 from gopt.importers.load import load_step
-from gopt.ir.graph import Graph, Tensor
+from gopt.ir.graph import Graph
+from gopt.ir.tensor import Tensor
 from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
 from gopt.offline.diff.result import Diff, Difference

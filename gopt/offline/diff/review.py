@@ -19,14 +19,16 @@ FEW = 3
 REST = ("notes", "couplings", "balance", "figures", "before_after", "checks", "choice")
 """Keys of a report that follow from the others."""
 Row = tuple[str, ...]
+_WORDS = frozenset({"what"})
+"""The column of tables that say in gopt's words what differs."""
 
 
 def review_sections(manifests: Sequence[Manifest], reports: Sequence[Report]) -> tuple[Section, ...]:
     """Why two folders differ, and what differs: empty where their records are equal. Linear in the records."""
     made = (
         Section("Cause", ("what", "before", "after"), tuple(_causes(manifests, reports))),
-        Section("Ranks", ("ranks", "what", "before", "after", "change"), tuple(_ranks(*reports))),
-        Section("States", ("kind", "what", "states", "which"), tuple(_states(*manifests))),
+        Section("Ranks", ("ranks", "what", "before", "after", "change"), tuple(_ranks(*reports)), prose=_WORDS),
+        Section("States", ("kind", "what", "states", "which"), tuple(_states(*manifests)), prose=_WORDS),
         Section("Operators", ("", "pass", "role", "before", "after", "types", "of"), tuple(_operators(*reports))),
         Section("Interface", ("what",), tuple((text,) for text in _interface(*manifests))),
         Section("Figures", ("what",), tuple((text,) for text in _rest(*reports))),
@@ -34,7 +36,7 @@ def review_sections(manifests: Sequence[Manifest], reports: Sequence[Report]) ->
     found = tuple(each for each in made if each.rows)
     if found and found[0].title != "Cause":
         text = "options, mesh and source are equal: another version of gopt made one, or it was changed"
-        return (Section("Cause", ("what",), ((text,),)), *found)
+        return (Section("Cause", ("what",), ((text,),), prose=_WORDS), *found)
     return found
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gopt.documents.records import to_document
-
 MOST_ROWS = 14
 """Rows of a table that are shown unless all are asked for: all tables together stay below 200 lines."""
 TITLES = {
@@ -20,12 +18,14 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table; ``hidden`` counts rows that are left out."""
+    """A table; ``hidden`` counts rows that are left out. ``prose``: the columns that hold gopt's own words; all others
+    hold names, numbers and changes, in the words of a file."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...] = field(repr=False)
     hidden: int = 0
+    prose: frozenset[str] = frozenset()
 
     def short(self, most: int = MOST_ROWS) -> Section:
         """The first rows alone."""
@@ -33,7 +33,8 @@ class Section:
         return replace(self, rows=self.rows[:most], hidden=self.hidden + left) if left else self
 
     def to_json(self) -> dict[str, Any]:
-        return to_document(self)
+        rows = [list(row) for row in self.rows]
+        return {"title": self.title, "columns": list(self.columns), "rows": rows, "hidden": self.hidden}
 
 
 def kind_sections(lines: Iterable[tuple[str, str, str]]) -> tuple[Section, ...]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.ir.graph import Tensor
+from gopt.errors import OptionError
+from gopt.ir.tensor import Tensor
 
 BLOCK = 1 << 20
 """Elements that are compared at a time."""
@@ -14,10 +15,15 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Elements are equal where |a - b| <= ``atol`` + ``rtol`` |b|, or both are no numbers."""
+    """Elements are equal where |a - b| <= ``atol`` + ``rtol`` |b|, or both are not numbers."""
 
     rtol: float = 0.0
     atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, bound in (("rtol", self.rtol), ("atol", self.atol)):
+            if not 0 <= bound < float("inf"):  # NaN neither
+                raise OptionError(f"--{name} cannot be {bound}", "give a number from 0")
 
     @property
     def exact(self) -> bool:
@@ -41,7 +47,7 @@ class Distance:
 
 
 def distance(a: Tensor, b: Tensor, tolerance: Tolerance = EXACT) -> Distance | None:
-    """How far two tensors of one shape are apart; None where they are no numbers or their shapes differ."""
+    """How far two tensors of one shape are apart; None where they are not numbers or their shapes differ."""
     if a.type.shape != b.type.shape or not a.type.static or "string" in (a.type.dtype, b.type.dtype):
         return None
     first, second = (np.asarray(each.numpy()).reshape(-1) for each in (a, b))

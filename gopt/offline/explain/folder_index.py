@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from gopt.api import stored_roles
 from gopt.artifact.manifest import SourceState
-from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pass_facts import BucketFacts, buckets
+from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import (
     AddedVarFact,
     OpFact,

@@ -109,7 +109,7 @@ def update_goldens(folder: Path, texts: Mapping[str, str]) -> list[str]:
 def _check_replaceable(target: Path, old: Path) -> None:
     """Raises OptionError for what gopt did not write; ``old`` is the path that ``target`` has now."""
     if old.is_symlink() or not old.is_dir():
-        raise OptionError(f"{target} is no folder", "move it away: gopt keeps its goldens under this name")
+        raise OptionError(f"{target} is not a folder", "move it away: gopt keeps its goldens under this name")
     for path in sorted(old.iterdir()):
         if not is_regular_file(path) or path.suffix != SUFFIX or not _read(path).startswith(FIRST_LINE):
             raise OptionError(f"{target / path.name} was not written by gopt golden", "move it out of this folder")

@@ -9,9 +9,10 @@ from typing import Any
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import PassRecord
+from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import Group
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report
 from gopt.offline.html_report import rank_groups

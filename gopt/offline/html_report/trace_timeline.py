@@ -35,7 +35,7 @@ def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timel
     """The last events of some ranks of a trace, the last step in focus.
 
     ``wanted``: the ranks to draw first where there are more than ``RANKS``.
-    Raises InputError where the file is no trace of so many ranks.
+    Raises InputError where the file is not a trace of so many ranks.
     """
     record = documents.read_json(path, documents.TRACE)
     events = _events(record["traceEvents"])

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.inference.cone import Cone, evaluate
 from gopt.sanitize import show
@@ -104,7 +105,7 @@ def _replaced(cone: Cone, state: str, updated: str, shared: list[str]) -> Node:
     (value,) = shared
     producer = cone.index.producers[value]
     if len(producer.outputs) != 1 or not _over_batch(cone, value):
-        raise _unknown(state, f"{show(value)} is no sum or mean over the batch")
+        raise _unknown(state, f"{show(value)} is not a sum or mean over the batch")
     why = _measured(cone, state, updated, value)
     if why:
         raise _unknown(state, why)
@@ -113,7 +114,7 @@ def _replaced(cone: Cone, state: str, updated: str, shared: list[str]) -> Node:
 
 
 def _measured(cone: Cone, state: str, updated: str, value: str) -> str:
-    """Why a statistic is no moving average of a batch statistic; '' where it is one."""
+    """Why a statistic is not a moving average of a batch statistic; '' where it is one."""
     kinds = {name: cone.graph.type_of(name) for name in (state, value)}
 
     def at(running: float, batch: float) -> float:
@@ -131,7 +132,7 @@ def _measured(cone: Cone, state: str, updated: str, value: str) -> str:
     except Exception as error:  # whatever the reference evaluator has no rule for
         return f"its update cannot be evaluated ({type(error).__name__})"
     if not np.isclose(base, 0, atol=_TOLERANCE) or not np.isclose(both, 2 * kept + 3 * taken, rtol=_TOLERANCE):
-        return "its update is no weighted mean"
+        return "its update is not a weighted mean"
     factor = taken / (1 - kept) if kept < 1 else float("nan")
     if np.isclose(factor, 1, rtol=_TOLERANCE):
         return ""

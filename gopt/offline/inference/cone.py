@@ -10,7 +10,8 @@ import onnx
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.ir.constant_folding import as_constant
-from gopt.ir.graph import Graph, Node, value_info
+from gopt.ir.graph import Graph, Node
+from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, numpy_dtype
 
 
@@ -40,7 +41,7 @@ class Cone:
         return [node for node in self.index.users.get(name, ()) if id(node) in self.nodes]
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The value of an initializer that is no input, or of a Constant node; None of anything else."""
+        """The value of an initializer that is not an input, or of a Constant node; None of anything else."""
         node = self.index.producers.get(name)
         if node is not None and node.is_a("Constant") and "value" in node.attributes:
             return np.asarray(onnx.numpy_helper.to_array(node.attributes["value"]))

@@ -1,7 +1,7 @@
 """Dropout as it is evaluated: the identity.
 
 Written out, dropout is x times a mask times 1/p, where a comparison of uniform numbers with a constant makes the mask,
-and p is the share that it keeps. What a mask keeps is measured; where scale and share do not fit, it is no dropout.
+and p is the share that it keeps. What a mask keeps is measured; where scale and share do not fit, it is not a dropout.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _fits(scale: float) -> bool:
 
 
 def _measured(cone: Cone, draw: str, mask: str) -> tuple[float, float]:
-    """The share of uniform numbers that a mask keeps, and its value there; 0 where it is no mask."""
+    """The share of uniform numbers that a mask keeps, and its value there; 0 where it is not a mask."""
     numbers = ((np.arange(_SAMPLES) + 0.5) / _SAMPLES).astype(np.float32)
     try:
         values = np.asarray(evaluate(cone, mask, {draw: numbers}), np.float64)

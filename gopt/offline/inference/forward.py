@@ -22,11 +22,13 @@ from gopt.suggestions import did_you_mean
 @dataclass(frozen=True, slots=True)
 class Forward:
     """A model of the forward alone. ``dropped``: inputs and random values that only dropout read; ``running``: values
-    of the batch that running statistics replace, and BatchNorm nodes."""
+    of the batch that running statistics replace, and BatchNorm nodes; ``changed``: values that are others than in
+    training, for one of these reasons."""
 
     graph: Graph
     dropped: tuple[str, ...]
     running: tuple[str, ...]
+    changed: frozenset[str]
 
 
 def forward_only(training: TrainingGraph, outputs: Sequence[str]) -> Forward:
@@ -53,7 +55,9 @@ def forward_only(training: TrainingGraph, outputs: Sequence[str]) -> Forward:
     _check_values(training, found)
     read = {name for node in found.nodes for name in node.reads}
     dropped = tuple(name for name in draws if name in cone.values and name not in read)
-    return Forward(found, dropped, tuple(node.outputs[0] for node in running if node.outputs[0] in kept))
+    changed = descendants(GraphIndex(found), kept & made.keys())
+    ran = tuple(node.outputs[0] for node in running if node.outputs[0] in kept)
+    return Forward(found, dropped, ran, frozenset(changed))
 
 
 def _chosen(training: TrainingGraph, outputs: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ranks into one model of the forward alone."""
+"""Ranks, or a step, into one model of the forward alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.offline.folder_contents import kept_source, read_folder
+from gopt.offline.folder_contents import step_at
 from gopt.offline.inference.forward import forward_only
 from gopt.offline.merge import save_model
 
@@ -39,14 +39,15 @@ class Inference:
 def merge_inference(
     path: str | os.PathLike[str], model: str | os.PathLike[str], *, outputs: Sequence[str] = (), force: bool = False
 ) -> Inference:
-    """Write the forward of a folder or checkpoint as a model for inference, with the values that its ranks hold.
+    """Write the forward of a folder or checkpoint as a model for inference, with the values that its ranks hold; of a
+    step, with its own values.
 
     ``outputs``: values of the source; none: its outputs beside the loss and the states. Raises OptionError,
     UnsupportedError and InputError as ``forward_only``; InputError, RunError as ``merge``.
     """
     target = resolve_output(model)
     check_model(target, shown=Path(model), force=force)
-    found = forward_only(kept_source(read_folder(path)).training, outputs)
+    found = forward_only(step_at(path).training, outputs)
     graph = found.graph
     data = save_model(target, graph, Path(model), force=force)
     return Inference(

@@ -28,7 +28,7 @@ HOW_TO_TRAIN = (
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Stored values that are no inputs: ``elements`` and ``bytes`` of all, ``dtypes``: how many there are of each."""
+    """Stored values that are not inputs: ``elements`` and ``bytes`` of all, ``dtypes``: how many there are of each."""
 
     tensors: int
     elements: int
@@ -38,7 +38,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class InferenceInspection(HtmlTable):
-    """A model that trains nothing. ``refusal``: why it is no training step; ``next``: how to get one."""
+    """A model that trains nothing. ``refusal``: why it is not a training step; ``next``: how to get one."""
 
     file: str
     sha256: str

@@ -19,7 +19,7 @@ from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
-NEXT = "it holds values alone: gopt shard MODEL --state FILE gives them to a step whose inputs have these names"
+NEXT = "it holds only values: gopt shard MODEL --state FILE gives them to a step whose inputs have these names"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ import onnx
 from gopt.analysis.operators import control_flow
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.ir.graph import Node, Tensor
+from gopt.ir.constant_folding import constant_array
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, dtype_name
 from gopt.offline.optimizer.numpy_ops import Array, run
 
 Values = dict[str, Array | None]
-_PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 _STEPS = (1, 13, 24, 5000, 10**6)
 """Steps to try: warm-ups, rectifications and corrections of bias show at the first, decays of the rate at the last."""
 
@@ -131,9 +132,8 @@ class ProbeHarness:
         if not node.is_a("Constant"):
             return
         value = node.attributes.get("value")
-        for name, dtype in _PLAIN.items():
-            if name in node.attributes:
-                value = onnx.numpy_helper.from_array(np.asarray(node.attributes[name], dtype))
+        if value is None and (array := constant_array(node.attributes)) is not None:
+            value = onnx.numpy_helper.from_array(array)
         if isinstance(value, onnx.TensorProto):
             type = TensorType(dtype_name(value.data_type), tuple(value.dims))
             self._tensors[node.outputs[0]] = Tensor(type, proto=value)

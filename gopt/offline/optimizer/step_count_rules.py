@@ -53,7 +53,7 @@ def _rectifications(evidence: Evidence, counts: list[float], most: float) -> lis
 
 
 def _without_correction(rule: Rule) -> dict[str, Hyper]:
-    """The constants, less one that is no choice of this rule."""
+    """The constants, less one that is not a choice of this rule."""
     return {key: value for key, value in rule.hyper.items() if key != "bias_correction"}
 
 

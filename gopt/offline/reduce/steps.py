@@ -20,7 +20,7 @@ _SHORT = 16
 
 
 def remove_parameters(search: Search, groups: Groups) -> None:
-    """Whole parameters: their new values and those of their optimizer states are no outputs any more.
+    """Whole parameters: their new values and those of their optimizer states are not outputs any more.
 
     What computed them goes along; the parameter itself stays as an input where the forward reads it.
     """

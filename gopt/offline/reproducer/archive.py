@@ -175,14 +175,14 @@ def _record(archive: zipfile.ZipFile, path: Path) -> Reproducer:
         if argument.input is not None and argument.input >= len(record.inputs):
             raise InputError(f"an argument names input {argument.input}, and there are {len(record.inputs)}")
         if argument.output is not None and not documents.safe_name(argument.output):
-            raise InputError(f"{show(argument.output)} is no name of an output")
+            raise InputError(f"{show(argument.output)} is not the name of an output")
     return record
 
 
 def _check_names(each: Input) -> None:
     for name in (each.name, *each.files):
         if not documents.safe_name(name) or name.startswith("-"):
-            raise InputError(f"{show(name)} is no name of a file")
+            raise InputError(f"{show(name)} is not the name of a file")
     known = {each.name, VALUES_FILE} if each.kind == "model" else {each.name}
     if each.kind != "folder" and not set(each.files) <= known:
         raise InputError(f"input {show(each.name)} has other files than its own")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -16,6 +17,7 @@ from onnx import ModelProto
 
 from gopt import documents, limits
 from gopt.artifact.manifest import MANIFEST_FILE
+from gopt.artifact.manifest_check import parse_manifest
 from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.states_file import STATES_FILE
@@ -102,6 +104,19 @@ def _parse(data: bytes, path: Path, values: bool) -> ModelProto | None:
     return None
 
 
+def _without_digests(name: str, data: bytes) -> bytes:
+    """The bytes of a document; of a manifest without the digests of values that others take the place of.
+
+    A damaged manifest stays as it is, because that may be what fails.
+    """
+    if name == MANIFEST_FILE:
+        with suppress(InputError):
+            manifest, _ = parse_manifest(data, name)
+            if manifest.written is not None:
+                return replace(manifest, written=None).text().encode()
+    return data
+
+
 def _folder(path: Path, values: bool) -> list[Content]:
     """The files of an output folder that gopt wrote, in the order of their names; links are left out."""
     kept = []
@@ -109,7 +124,8 @@ def _folder(path: Path, values: bool) -> list[Content]:
         if not is_regular_file(each):
             continue
         if each.name in _DOCUMENTS:
-            kept.append(Content(each.name, documents.read_bytes(each, limits.DOCUMENT_BYTES)))
+            data = documents.read_bytes(each, limits.DOCUMENT_BYTES)
+            kept.append(Content(each.name, data if values else _without_digests(each.name, data)))
         elif each.name == SOURCE_FILE or _RANK.fullmatch(each.name):
             data = documents.read_bytes(each, _MODEL_BYTES)
             model = _parse(data, each, values)

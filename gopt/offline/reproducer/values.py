@@ -97,7 +97,7 @@ def move_external(model: ModelProto, folder: DataFolder, location: str) -> list[
 
 
 def draw(tensor: TensorProto) -> bytes:
-    """A value for a tensor that has lost its own: small positive numbers by its name; zeros where it is no float."""
+    """A value for a tensor that has lost its own: small positive numbers by its name; zeros where it is not a float."""
     kind, count = dtype_name(tensor.data_type), math.prod(tensor.dims)
     if kind not in FLOATS:
         return bytes(tensor_bytes(tensor))
@@ -134,7 +134,7 @@ def write_external(model: ModelProto, path: Path) -> None:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             offset, size = entries.get("offset", "0"), tensor_bytes(tensor)
             if len(offset) > limits.NUMBER_DIGITS or not offset.isdecimal():
-                raise InputError(f"the offset of tensor {show(tensor.name)} is no number")
+                raise InputError(f"the offset of tensor {show(tensor.name)} is not a number")
             found.append((int(offset), size, tensor))
     end = max((offset + size for offset, size, _ in found), default=0)
     if end > limits.REPRODUCER_FILE:

@@ -17,7 +17,7 @@ from gopt.passes.fuse_collectives.order import Order, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
 from gopt.program import SpmdProgram
-from gopt.sharding.verifier import Shardings
+from gopt.sharding.verifier import infer_shardings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     rewriter = GraphRewriter(program.graph, NAME)
     combined = combine(program, rewriter)
     rewriter.finish()
-    parts = Shardings(program, strict=False).infer().parts()
+    parts = infer_shardings(program, strict=False).parts()
     free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
     found = [_plan(program, free, order, options) for order in orders(program, free)] if free else [()]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))

@@ -113,7 +113,7 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
     if not node.inputs or not all((*node.inputs, *node.outputs)):
         return "absent value"
     if node.op_type in ALONG_AXIS and node.made_by == "tensor-parallel":
-        return "a mapping of a dimension: packed elements would be no part of it"
+        return "a mapping of a dimension: a packed call would not be a mapping of it"
     if node.op_type == "ReduceScatter" and not spans_data_axes(node, data_axes(graph)):
         return "a mapping of the source: members have parts of a dimension"
     unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gopt.analysis.training import StateKind
 from gopt.artifact.report import PassResult
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.rewriter import GraphRewriter
@@ -69,6 +70,7 @@ class _Folder:
         states = {holding.input: holding for holding in program.states}
         users, producers = program.graph.users(), program.graph.producers()
         self.now = Now(program.source.graph.types, program.graph.outputs, users, producers, states)
+        self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
         self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
 
     def fold(self, pieces: Pieces) -> dict[str, object]:
@@ -83,7 +85,10 @@ class _Folder:
                 if match.gone():
                     elsewhere.append(match.title)
                     continue
-                members.append(match.member())
+                member, nodes = match.member()
+                if not self.statistics.isdisjoint(member.outputs.values()):
+                    raise NoFoldError("it makes a statistic, of which ranks take the mean")
+                members.append((member, nodes))
             except NoFoldError as why:
                 reasons.setdefault(str(why), []).append(self._title(call, weight))
         row: dict[str, object] = {"name": call.label, "operator": call.op_type, "kept": len(members)}

@@ -87,7 +87,7 @@ class Match:
         for node in self.running:
             held = now.get(node.origin.place, [])
             if len(held) != 1:
-                raise NoFoldError(f"its {node.op_type} is taken over the shares of all ranks")
+                raise NoFoldError(f"its {node.op_type} is taken over the shards of all ranks")
             self._follow(node, held[0], local, renamed)
             local.update(node.outputs)
             found.append(held[0])
@@ -116,7 +116,7 @@ class Match:
     def _sharding(self, nodes: list[Node]) -> Sharding:
         shardings = list(dict.fromkeys(node.sharding for node in nodes))
         if len(shardings) != 1:
-            raise NoFoldError("its body stands in several places")
+            raise NoFoldError("its body is in several places")
         return shardings[0]
 
     def _check_scalars(self, nodes: list[Node], sharding: Sharding) -> None:

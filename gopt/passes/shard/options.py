@@ -68,7 +68,10 @@ def check(program: SpmdProgram, options: Options) -> None:
             f"it is a number of MiB up to {MOST_MB}; 0 means one tensor a call",
         )
     if options.persist < 0 or (options.min_piece is not None and options.min_piece < 1):
-        raise OptionError("persist and min-piece are numbers of elements, at least 0 and 1")
+        raise OptionError(
+            f"persist is {options.persist} and min-piece {options.min_piece}: both are numbers of elements",
+            "give persist at least 0, and min-piece at least 1",
+        )
     for why, *hints in useless(options).values():
         raise OptionError(f"shard: {why}", *hints)
     if program.micro_steps > 1 and any(state.kind is StateKind.ACCUMULATOR for state in program.training.states):
@@ -83,9 +86,11 @@ def useless(options: Options) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     if options.stage is Stage.NONE:
         sharding = ("partition", "override", "owners", "rule", "min_piece", "style")
-        found |= {name: (f"{name.replace('_', '-')} {stage}",) for name in sharding}
+        hint = "leave it out, or add stage=1, 2 or 3"
+        found |= {name: (f"{name.replace('_', '-')} {stage}", hint) for name in sharding}
     if options.stage is not Stage.PARAMETERS:
-        found |= {name: (f"{name.replace('_', '-')} {stage}",) for name in ("persist", "reshard_after_forward")}
+        hint = "leave it out, or add stage=3"
+        found |= {name: (f"{name.replace('_', '-')} {stage}", hint) for name in ("persist", "reshard_after_forward")}
     if Partition.ROWS not in kinds:
         cut = ("rule and min-piece cut rows, and nothing is cut in rows", "add partition=rows")
         found = {"rule": cut, "min_piece": cut} | found

@@ -118,7 +118,10 @@ class ScalarReductions:
         join = {"sum": "Add", "max": "Max", "min": "Min", "any": "Or", "all": "And"}.get(reduction.kind)
         for place, operand in enumerate(reduction.epilogue):
             if join is None:
-                raise UnsupportedError(f"scalar {operand!r} cannot be joined to a norm")
+                raise UnsupportedError(
+                    f"scalar {operand!r} cannot be joined to a norm",
+                    "add it in the source to the sum of squares, or after the norm",
+                )
             rewriter.add(join, [value, operand], {f"{value}.with{place}": types[value]})
             value = f"{value}.with{place}"
         shape = types[reduction.root].dims

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gopt.analysis.updates import UpdateSubgraph
+from gopt.errors import UnsupportedError
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.passes.shard import emit
@@ -62,7 +63,12 @@ def _reduce(
         return reduction.to_owners(bucket.name, gradients, bucket.owners)
     reduced, types = ReducedGradients(), rewriter.graph.types
     shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
-    for place, gradient in enumerate(gradients):
+    for place, (gradient, subgraph) in enumerate(zip(gradients, bucket.subgraphs)):
+        if not types[gradient].static:
+            raise UnsupportedError(
+                f"the shape of {gradient!r}, the gradient of {subgraph.parameter.tensor!r}, is not known",
+                "declare its type in the file (value_info)",
+            )
         whole, exact = emit.named(bucket.name, f"gradient{place}"), ""
         _unpack(rewriter, whole, types[gradient], shard.name, bucket.run(place), scalars)
         if shard.unrounded:

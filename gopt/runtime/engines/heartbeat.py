@@ -28,16 +28,18 @@ HEARTBEATS = "GOPT_HEARTBEATS"
 LAUNCHER = "launcher"
 """File in that folder: number of the launcher's process. Its ranks end when it has."""
 ERROR_CLAIMED = "said"
-"""File in that folder: created by the rank that reports why the job ends, with its exit code."""
+"""File in that folder: created by the rank that reports why the job ends, with its exit code and process."""
 ERROR_GRACE = 1.0
-"""Seconds that the others leave to it."""
+"""Seconds that the others leave to a rank that is about to create it."""
+_EXPLAINS = 60.0
+"""Seconds that the others leave to that rank to report; on a busy machine it takes long to be scheduled."""
 _RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""
 RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
 """Status of a rank: running; ended well; reported an error; waiting for others in a call."""
 
 
-class Heartbeat:
+class StatusPublisher:
     """Publishes a rank's position; a call costs one small write to memory at its beginning and one at its end.
 
     ``number``: the open file that others read, or None where there is none. ``folder``: the launcher's folder.
@@ -50,13 +52,14 @@ class Heartbeat:
         """Returns the last status of all visible ranks."""
         self._process = os.getpid()
         self._record: Any = bytearray(_RECORD.size)
-        if number is not None:
-            os.pwrite(number, self._record, 0)  # else a full disk would be a signal, on the first write to memory
-            self._record = mmap.mmap(number, _RECORD.size)
         self.at(0, -1)
+        if number is not None:
+            # Whole at once: others may read it now. By write, as a full disk would be a signal on a write to memory.
+            os.pwrite(number, self._record, 0)
+            self._record = mmap.mmap(number, _RECORD.size)
 
     @classmethod
-    def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat:
+    def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> StatusPublisher:
         """Open a rank's heartbeat. ``gather``: returns the item of every rank of the job; all ranks call it."""
         folder = os.environ.get(HEARTBEATS)
         if not folder:
@@ -68,7 +71,7 @@ class Heartbeat:
         return beat
 
     @classmethod
-    def _in_memory(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat:
+    def _in_memory(cls, rank: int, gather: Callable[[Any], list[Any]]) -> StatusPublisher:
         try:
             number = os.memfd_create("gopt-beat")
         except (AttributeError, OSError):  # not on this system; not enough files
@@ -110,15 +113,56 @@ class Heartbeat:
         exit code."""
         if self.folder is None:
             return True
+        claim = self.folder / f"{ERROR_CLAIMED}.{self._process}"
         try:
-            file = os.open(self.folder / ERROR_CLAIMED, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            os.write(file, f"{code}".encode())
-            os.close(file)
+            claim.write_text(f"{code} {self._process}")
+            os.link(claim, self.folder / ERROR_CLAIMED)  # whole from the first moment on
         except FileExistsError:
             return False
         except OSError:  # the launcher is gone, and its folder
             return True
         return True
+
+    def report(self, code: int, explain: Callable[[], object]) -> None:
+        """Publish that this rank has failed, once it is explained why the job ends: by ``explain``, or by the rank
+        that failed first.
+
+        The caller ends the whole job next. Before the first rank has reported, that would lose the report.
+        """
+        if self.first(code):
+            explain()
+        else:
+            self._await_report()
+            time.sleep(ERROR_GRACE)  # what it has printed passes through the launcher
+        self.at(self.step, self.call, REPORTED)
+
+    def _await_report(self) -> None:
+        """Wait until the first rank has reported, or is gone."""
+        assert self.folder is not None  # else this rank is the first
+        limit = time.monotonic() + _EXPLAINS
+        while time.monotonic() < limit:
+            claim = read_claim(self.folder)
+            if claim is None or claim.process == self._process or not _is_alive(claim.process):
+                return
+            if any(each.how == REPORTED for each in self.others() if each.process == claim.process):
+                return
+            time.sleep(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorClaim:
+    """The claim of the rank that reports why a job ends: the job's exit code, and its process."""
+
+    code: int
+    process: int
+
+
+def read_claim(folder: Path) -> ErrorClaim | None:
+    """Return the claim to report why the job ends, or None where no rank has failed."""
+    with suppress(OSError):
+        code, process = map(int, (folder / ERROR_CLAIMED).read_text().split())
+        return ErrorClaim(code, process)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +196,7 @@ def _read(rank: int, path: Path) -> RankStatus | None:
     return None
 
 
-def follow(watchdog: Watchdog, beat: Heartbeat, rank: int) -> None:
+def follow(watchdog: Watchdog, beat: StatusPublisher, rank: int) -> None:
     """Publish a rank's waits, and give its watchdog the waits of other ranks."""
     watchdog.waits = beat.waits
     watchdog.missing = lambda: missing(beat.others(), rank)
@@ -186,6 +230,13 @@ def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
         return "another rank did not reach this call"
     least = min(behind, key=lambda each: (each.step, each.call))
     return f"another rank did not reach this call: rank {least.rank} still waits in {least.where}"
+
+
+def _is_alive(process: int) -> bool:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(process, 0)
+        return True
+    return False
 
 
 def is_stopped(process: int) -> bool:

@@ -23,18 +23,20 @@ from gopt.errors import RunError, StoppedError
 from gopt.limits import LINE_BYTES
 from gopt.runtime.engines.heartbeat import (
     ENDED,
-    ERROR_CLAIMED,
     HEARTBEATS,
     LAUNCHER,
     REPORTED,
     WAITING,
     RankStatus,
     read,
+    read_claim,
     waiting,
 )
 
 LIVE = "live"
 """File in the folder of heartbeats: a line of JSON for each step of the first rank."""
+COPYING = 20.0
+"""Seconds that the last output of ranks has to come, once all have ended."""
 CLEANING = 20.0
 """Seconds that mpiexec has to end the others when a rank has died, and to say how it died."""
 START = 5.0
@@ -64,7 +66,7 @@ def launch(
 
     ``show`` is called with a line of JSON for each step of the first rank. ``patient``: the ranks get a stop signal
     first, and have the deadline to write a checkpoint; a second signal ends them at once. ``names``: the names of
-    processes that are no ranks. ``start``: returns the command from the launcher, the processes and the program, for a
+    processes that are not ranks. ``start``: returns the command from the launcher, the processes and the program, for a
     job whose processes outlive one that dies: they report why they end, or go on. Raises RunError when a rank died
     without a message, or when no rank makes progress for twice the deadline; StoppedError at a stop signal.
     """
@@ -94,7 +96,7 @@ def launch(
         finally:
             watchdog.end()
             for copy in copies:
-                copy.join(2.0)
+                copy.join(COPYING)
 
 
 @contextlib.contextmanager
@@ -212,7 +214,7 @@ class _JobMonitor:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(CLEANING)
             for copy in self.copies:
-                copy.join(2.0)
+                copy.join(COPYING)
         seen, said = read(self.folder), "".join(self.words)
         process, number = _PROCESS.search(said), _SIGNAL.search(said)
         first = next((each for each in seen if process and each.process == int(process[1])), None)
@@ -257,9 +259,8 @@ class _JobMonitor:
 
     def _said(self) -> int | None:
         """Return the exit code of the rank that reported why the job ends, or None."""
-        path = self.folder / ERROR_CLAIMED
-        text = path.read_text() if path.is_file() else ""
-        return int(text) if text else None
+        claim = read_claim(self.folder)
+        return None if claim is None else claim.code
 
     def _refuse_standstill(self, seen: Sequence[RankStatus]) -> None:
         limit = 2 * self.deadline + START

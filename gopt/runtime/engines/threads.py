@@ -174,7 +174,7 @@ class ThreadGroup:
     def _peer(self, entry: _Entry) -> int:
         peer: int = entry.node.attributes["peer"]
         if peer == entry.rank or peer not in self._group(entry.signature.group, entry.rank):
-            raise RunError(f"{entry}, but rank {peer} is no peer of it in that group")
+            raise RunError(f"{entry}, but rank {peer} is not a member of that group")
         return peer
 
     def _group(self, group: str, rank: int) -> tuple[int, ...]:

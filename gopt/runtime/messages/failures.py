@@ -61,7 +61,7 @@ def lost(roster: Roster, number: int, gone: int, why: str, awaited: Awaited) -> 
 
 
 def stopped(roster: Roster, number: int, failure: Failure, awaited: Awaited | None) -> RunError:
-    where = "" if awaited is None else f"; {_waits(roster, number, awaited, 'waited')}"
+    where = f"; {_waits(roster, number, awaited, 'waited')}" if awaited is not None and awaited.sources else ""
     return RunError(f"stopped, because {roster.describe(failure.source)} failed: {failure.text}{where}")
 
 

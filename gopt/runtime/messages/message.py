@@ -147,7 +147,7 @@ def encode(header: Header, inline: Sequence[Array] | None, number: int = 0) -> b
     try:
         text = _described(header.arrays) if header.note is None else _description(header.arrays, header.note)
     except (TypeError, ValueError) as error:
-        raise InvariantError(f"the note of {header} is no JSON: {error}") from error
+        raise InvariantError(f"the note of {header} is not JSON: {error}") from error
     if len(text) > NOTE_BYTES:
         raise InvariantError(f"the note of {header} takes {len(text)} bytes, {NOTE_BYTES} are the most")
     numbers = header.kind, header.source, header.key, header.round, len(text), number, inline is not None

@@ -15,17 +15,18 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from gopt.errors import OptionError
 from gopt.runtime.engines.mpi import load_mpi
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Failure
+from gopt.runtime.messages.heartbeat import Heartbeat
 from gopt.runtime.messages.hub import Hub, Ready
 from gopt.runtime.messages.message import bits, decode, encode
 from gopt.runtime.messages.order import Order
 from gopt.runtime.messages.outgoing import Sending
+from gopt.runtime.messages.pauses import BUSY_SLEEP, LAST_SLEEP, Pauses
 from gopt.runtime.messages.roster import Roster, Settings
 from gopt.runtime.messages.transfers import Transfer, Transfers
 from gopt.runtime.session import Array
@@ -45,13 +46,8 @@ _CONTROL, _BEAT, _FIRST = 1, 2, 4
 """Tags: values beside all messages, signs of life, then headers to each endpoint, and arrays."""
 _NUMBERS = 256
 """Messages between two endpoints whose arrays have tags of their own."""
-_YIELDS, _YIELDS_BUSY = 3e-4, 5e-3
-"""Seconds for which a wait only gives the processor away, while nothing happens and while arrays travel: they move on
-in calls of both ends. Then it sleeps."""
 _LOOKS = 20
 """At transfers, before a wait gives the processor away; fewer where processes outnumber processors."""
-_FIRST_SLEEP, _LAST_SLEEP, _BUSY_SLEEP = 2e-5, 1e-3, 1e-4
-"""How long it sleeps: longer each time; the last while arrays travel."""
 _CONTROL_EVERY = 32
 """Rounds in which something has moved, between two looks at what comes beside messages."""
 FAREWELL = 1.0
@@ -87,11 +83,8 @@ class MpiHub(Hub):
         self._moves = 0
         self._waiting = 0
         """Threads that wait, and so move transfers on."""
-        self._idle_since = 0.0
-        self._beats: dict[int, Any] = {}
-        self._last_beat = 0.0
-        self._alive = dict.fromkeys(range(wanted), time.monotonic())
-        """Process -> when something came from it."""
+        self._pauses = Pauses(self.changed)
+        self._heartbeat = Heartbeat(self._mpi, self._comm, wanted, self.process, _BEAT, self.settings)
         self._ended = threading.Event()
         self._open = set(self.mailboxes)
         self._stop = weakref.finalize(self, self._ended.set)
@@ -197,7 +190,7 @@ class MpiHub(Hub):
             return False
         process = self._status.Get_source()
         header, arrays, turn = decode(self._received(found))
-        self._alive[process] = time.monotonic()
+        self._heartbeat.heard(process)
         slot = self._place(number, header, arrays)
         if slot is not None and arrays is None:
             tag = self._array_tag(header.source, number, turn)
@@ -212,19 +205,26 @@ class MpiHub(Hub):
         return data
 
     def _listen(self) -> bool:
-        """Receive control values."""
+        """Receive control values and signs of life."""
         moved = False
         while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _CONTROL, self._status)) is not None:
-            self._alive[self._status.Get_source()] = time.monotonic()
+            self._heartbeat.heard(self._status.Get_source())
             item = json.loads(self._received(found))
             if "failed" in item:
                 self._hear_failure(Failure(*item["failed"]))
             else:
                 self._given(item["to"], item)
             moved = True
-        if self.settings.heartbeat:
-            self._beat()
+        for process in self._heartbeat.beat(self._gone):
+            for number in self.roster.local(process):
+                self._lose(number, f"it has given no sign of life for {self.settings.heartbeat_timeout:g} s")
         return moved
+
+    def _gone(self, process: int) -> bool:
+        return all(number in self.lost for number in self.roster.local(process))
+
+    def seconds_silent(self, number: int, other: int) -> float:
+        return self._heartbeat.seconds_silent(self.roster.processes[other])
 
     def _hear_failure(self, failure: Failure) -> None:
         super()._fail(failure)
@@ -236,47 +236,7 @@ class MpiHub(Hub):
         self._waiting -= 1
 
     def _pause(self, idle: int, left: float) -> None:
-        now, busy = time.perf_counter(), self._transfers.arrays > 0
-        if idle == 1:
-            self._idle_since = now
-        if now - self._idle_since < (_YIELDS_BUSY if busy else _YIELDS):
-            self.changed.release()
-            try:
-                os.sched_yield()
-            finally:
-                self.changed.acquire()
-            return
-        longest = _BUSY_SLEEP if busy else _LAST_SLEEP
-        self.changed.wait(min(left, longest, (now - self._idle_since - _YIELDS) / 4 + _FIRST_SLEEP))
-
-    # --- signs of life ---
-
-    def _beat(self) -> None:
-        """Send a sign of life to each process and receive theirs. A process that has sent none for too long is lost."""
-        now = time.monotonic()
-        while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _BEAT, self._status)) is not None:
-            self._alive[self._status.Get_source()] = now
-            self._received(found)
-        if now - self._last_beat < self.settings.heartbeat:
-            return
-        late = now - self._last_beat > self.settings.heartbeat_timeout and self._last_beat > 0
-        self._last_beat = now
-        for process in self._alive:
-            gone = all(number in self.lost for number in self.roster.local(process))
-            if process == self.process or gone:
-                continue
-            if late:  # this process itself stood still: it has looked at nothing meanwhile
-                self._alive[process] = now
-            if now - self._alive[process] > self.settings.heartbeat_timeout:
-                for number in self.roster.local(process):
-                    self._lose(number, f"it has given no sign of life for {self.settings.heartbeat_timeout:g} s")
-                continue
-            with suppress(self._mpi.Exception):  # it is gone, then: its silence will say so
-                if process not in self._beats or self._beats[process].Test():
-                    self._beats[process] = self._comm.Issend([b"", self._mpi.BYTE], process, _BEAT)
-
-    def seconds_silent(self, number: int, other: int) -> float:
-        return time.monotonic() - self._alive[self.roster.processes[other]]
+        self._pauses.pause(idle, left, self._transfers.arrays > 0)
 
     # --- the end ---
 
@@ -293,8 +253,7 @@ class MpiHub(Hub):
         if self.failure is not None:
             return
         super()._fail(failure)
-        first = {process: self.roster.local(process)[0] for process in self._alive if process != self.process}
-        for to in first.values():
+        for to in (self.roster.local(process)[0] for process in self._heartbeat.others):
             if to not in self.lost:
                 self._send_control(failure.source, to, {"failed": [failure.source, failure.text, failure.exit_code]})
         until, idle = time.monotonic() + FAREWELL, 0
@@ -330,7 +289,7 @@ class MpiHub(Hub):
 
 def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
     """Advance transfers while the threads of the endpoints compute."""
-    pause = _LAST_SLEEP
+    pause = LAST_SLEEP
     while not ended.wait(pause):
         if (hub := held()) is None:
             return
@@ -343,5 +302,5 @@ def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
                 except Exception as error:
                     Hub._fail(hub, Failure.of(next(iter(hub.mailboxes)), error))
                     return
-            pause = _BUSY_SLEEP if alone and hub._transfers.arrays else _LAST_SLEEP
+            pause = BUSY_SLEEP if alone and hub._transfers.arrays else LAST_SLEEP
         del hub  # a thread that held it would keep it alive

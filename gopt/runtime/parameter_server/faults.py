@@ -92,7 +92,7 @@ class FaultLog:
     def __call__(self, text: str) -> None:
         self.count += 1
         if self.count <= TOLD:
-            more = "" if self.count < TOLD else "; more of these are counted, and not told"
+            more = "" if self.count < TOLD else "; further ones are counted, but not reported"
             self.tell(text + more)
 
 

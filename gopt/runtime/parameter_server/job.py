@@ -136,7 +136,7 @@ def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
     mine: dict[str, Any] = {
         "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,
         "--set": sorted(job.settings.items()), "--accumulate": server_job.manifest.accumulate,
-        "the order of bytes": sys.byteorder, "checkpoints": job.checkpoint is not None, "--resume": job.resume,
+        "the byte order": sys.byteorder, "checkpoints": job.checkpoint is not None, "--resume": job.resume,
         "--nan, --stop, --on-trainer-loss or --staleness": str(server_job.faults),
     }  # fmt: skip
     for number, theirs in enumerate(endpoint.gather(mine, what="say hello")):

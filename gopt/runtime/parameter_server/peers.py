@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from gopt.runtime.engines.heartbeat import ENDED, REPORTED, RankStatus
 from gopt.runtime.messages.hub import Hub
 
-GONE = "its process was killed, or has ended and not said why"
+GONE = "its process was killed, or ended without a message"
 _LOOK = 0.1
 """Seconds between two looks."""
 

@@ -17,7 +17,7 @@ class Usage:
     accepted: int = 0
     dropped: int = 0
     skipped: int = 0
-    """Messages that were not applied, because a value was no number."""
+    """Messages that were not applied, because a value was not a number."""
     answered: int = 0
 
     def __add__(self, other: Usage) -> Usage:

@@ -189,7 +189,7 @@ class PushPullTrainer:
     # --- trainers among themselves ----------------------------------------------------------------------------------
 
     def _other(self, message: Message) -> None:
-        """Accept a message that is no answer of a server."""
+        """Accept a message that is not an answer of a server."""
         if message.kind is Kind.BARRIER:
             self._step_end.came[message.source, message.round] = message.note
         elif message.kind is Kind.RELEASE:

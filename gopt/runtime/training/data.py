@@ -173,7 +173,7 @@ def _check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str,
                     f"{what}: their rows would no longer belong together", "give equally many samples of each"
                 )
             if shuffled and first[2] != size:
-                raise InputError(f"{what}: no shuffle orders both alike", "leave --shuffle out")
+                raise InputError(f"{what}: one shuffle cannot order both", "leave --shuffle out")
 
 
 def _rows(rows: int, size: int) -> str:

@@ -1,4 +1,5 @@
-"""The states of a rank at the first step: stored in its files, or read from the user's file."""
+"""The states of a rank at the first step: computed by its start-up graph, stored in its files, or read from the user's
+file."""
 
 from __future__ import annotations
 
@@ -15,12 +16,16 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array
 
+NONE_MADE: Mapping[str, Array] = {}
 
-def initial_states(states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None) -> dict[str, Array]:
+
+def initial_states(
+    states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None, made: Mapping[str, Array] = NONE_MADE
+) -> dict[str, Array]:  # fmt: skip
     """State -> a new array.
 
     ``states``: the manifest's entries. ``graphs``: by phase. ``path``: --state FILE, read for states without a stored
-    value. Raises InputError where a state has a value in neither.
+    value. ``made``: computed values, which go before all others. Raises InputError where a state has none.
     """
     stored = {
         name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if name in graph.inputs
@@ -29,7 +34,9 @@ def initial_states(states: Sequence[LocalState], graphs: Mapping[str, Graph], pa
     found = {}
     for state in states:
         name = state.input
-        if name in stored:
+        if name in made:
+            found[name] = np.array(made[name])
+        elif name in stored:
             found[name] = np.array(stored[name].numpy())
         else:
             type = next(graph.inputs[name] for graph in graphs.values() if name in graph.inputs)

@@ -33,6 +33,8 @@ class Job:
     stop_on_nan: bool = False
     sync_init: str | None = None
     """Axes along which start values in common are those of the group's first rank: ``all``, or such as ``dp+tp``."""
+    startup: bool = True
+    """Whether a run that starts anew takes its first states from start-up graphs where the folder has them."""
     tuning: bool = True
     """False: run the segments on a CPU as they are, to bisect; the results have the same bits."""
     trace: Path | None = None

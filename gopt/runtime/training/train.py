@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gopt.artifact import manifest_check
+from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest import InputKind, LocalState
 from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.ir.graph import Graph
@@ -30,6 +30,7 @@ from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
+from gopt.runtime.training.startup import startup_values
 from gopt.runtime.training.trace import Trace, check_writable
 from gopt.runtime.tuning.tuning import tuning_of
 
@@ -60,7 +61,7 @@ class Trainer:
         self.call = -1
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
-        manifest_check.check_rank(self.manifest, self.record, self._graphs, job.folder)
+        check_rank(self.manifest, self.record, self._graphs, job.folder)
         self._hyper = hyper_parameters(self.manifest, job.settings)
         self.types = self._batch_types()
         self.data: BatchSource = open_data(job.data, self.types, job.shuffle)
@@ -97,7 +98,7 @@ class Trainer:
         return {each.name: each.type for each in inputs}
 
     def _start(self) -> dict[str, Any]:
-        """The states at the first step: of the checkpoint, else of the folder and ``--state``."""
+        """The states at the first step: of the checkpoint, else of the start-up graph, the folder and ``--state``."""
         held = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.record.accumulators}
         if self.job.resume:
             if self.checkpoints is None:
@@ -105,7 +106,11 @@ class Trainer:
             if complete := self.checkpoints.steps():
                 self.step = complete[-1]
                 return held | self.checkpoints.load(self.engine.rank, self.step)
-        return held | initial_states(self.states, self._graphs, self.job.state)
+        made: Mapping[str, Array] = {}
+        if self.job.startup and self.record.startup is not None:
+            types = {state.input: self._input(state.input) for state in self.states}
+            made = startup_values(self.job.folder / self.record.startup, types)
+        return held | initial_states(self.states, self._graphs, self.job.state, made)
 
     # --- before the first step ---
 

@@ -24,7 +24,7 @@ def gather(operator: Operator) -> Iterator[Link]:
 
 
 def gather_elements(operator: Operator) -> Iterator[Link]:
-    """Other dimensions, of data and indices alike; dimensions of indices where data has more is no link."""
+    """Other dimensions, of data and indices alike; dimensions of indices where data has more is not a link."""
     axis = operator.axis(0)
     for dim in range(operator.rank(0)):
         if dim != axis and operator.size(0, dim) == operator.size(1, dim):

@@ -128,7 +128,7 @@ def linked(links: Links) -> Rule:
 
 
 def _steps(where: Where, shard: Shard) -> Shard | None:
-    """A shard of the index itself, from one of a value that has it; None where it is no whole number of steps."""
+    """A shard of the index itself, from one of a value that has it; None where it is not a whole number of steps."""
     index = Index(where) if isinstance(where, int) else where
     if index is None or index.dim != shard.dim or shard.runs % index.runs:
         return None

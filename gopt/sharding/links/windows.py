@@ -81,7 +81,7 @@ class Sliding:
         return tuple(stop - start for start, stop in pairwise(ends))
 
     def sizes(self, ranges: Ranges) -> tuple[int, ...] | None:
-        """The inverse: which result places have these windows; None where they are no windows of parts."""
+        """The inverse: which result places have these windows; None where they are not windows of parts."""
         found = []
         for start, stop in ranges:
             steps, rest = divmod(stop - start - self.extent, self.stride)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Verdict(str, Enum):
-    """REFUTED: it is no gradient. UNCONFIRMED: what was drawn cannot tell."""
+    """REFUTED: it is not a gradient. UNCONFIRMED: what was drawn cannot tell."""
 
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
@@ -50,11 +50,11 @@ SILENT = "zero on all batches drawn, and so is the change of the loss: nothing w
 FAINT = "too small against the rounding of the loss to be measured"
 UNREAD = "the loss does not read the parameter, and no value made of the states alone has this gradient"
 WRONG = "not proportional to the change of the loss"
-NOT_ADDITIVE = "no sum over samples, as a gradient of this loss is"
+NOT_ADDITIVE = "not a sum over samples, as a gradient of this loss is"
 REPLACEMENT = "the parameter's own new value, not its gradient"
 FLAT = "the loss does not depend on the parameter, and yet the value is not zero"
 UNSTEADY = "the loss is not the same twice: a random node without a seed"
-SHIFTED = "the gradient at a point that every rank moves to by its own batch: no step of one large batch"
+SHIFTED = "the gradient at a point that every rank moves to by its own batch: not the step of one large batch"
 ALONG = "proportional to the change of the loss along {!r}, which is made of the states alone"
 IMAGE = "linear in {!r}, which is proportional to the change of the loss, and in nothing else of the batch"
-NOT_LINEAR = "a function of {!r}, which is proportional to the change of the loss, but no linear one"
+NOT_LINEAR = "a function of {!r}, which is proportional to the change of the loss, but not a linear one"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from derive_cases import CASES, LR, MODELS, RECORDED, Case, batches, start_values
+from derive_cases import CASES, COMBINATIONS, LR, MODELS, RECORDED, Case, batches, start_values
 from torch import nn
 
 
@@ -149,13 +149,17 @@ def export(name: str, path: Path) -> None:
     folded."""
     module, x = model(name)
     module.eval()
-    fuse = name not in ("batchnorm", "gpt")
+    write_forward(module, x, path, optimize=name not in ("batchnorm", "gpt"))
+
+
+def write_forward(module: nn.Module, x: torch.Tensor, path: Path, *, optimize: bool) -> None:
+    """Export a module without what the exporter says of itself."""
+    import onnx
+
     logging.disable(logging.WARNING)
     with contextlib.redirect_stdout(io.StringIO()):
         torch.onnx.export(module, (x,), path, dynamo=True, verbose=False, opset_version=20, external_data=False,
-                          optimize=fuse, input_names=["x"], output_names=["logits"])  # fmt: skip
-    import onnx
-
+                          optimize=optimize, input_names=["x"], output_names=["logits"])  # fmt: skip
     made = onnx.load(path)
     for each in [made, made.graph, *made.graph.node, *made.graph.input, *made.graph.output, *made.graph.initializer]:
         each.ClearField("metadata_props")
@@ -179,16 +183,20 @@ def torch_gradients(name: str) -> dict[str, np.ndarray]:
 
 
 def record() -> None:
-    """Write the models and PyTorch's numbers."""
+    """Write PyTorch's numbers, and the models."""
+    record_optimizers()
+    for name in MODELS:
+        export(name, RECORDED / f"{name}.onnx")
+        np.savez_compressed(RECORDED / f"{name}.npz", **torch_gradients(name))
+
+
+def record_optimizers() -> None:
     kept = {}
-    for name, case in CASES.items():
+    for name, case in {**CASES, **COMBINATIONS}.items():
         values, losses = torch_run(case)
         kept |= {f"{name}/{key}": value for key, value in values.items()}
         kept[f"{name}/losses"] = np.array(losses)
     np.savez_compressed(RECORDED / "optimizers.npz", **kept)
-    for name in MODELS:
-        export(name, RECORDED / f"{name}.onnx")
-        np.savez_compressed(RECORDED / f"{name}.npz", **torch_gradients(name))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ STEPS, BATCH, INPUTS, HIDDEN, CLASSES = 5, 6, 4, 5, 3
 LR = 0.05
 RECORDED = Path(__file__).parent / "recorded"
 MODELS = ("mlp", "cnn", "embedding", "gpt", "lstm", "batchnorm")
+NAMED_MODELS = ("depthwise", "unet", "wave", "recurrent", "rotary")
+"""Models that keep the names of their parameters."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,62 @@ CASES = {
     "step": _case("momentum", "SGD", {"schedule": ("StepLR", {"step_size": 2, "gamma": 0.5})}, schedule="step",
                   schedule_knobs={"step_size": 2, "gamma": 0.5}, torch={"momentum": 0.9}),
 }  # fmt: skip
+
+_ADAM_LIKE = {"knobs": {"beta1": 0.8, "beta2": 0.97, "eps": 1e-3}, "torch": {"betas": (0.8, 0.97), "eps": 1e-3}}
+KNOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "sgd": ("SGD", {}, {}),
+    "momentum": ("SGD", {"momentum": 0.5}, {"momentum": 0.5}),
+    "nesterov": ("SGD", {"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}),
+    "adam": ("Adam", _ADAM_LIKE["knobs"], _ADAM_LIKE["torch"]),
+    "adamw": ("AdamW", _ADAM_LIKE["knobs"], _ADAM_LIKE["torch"]),
+    "adagrad": ("Adagrad", {"eps": 1e-2}, {"eps": 1e-2}),
+    "rmsprop": ("RMSprop", {"alpha": 0.7, "eps": 1e-2}, {"alpha": 0.7, "eps": 1e-2}),
+    "adamax": ("Adamax", _ADAM_LIKE["knobs"], _ADAM_LIKE["torch"]),
+    "nadam": (
+        "NAdam", {**_ADAM_LIKE["knobs"], "momentum_decay": 0.02}, {**_ADAM_LIKE["torch"], "momentum_decay": 0.02},
+    ),
+    "lion": ("Lion", {"beta1": 0.7, "beta2": 0.9}, {"betas": (0.7, 0.9)}),
+}  # fmt: skip
+"""Optimizer -> PyTorch's class, and other knobs than the usual ones for both."""
+for _name, (_kind, _knobs, _torch) in KNOBS.items():
+    _usual = {"momentum": 0.9, **({"nesterov": True} if _name == "nesterov" else {})} if "momentum" in _knobs else {}
+    CASES[f"{_name}, no decay"] = _case(_name, _kind, weight_decay=0.0, torch={"weight_decay": 0.0, **_usual})
+    CASES[f"{_name}, all knobs"] = _case(
+        _name, _kind, weight_decay=0.2, knobs=_knobs, torch={**_torch, "weight_decay": 0.2}
+    )
+
+_CLIPS: dict[str, dict[str, Any]] = {"": {}, "norm": {"clip_norm": 0.1}, "value": {"clip_value": 0.02}}
+_SCALES = {"": None, "fixed": 512.0, "dynamic": "dynamic"}
+_SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "": (None, {}),
+    "linear": (("LinearLR", {"start_factor": 0.5, "end_factor": 0.8, "total_iters": 3}),
+               {"start_factor": 0.5, "end_factor": 0.8, "total_steps": 3}),
+    "cosine": (("CosineAnnealingLR", {"T_max": 6}), {"total_steps": 6}),
+    "step": (("StepLR", {"step_size": 1, "gamma": 0.7}), {"step_size": 1, "gamma": 0.7}),
+}  # fmt: skip
+
+
+def _combinations() -> dict[str, Case]:
+    """Every clip with every loss scale and every schedule, with the optimizers in turn. A dynamic scale meets an
+    overflow."""
+    found = {}
+    for place, (clip, scale, schedule) in enumerate(itertools.product(_CLIPS, _SCALES, _SCHEDULES)):
+        name = list(KNOBS)[place % len(KNOBS)]
+        kind, knobs, torch = KNOBS[name]
+        options = {"weight_decay": 0.1, "knobs": knobs, "torch": {**torch, "weight_decay": 0.1}, **_CLIPS[clip]}
+        around = dict(_CLIPS[clip])
+        if scale:
+            options["loss_scale"] = _SCALES[scale]
+            around["scale"] = 65536.0 if scale == "dynamic" else _SCALES[scale]
+        if schedule:
+            around["schedule"], options["schedule_knobs"] = _SCHEDULES[schedule]
+            options["schedule"] = schedule
+        label = " x ".join((name, clip or "no clip", scale or "no scale", schedule or "no schedule"))
+        found[label] = _case(name, kind, around, 2 if scale == "dynamic" else -1, **options)
+    return found
+
+
+COMBINATIONS = _combinations()
 
 
 def start_values() -> dict[str, np.ndarray]:

@@ -45,4 +45,4 @@ def test_options_of_the_command_reach_the_export(capsys, tmp_path):
     out = str(tmp_path / "step.onnx")
     assert main(["export", "module:make", "-o", out, "--loss-scale", "much"]) == 2
     assert main(["export", "module:make", "-o", out, "--clip-norm", "1", "--clip-value", "1"]) == 2
-    assert "do not go together" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err

@@ -102,10 +102,6 @@ def test_a_schedule_without_a_closed_form_is_fed(tmp_path):
 
 
 REFUSED = {
-    "dampening": (
-        recipes.with_optimizer(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.3)), UnsupportedError,
-        "not the eager one",
-    ),
     "lbfgs": (recipes.with_optimizer(lambda p: torch.optim.LBFGS(p)), UnsupportedError, "closure"),
     "one cycle": (
         recipes.with_scheduler(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=50)),

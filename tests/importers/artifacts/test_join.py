@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from recordings import FOLDERS, RECORDED, copied
+from recordings import FOLDERS, RECORDED, copied, scrambled
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.artifacts.folder import read_artifacts
@@ -55,12 +55,24 @@ def without_last(graph):
     graph.output.pop()
 
 
-def no_gradient(graph):
-    adds(graph)[0].input[1] = "output"
+def no_buffer(graph):
+    adds(graph)[0].input[0] = "output"
 
 
-def no_parameter(graph):
-    adds(graph)[0].input[1] = "output_grad"
+def other_type(graph):
+    buffer = next(each for each in graph.input if each.name.startswith("0.weight_grad"))
+    buffer.type.tensor_type.shape.dim[0].dim_value = 99
+
+
+def other_buffer(name, *more):
+    """Rename the buffer of the first accumulator, and of others."""
+
+    def change(graph):
+        for node, new in zip(adds(graph), (name, *more)):
+            next(each for each in graph.input if each.name == node.input[0]).name = new
+            node.input[0] = new
+
+    return change
 
 
 def no_loss(graph):
@@ -70,12 +82,14 @@ def no_loss(graph):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_gradient, "a gradient has two accumulators"),
+        (other_gradient, "gradient .* has two accumulators"),
         (without_last, r"'4\.bias' is trained by the checkpoint, and the training graph has no gradient of it"),
-        (no_gradient, "does not read the gradient of a parameter"),
-        (no_parameter, "belongs to 'output', which is no input"),
+        (no_buffer, "does not add to a buffer that is an input"),
+        (other_buffer("output_grad.accumulation.buffer"), "belongs to 'output', which is not an input"),
+        (other_buffer("2.bias_grad.accumulation.buffer"), r"'2\.bias' has two accumulators"),
+        (other_type, r"buffer '0\.weight_.*' is float32\[99,8\], and its"),
         (no_loss, "no loss among its outputs"),
-        (lambda graph: setattr(graph.input[2], "name", "9.weight"), "'0.weight', which is no input"),
+        (lambda graph: setattr(graph.input[2], "name", "9.weight"), "'0.weight', which is not an input"),
     ],
 )
 def test_names_that_do_not_match(change, message, tmp_path):
@@ -93,6 +107,28 @@ def test_names_that_do_not_match(change, message, tmp_path):
 def test_a_checkpoint_of_another_model(other, message, tmp_path):
     with pytest.raises(InputError, match=message):
         joined(copied("mlp_adamw", tmp_path, FOLDERS / other / "checkpoint"))
+
+
+@pytest.mark.parametrize("name", ["mlp_adamw", "gpt", "cnn"])
+def test_names_inside_the_graph_may_be_any(name, tmp_path):
+    """Gradients that have each other's names belong to the parameters of their buffers."""
+    before, found = joined(FOLDERS / name), joined(edited(name, tmp_path, scrambled))
+    assert [each.name for each in found.parameters] == [each.name for each in before.parameters]
+    assert found.batch == before.batch
+    assert any(f"{each.name}_grad" != each.gradient and each.gradient.endswith("_grad") for each in found.parameters)
+
+
+def test_a_buffer_with_another_name_is_of_the_parameter_of_its_type(tmp_path):
+    """Both layers have a type of their own here, and what is left over is known by the others."""
+    before = joined(FOLDERS / "mlp_adamw")
+    found = joined(edited("mlp_adamw", tmp_path, other_buffer("a", "0.bias_grad.accumulation.buffer", "c", "d")))
+    assert [each.name for each in found.parameters] == [each.name for each in before.parameters]
+
+
+def test_a_buffer_that_may_be_of_several_parameters_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"'a' is not known: \d parameters without a buffer have its type") as caught:
+        joined(edited("gpt", tmp_path, other_buffer(*"abcdefghijklmnop")))
+    assert "as NAME_grad.accumulation.buffer" in caught.value.hints[0]
 
 
 def test_a_checkpoint_of_other_shapes(tmp_path):
@@ -116,6 +152,6 @@ def test_optimizer_states_of_fewer_parameters(tmp_path):
     with pytest.raises(UnsupportedError, match="2 groups of parameters"):
         join(replace(parts, checkpoint=replace(parts.checkpoint, groups=(group, group))))
     swapped = replace(group.parameters[0], states=group.parameters[1].states)
-    with pytest.raises(InputError, match=r"momentum0 of '0\.bias' is float32\[16,8\] in the checkpoint"):
+    with pytest.raises(InputError, match=r"'momentum0' of '0\.bias' is float32\[16,8\] in the checkpoint"):
         states = (swapped, *group.parameters[1:])
         join(replace(parts, checkpoint=replace(parts.checkpoint, groups=(replace(group, parameters=states),))))

@@ -6,7 +6,20 @@ import json
 
 import onnx
 import pytest
-from recordings import FOLDERS, MORE, NAMES, RECORDED, STEPS, Running, copied, known_to_onnx, moments, moved, recorded
+from recordings import (
+    FOLDERS,
+    MORE,
+    NAMES,
+    RECORDED,
+    STEPS,
+    Running,
+    copied,
+    known_to_onnx,
+    moments,
+    moved,
+    recorded,
+    scrambled,
+)
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.load import load_step
@@ -49,6 +62,13 @@ def test_a_step_equals_the_recording(name):
     assert "step" not in running.states or running.states["step"].tolist() == [STEPS]
 
 
+@pytest.mark.parametrize("name", ["mlp_clip", "tied", "gpt"])
+def test_names_inside_the_graph_do_not_matter(name, tmp_path):
+    """Gradients have one another's names: each parameter gets its own all the same."""
+    _, running = step(edited(name, tmp_path, lambda model: scrambled(model.graph)))
+    assert compare(name, running, 0, STEPS) <= 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_goes_on_from_a_checkpoint_with_optimizer_states(name, tmp_path):
     _, running = step(copied(name, tmp_path, RECORDED / f"{name}.checkpoint"))
@@ -88,6 +108,14 @@ def own_function(model):
 def test_what_has_no_standard_form_is_refused(change, message, tmp_path):
     with pytest.raises(UnsupportedError, match=message):
         load_step(edited("mlp_adamw", tmp_path, change))
+
+
+def test_what_is_added_to_a_buffer_has_the_type_of_the_parameter(tmp_path):
+    def other(model):
+        next(node for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2").input[1] = "output"
+
+    with pytest.raises(InputError, match=r"training_model.onnx: the gradient 'output' of '0.weight' is float32\[6,4\]"):
+        load_step(edited("mlp_adamw", tmp_path, other))
 
 
 def test_operands_that_do_not_fit_are_refused(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gopt.offline.diff.values as values
-from gopt.ir.graph import Tensor
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.diff.values import Tolerance, distance
 

@@ -9,7 +9,8 @@ import pytest
 from helpers import FIXTURES
 
 import gopt
-from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.report_check import read_report
 from gopt.errors import InputError
 from gopt.offline.html_report import step_timeline as module
 from gopt.offline.html_report.record import Span, Timeline

@@ -172,6 +172,6 @@ def test_the_command(tmp_path, capsys):
     assert record["inputs"] == ["x"] and record["outputs"] == ["addmm"] and len(record["running"]) == 4
     assert main(["merge", str(folder), "--inference", "-o", model, "--output", "addmm"]) == 2  # it exists
     assert main(["merge", str(folder), "--inference", "-o", model, "--output", "addmm", "--force"]) == 0
-    assert "statistics of the batch are the running ones" in capsys.readouterr().out
+    assert "batch statistics are replaced by running statistics" in capsys.readouterr().out
     assert main(["merge", str(folder), "--output", "addmm", "-o", model, "--force"]) == 2
     assert main(["merge", str(folder), "--inference", "--state-dict", model]) == 2

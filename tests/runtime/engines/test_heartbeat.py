@@ -28,8 +28,8 @@ from gopt.runtime.engines.heartbeat import (
     REPORTED,
     RUNNING,
     WAITING,
-    Heartbeat,
     RankStatus,
+    StatusPublisher,
     missing,
     read,
     waiting,
@@ -118,6 +118,27 @@ def test_a_line_is_shown_once_and_when_it_is_whole(tmp_path):
         assert shown == lines
 
 
+def test_a_record_is_valid_from_the_first_moment_others_can_read_it(tmp_path, monkeypatch):
+    """A launcher that read one of zeros took process 0 for the rank's, and the system refused a handle on it."""
+    first: list[list[RankStatus]] = []
+    map_file = heartbeat.mmap.mmap
+
+    def read_then_map(*args):
+        first.append(read(tmp_path))
+        return map_file(*args)
+
+    monkeypatch.setattr(heartbeat.mmap, "mmap", read_then_map)
+    number = os.open(tmp_path / "0", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        before = time.time()
+        StatusPublisher(number, tmp_path)
+    finally:
+        os.close(number)
+    [[seen_first]] = first
+    assert (seen_first.process, seen_first.step, seen_first.call) == (os.getpid(), 0, -1)
+    assert before <= seen_first.when <= time.time()
+
+
 def test_what_a_rank_tells_is_checked():
     line = '{"step": 1, "loss": null, "losses": [null, 1.5], "seconds": 0.5, "samples_per_second": 3}'
     assert math.isnan(step_line(line)["loss"])
@@ -158,12 +179,57 @@ def test_a_hang_under_a_users_own_launcher_names_the_rank_as_well(tmp_path):
     assert "rank 1 did not reach this call: it is in step 8\n" in done.stderr
 
 
+FIRST = """
+import sys
+from pathlib import Path
+from gopt.runtime.engines.heartbeat import REPORTED, StatusPublisher
+
+home = Path(sys.argv[1])
+file = (home / "0").open("w+b")
+beat = StatusPublisher(file.fileno(), home)
+print(beat.first(5), flush=True)
+if sys.stdin.readline() == "report\\n":
+    beat.at(0, 0, REPORTED)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("ends", ["reports", "dies"])
+def test_the_others_wait_until_the_first_has_reported(ends: str, tmp_path: Path, monkeypatch) -> None:
+    """They end the job next: a first rank that is slow to print would be ended before it has."""
+    monkeypatch.setattr(heartbeat, "ERROR_GRACE", 0.0)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        (tmp_path / "1").open("w+b") as file,
+        subprocess.Popen([sys.executable, "-P", "-c", FIRST, str(tmp_path)], **pipes) as first,
+    ):
+        assert first.stdin is not None and first.stdout is not None
+        assert first.stdout.readline() == "True\n"
+        beat = StatusPublisher(file.fileno(), tmp_path)
+        beat.others = lambda: read(tmp_path)
+        explained: list[str] = []
+        waits = threading.Thread(target=beat.report, args=(3, lambda: explained.append("why")))
+        waits.start()
+        waits.join(0.5)
+        assert waits.is_alive()
+        assert [each.how for each in read(tmp_path)] == [RUNNING, RUNNING]
+        if ends == "reports":
+            first.stdin.write("report\n")
+            first.stdin.flush()
+        else:
+            first.stdin.close()
+            first.wait()
+        waits.join()
+        assert [each.how for each in read(tmp_path)][1] == REPORTED and not explained
+        assert heartbeat.read_claim(tmp_path) == heartbeat.ErrorClaim(5, first.pid)
+
+
 def test_heartbeats_without_a_folder_are_seen_by_all(monkeypatch):
     monkeypatch.delenv(heartbeat.HEARTBEATS, raising=False)
     mesh, met = Mesh.parse("shard=3"), threading.Barrier(3)
 
     def work(engine):
-        beat = Heartbeat.open(engine.rank, engine.gather)
+        beat = StatusPublisher.open(engine.rank, engine.gather)
         beat.at(engine.rank, 5)
         beat.waits(engine.rank != 1)
         met.wait()

@@ -23,7 +23,7 @@ def test_halves_are_combined_in_float32_and_rounded_once() -> None:
     flat, narrow = reductions.upcast([np.full((2, 1), 1, "f2"), np.full(1, 3, "f2")], None)
     assert flat.dtype == np.float32 and flat.tolist() == [1, 1, 3] and narrow == np.float16
     made = reductions.mean(flat * 4098, SimpleNamespace(size=2), call("mean"), narrow)
-    assert made.dtype == np.float16 and made.tolist() == [2048, 2048, 6148]  # 2049 and 6147 are no halves
+    assert made.dtype == np.float16 and made.tolist() == [2048, 2048, 6148]  # 2049 and 6147 are not halves
 
 
 def test_flags_are_counted_and_memory_that_waits_is_taken() -> None:

@@ -179,10 +179,17 @@ def two_die(endpoint: Endpoint) -> Any:
 
 
 def fails(endpoint: Endpoint) -> Any:
-    """Endpoint 1 fails, the others hear of it; 2 hears it from its own process, while it waits in a send."""
+    """Endpoint 1 fails, the others hear of it; 2 hears it from its own process, while it waits in a send.
+
+    Where 1 fails, the others have left the barrier: each has sent it something.
+    """
     endpoint.barrier()
     try:
+        if endpoint.number == 0:
+            endpoint.send(1, endpoint.message(Kind.PUSH, 7))
         if endpoint.number == 1:
+            while endpoint.receive().key != 7:
+                pass
             while not endpoint._hub._outboxes[1]:  # until 2 waits in a send, however slow the machine is
                 time.sleep(1e-3)
             raise ValueError("no data")

@@ -132,6 +132,16 @@ def test_gather_and_who_did_not_come():
     assert run_threads(hub(), work) == [[{"hash": number} for number in range(3)]] * 3
 
 
+def test_a_failure_after_all_have_come_names_nobody_awaited():
+    three = hub()
+    for number in (1, 2):
+        three._offer(number, None)
+    three.fail(1, ValueError("no data"))
+    with pytest.raises(RunError) as caught:
+        three.endpoint(0).barrier()
+    assert caught.value.message == ("stopped, because trainer 1 (endpoint 1, process 1) failed: ValueError: no data")
+
+
 def test_a_failure_ends_all_others():
     def work(endpoint):
         if endpoint.number == 1:

@@ -1,4 +1,4 @@
-"""Faults of runs without rounds: gradients that are no numbers, and data that ends."""
+"""Faults of runs without rounds: gradients that are not numbers, and data that ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> str:
 
 @pytest.fixture
 def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainer 1 pushes values that are no numbers in its second step."""
+    """Trainer 1 pushes values that are not numbers in its second step."""
     usual = TrainerMessages._push
 
     def push(self: TrainerMessages, node: Any, number: int, inputs: Sequence[Any]) -> None:

@@ -165,7 +165,7 @@ def test_more_rows_than_a_function_takes():
 
 
 def test_what_is_fed_may_lie_in_any_order_and_change(small):
-    """Loops and bindings go by the address; a copy made of an odd one is no value of the next step."""
+    """Loops and bindings go by the address; a copy made of an odd one is not a value of the next step."""
     square = TensorType("float32", (8, 8))
     nodes = [Node("Add", ["w", "x"], ["sum"]), Node("Tanh", ["sum"], ["out"])]
     made = graph(nodes, {"w": square, "x": square}, ["out"])

@@ -11,8 +11,9 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from gopt.errors import InputError, UnsupportedError
+from gopt.importers.artifacts.hints import EXPORT_AGAIN
 from gopt.ir.external_data import show
-from gopt.ir.graph import read_type, value_info
+from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
 
 _FEW = 1024
@@ -76,7 +77,7 @@ class Builder:
         if maker is not None and maker.op_type == "Constant":
             proto = next((each.t for each in maker.attribute if each.name == "value"), None)
         if proto is None or proto.data_location == TensorProto.EXTERNAL or prod(proto.dims) > _FEW:
-            raise self.refusal(f"{show(name)} is no constant", "export the forward for a batch of fixed size")
+            raise self.refusal(f"{show(name)} is not a constant", "export the forward for a batch of fixed size")
         return [int(each) for each in onnx.numpy_helper.to_array(proto).reshape(-1)]
 
     def integer(self, name: str) -> int:
@@ -151,10 +152,14 @@ class Builder:
         try:
             made = body(self, *node.input, **attributes)
         except (TypeError, IndexError, ValueError) as error:
-            raise InputError(f"{self._label} has operands or attributes that do not fit: {error}") from None
+            raise InputError(
+                f"{self._label} has operands or attributes that do not fit: {error}", EXPORT_AGAIN
+            ) from None
         results = made if isinstance(made, tuple) else (made,)
         if len(node.output) > len(results):
-            raise InputError(f"{self._label} has {len(node.output)} results, and {len(results)} are known")
+            raise InputError(
+                f"{self._label} has {len(node.output)} results, and {len(results)} are known", EXPORT_AGAIN
+            )
         return self._named(node, dict(zip(results, node.output)), zip(results, node.output))
 
     def _named(self, node: NodeProto, final: dict[str, str], wanted: Any) -> list[NodeProto]:

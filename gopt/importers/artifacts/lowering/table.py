@@ -17,8 +17,8 @@ from gopt.importers.artifacts.lowering import activations as act
 from gopt.importers.artifacts.lowering import arithmetic, indexing, losses, windows
 from gopt.importers.artifacts.lowering import normalisation as norm
 from gopt.importers.artifacts.lowering.builder import Builder
+from gopt.ir.attributes import attribute_value
 from gopt.ir.external_data import show
-from gopt.ir.graph import attribute_value
 
 MICROSOFT = "com.microsoft"
 
@@ -39,7 +39,8 @@ class Lowering:
         unknown = given.keys() - self.attributes.keys()
         if unknown:
             raise UnsupportedError(
-                f"{self.op_type} {show(node.name)} has the attribute {show(min(unknown))}, which gopt does not know"
+                f"{self.op_type} {show(node.name)} has the attribute {show(min(unknown))}, which gopt does not know",
+                f"gopt knows {', '.join(sorted(self.attributes)) or 'none'}: generate the artifacts without it",
             )
         return b.lower(node, self.body, {**self.attributes, **given})
 

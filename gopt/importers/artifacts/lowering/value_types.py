@@ -6,7 +6,7 @@ import onnx
 from onnx import ModelProto
 
 from gopt.ir.external_data import check_dims, show
-from gopt.ir.graph import read_type
+from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType, dtype_name
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from gopt.importers.artifacts.hints import EXPORT_AGAIN
 from gopt.importers.artifacts.lowering.builder import Builder
 
 
@@ -53,7 +54,7 @@ def window(
     )  # fmt: skip
     parts = (found.kernel, found.strides, found.dilations, found.before, found.after)
     if any(len(part) != n for part in parts) or any(size < 1 for part in parts[:3] for size in part):
-        raise b.refusal("its window does not fit its operand", "export the forward again")
+        raise b.refusal("its window does not fit its operand", EXPORT_AGAIN)
     return found
 
 
@@ -67,7 +68,7 @@ def conv_grad(
     sizes = b.dims(w)[2:]
     at = window(b, space, sizes, strides, dilations, pads, auto_pad)
     if kernel_shape and tuple(kernel_shape) != at.kernel:
-        raise b.refusal(f"its kernel_shape is {kernel_shape}, and its kernel is {list(sizes)}")
+        raise b.refusal(f"its kernel_shape is {kernel_shape}, and its kernel is {list(sizes)}", EXPORT_AGAIN)
     n = len(space)
     both = [*at.before, *at.after]
     dx = b.op(
@@ -99,9 +100,9 @@ def max_pool_grad(b: Builder, dy: str, places: str, **attributes: object) -> str
     """dY added up at the places that the forward took, which count through the whole operand of the pool."""
     pool = b.makers.get(places)
     if pool is None or pool.op_type != "MaxPool":
-        raise b.refusal("its places are not the second result of a MaxPool")
+        raise b.refusal("its indices are not the second output of a MaxPool", EXPORT_AGAIN)
     if any(each.name == "storage_order" and each.i for each in pool.attribute):
-        raise b.refusal("its pool counts places column by column", "export the forward with storage_order 0")
+        raise b.refusal("its pool numbers indices in column-major order", "export the forward with storage_order 0")
     x, y = pool.input[0], pool.output[0]
     dims, results = b.dims(x), b.dims(y)
     lead, plane, count = dims[:2], prod(dims[2:]), prod(results[2:])

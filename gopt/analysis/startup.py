@@ -1,0 +1,33 @@
+"""Whether start-up graphs can replace the stored values of a step."""
+
+from __future__ import annotations
+
+from onnx import NodeProto
+
+from gopt.analysis.operators import MAY_DRAW, RANDOM
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph import Graph
+from gopt.ir.nodes import nested
+from gopt.sanitize import show
+
+
+def why_unusable(startup: Graph, training: TrainingGraph) -> str:
+    """Return why ranks cannot take their first states from a start-up graph; '' where they can.
+
+    Every rank runs its own part of the graph: numbers drawn without a seed would differ between ranks. A rank takes
+    states from it alone: it has no other value that can be replaced.
+    """
+    protos = [node.proto for node in startup.nodes if node.is_a(*MAY_DRAW)]
+    drawn = next(filter(_draws_anew, nested(proto for proto in protos if proto is not None)), None)
+    if drawn is not None:
+        return f"its {drawn.op_type} {show(drawn.name or drawn.output[0])} has no seed; give it one"
+    states = {state.tensor for state in training.states}
+    other = next((name for name in startup.outputs if name not in states), None)
+    if other is not None:
+        return f"it sets {show(other)}, which no step changes; store the value instead"
+    return ""
+
+
+def _draws_anew(node: NodeProto) -> bool:
+    """Return whether a node draws other numbers in every run."""
+    return node.op_type in RANDOM and all(each.name != "seed" for each in node.attribute)

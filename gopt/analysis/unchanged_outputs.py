@@ -1,0 +1,52 @@
+"""Outputs made of an input of their type alone: the new value of a state, or something shown of what is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.role_map import RoleMap
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
+
+
+def refuse_unchanged(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> None:
+    """Raise UnsupportedError for an output that is an input without a stored value, unchanged, and no declared state.
+
+    A batch taken for a state would be the same on all ranks. ``pairs``: output -> the input that it replaces.
+    """
+    for output, name in pairs.items():
+        if name in index.graph.initializers or name in roles.states:
+            continue
+        if _source(index, output) == name:
+            raise UnsupportedError(
+                f"output {output!r} is input {name!r} unchanged, which has no stored value: the data flow does not say "
+                "whether it is a state or fed anew in each step",
+                f"leave the output out of the step, or say --batch {name}, or --states {name}={output}",
+            )
+
+
+def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
+    """Raise UnsupportedError for a state without gradient and stored value where others have values, unless declared.
+
+    A mask or an error by element, shown of a batch, has the data flow of a statistic, or of a frozen parameter.
+    """
+    held = training.graph.initializers
+    if not any(state.tensor in held for state in training.states):
+        return
+    known = {*held, *roles.states, *training.gradients}
+    for state in training.states:
+        if state.kind in (StateKind.STATISTIC, StateKind.PARAMETER) and state.tensor not in known:
+            name, output = state.tensor, state.updated
+            raise UnsupportedError(
+                f"input {name!r} has no stored value, as other states have, and output {output!r} has the type of its "
+                "new value: the data flow does not say whether it is a state or fed anew in each step",
+                f"say --batch {name}, or --states {name}={output}",
+            )
+
+
+def _source(index: GraphIndex, name: str) -> str:
+    """The value that a value is, through copies."""
+    while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
+        name = node.inputs[0]
+    return name

@@ -1,0 +1,113 @@
+"""Compares a manifest with graphs: the kept source, and the graphs of each rank with all their calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
+from gopt.collectives.messages import MESSAGES, ROUND_INPUT
+from gopt.collectives.table import COLLECTIVES
+from gopt.errors import GoptError, InputError, OptionError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType
+from gopt.mesh import Mesh, Sees
+from gopt.sanitize import show
+from gopt.sharding.boxes import box_shape
+
+
+def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
+    """Compare a manifest with its source; ``what`` is the word for the source in messages. Raises InputError."""
+    name = str(Path(home, MANIFEST_FILE))
+    for index, state in enumerate(manifest.states):
+        where = f"states[{index}]"
+        if state.tensor not in graph.inputs or state.updated not in graph.outputs:
+            _refuse(name, where, f"{what} has no state {show(state.tensor)} -> {show(state.updated)}")
+        if graph.inputs[state.tensor] != state.type:
+            _refuse(name, where, f"{state.type} is {graph.inputs[state.tensor]} in {what}")
+    for index, entry in enumerate(manifest.common.inputs):
+        if graph.inputs.get(entry.name) != entry.type:
+            _refuse(name, f"common.inputs[{index}]", f"{what} has no input {show(entry.name)} of this type")
+    for index, output in enumerate(manifest.common.outputs):
+        if output.name not in graph.outputs:
+            _refuse(name, f"common.outputs[{index}]", f"{what} has no output {show(output.name)}")
+    listed = {state.tensor for state in manifest.states} | {entry.name for entry in manifest.common.inputs}
+    for key in graph.inputs:
+        if key not in listed and key not in graph.initializers:  # a frozen weight needs no entry
+            _refuse(name, "common.inputs", f"{show(key)}, an input of {what}, is missing")
+
+
+def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str]) -> None:
+    """Compare the manifest's entry of a rank with the rank's graphs, by phase; raises InputError on a difference."""
+    name, where = str(Path(home, MANIFEST_FILE)), f"rank {rank.rank}"
+    for graph in graphs.values():
+        if (told := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
+            _refuse(name, where, f"its file is that of rank {show(told)}")
+    inputs = {key: type for graph in graphs.values() for key, type in graph.inputs.items()}
+    outputs = {key for graph in graphs.values() for key in graph.outputs}
+    dtypes = {state.tensor: state.dtype for state in manifest.states}
+    states = manifest.states_of(rank)
+    for state in states:
+        type = inputs.get(state.input)
+        if type is None or type.elements != state.elements or state.output not in outputs:
+            _refuse(name, where, f"its files and the manifest disagree on {show(state.input)}")
+        if not state.copy and {dtypes[piece.tensor] for piece in state.pieces} - {type.dtype}:
+            _refuse(name, where, f"its files and the manifest disagree on the type of {show(state.input)}")
+    for each in rank.accumulators:
+        if inputs.get(each.input) != each.type or each.output not in outputs:
+            _refuse(name, where, f"its files and the manifest disagree on {show(each.input)}")
+    parts = {each.input: box_shape(each.box) for each in rank.fed}
+    for index, entry in enumerate(manifest.common.inputs):
+        type = TensorType(entry.dtype, parts.get(entry.name, entry.shape))
+        if inputs.get(entry.name, type) != type:
+            _refuse(name, f"common.inputs[{index}]", f"{where} has {show(entry.name)} of another type")
+    listed = {*rank.inputs, *(state.input for state in manifest.common.state)}
+    listed |= {ROUND_INPUT} if manifest.parameter_server is not None else set()
+    listed |= {entry.name for entry in manifest.common.inputs}
+    frozen = {key for graph in graphs.values() for key in graph.initializers}  # weights that no update touches
+    if unlisted := inputs.keys() - listed - frozen:
+        _refuse(name, "common.inputs", f"{show(min(unlisted))}, an input of {where}, is missing")
+    if manifest.loss not in outputs and rank.role != "server":
+        _refuse(name, "loss", f"{where} has no output {show(manifest.loss)}")
+    mesh, member = manifest.mesh.mesh(), rank.rank
+    if rank.role == "server" and manifest.parameter_server is not None:
+        servers = manifest.parameter_server.servers
+        mesh, member = Mesh((("server", servers),), (("server", Sees.DATA),)), rank.rank - mesh.ranks
+    for graph in graphs.values():
+        for node in graph.nodes:
+            if node.domain == COMM and node.op_type in MESSAGES:
+                _check_message(name, rank, graph, node)
+            elif node.domain == COMM:
+                _check_call(name, mesh, member, graph, node)
+
+
+def _check_message(name: str, rank: RankEntry, graph: Graph, node: Node) -> None:
+    """Refuse a message whose attributes and operands do not fit one another."""
+    types = [graph.type_of(each) for each in node.inputs]
+    given = [(type.dtype, type.shape) if each else ("", None) for each, type in zip(node.inputs, types)]
+    try:
+        MESSAGES[node.op_type].infer(node.attributes, given)
+    except GoptError as error:
+        _refuse(name, f"rank {rank.rank}", f"its file has {show(node.label)}: {error.message}")
+
+
+def _check_call(name: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
+    """Refuse a call that no group of this mesh can make."""
+    types = [graph.type_of(each) for each in node.inputs]
+    try:
+        record = COLLECTIVES[node.op_type]
+        group = str(record.resolve(node.attributes)["group"])
+        size, index = mesh.size(group), mesh.index(group, rank)
+        record.infer(node.attributes, [(type.dtype, type.shape) for type in types], size, index)
+    except KeyError:
+        _refuse(name, f"rank {rank}", f"its file calls {show(node.op_type)}, and {COMM} has no such operator")
+    except OptionError as error:
+        _refuse(name, "mesh.axes", f"rank {rank}: {error.message}")
+    except GoptError as error:
+        _refuse(name, f"rank {rank}", f"its file calls {show(node.label)}: {error.message}")
+
+
+def _refuse(name: str, key: str, what: str) -> NoReturn:
+    raise InputError(f"{name}: {key}: {what}")

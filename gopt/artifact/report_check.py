@@ -1,0 +1,48 @@
+"""Reads the report of an output folder, and compares it with the manifest beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gopt import documents, limits
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.report_groups import Group
+from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.documents.records import from_document
+from gopt.errors import InputError
+
+
+def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
+    """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
+    path = Path(folder, REPORT_FILE)
+    report = from_document(Report, documents.read_json(path, documents.REPORT))
+    _check_groups(path, report)
+    if manifest.parameter_server is not None:
+        _check_split_report(path, report, manifest.parameter_server.servers)
+        return report
+    if report.mesh.axes != manifest.mesh.axes:  # kinds were not always written
+        raise InputError(f"{path}: mesh: it differs from the mesh of the manifest")
+    if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
+        raise InputError(f"{path}: ranks: they differ from the ranks of the manifest")
+    return report
+
+
+def _check_groups(path: Path, report: Report) -> None:
+    """Refuse groups whose rows have not as many names as there are columns, or which count others."""
+    lists: dict[str, Sequence[Group]] = {
+        "removed_ops": report.removed_ops, "removed_vars": report.removed_vars,
+        "added_ops": report.added_ops, "added_vars": report.added_vars,
+    }  # fmt: skip
+    for key, groups in lists.items():
+        for place, group in enumerate(groups):
+            if (wrong := group.fault()) is not None:
+                raise InputError(f"{path}: {key}[{place}]: {wrong}")
+
+
+def _check_split_report(path: Path, report: Report, servers: int) -> None:
+    """Refuse a report of other servers; a run may have had another number of trainers."""
+    trainers = report.mesh.ranks
+    if [each.rank for each in report.ranks] != list(range(min(trainers, limits.RANKS) + servers)):
+        raise InputError(f"{path}: ranks: they are not {trainers} trainers and the {servers} servers of the manifest")

@@ -1,0 +1,190 @@
+"""Start-up graphs compute first values of states: ``startup.onnx`` those of the source,
+``rank_0000.startup.onnx`` those that a rank holds. They have no inputs; an output has the name of the state that it
+sets.
+
+A rank's graph has the nodes that its states need, and slices what they make. A state of which only some tensors are
+computed takes the others from ``states.bin``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.serialize import model_bytes
+from gopt.artifact.states_file import STATES_FILE, StatesFile
+from gopt.disk.files import write_new
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType, dtype_code
+from gopt.lower.rank_graph import RankGraph, RankState, ShardRange
+from gopt.program import SpmdProgram
+from gopt.sharding.boxes import box_shape, ranges_of
+
+STARTUP_FILE = "startup.onnx"
+FORMAT = "gopt-startup/1"
+_NAME = "gopt.startup"
+
+
+def startup_file(rank: int) -> str:
+    return f"rank_{rank:04d}.startup.onnx"
+
+
+def write_startup(
+    folder: Path, program: SpmdProgram, startup: Graph, values: StatesFile, common: Sequence[RankState],
+    ranks: Iterable[RankGraph],
+) -> None:  # fmt: skip
+    """Write the start-up graphs of the source and of ranks; ``common``: states that all ranks hold. Raises OSError."""
+    write_new(folder / STARTUP_FILE, model_bytes(startup, {}, "", {"gopt.format": FORMAT}))
+    writer = _Writer(startup, program.source.graph.types, values)
+    for rank, held in _set_by_rank(startup, common, ranks).items():
+        metadata = {"gopt.format": FORMAT, "gopt.mesh": str(program.mesh), "gopt.rank": str(rank)}
+        graph, offsets = writer.graph(held)
+        write_new(folder / startup_file(rank), model_bytes(graph, offsets, STATES_FILE, metadata))
+
+
+def with_startup(
+    manifest: Manifest, startup: Graph, common: Sequence[RankState], ranks: Iterable[RankGraph]
+) -> Manifest:
+    """The manifest with the files of ``write_startup``."""
+    found = _set_by_rank(startup, common, ranks)
+    entries = tuple(
+        replace(each, startup=startup_file(each.rank)) if each.rank in found else each for each in manifest.ranks
+    )
+    return replace(manifest, startup=STARTUP_FILE, ranks=entries)
+
+
+def _set_by_rank(startup: Graph, common: Sequence[RankState], ranks: Iterable[RankGraph]) -> dict[int, list[RankState]]:
+    """The states of each rank of which a start-up graph computes elements, without ranks that have none."""
+
+    def computed(states: Iterable[RankState]) -> list[RankState]:
+        return [state for state in states if any(piece.tensor in startup.outputs for piece in state.pieces)]
+
+    shared = computed(common)
+    found = {rank.rank: [*shared, *computed(rank.states)] for rank in ranks}
+    return {rank: states for rank, states in found.items() if states}
+
+
+class _Writer:
+    """Makes the graphs of ranks; each takes time in what it holds, not in the whole start-up graph."""
+
+    def __init__(self, startup: Graph, types: Mapping[str, TensorType], values: StatesFile) -> None:
+        self.startup, self.types, self.values = startup, types, values
+        self._place = {name: place for place, node in enumerate(startup.nodes) for name in node.outputs}
+
+    def graph(self, states: Sequence[RankState]) -> tuple[Graph, dict[str, int]]:
+        """The graph for states of a rank, and where in ``states.bin`` its stored values begin."""
+        part = _RankPart(self.startup.outputs, self.types, self.values)
+        for state in states:
+            part.add(state)
+        nodes, stored = self._needed(part.read), self.startup.initializers
+        read = dict.fromkeys(name for node in nodes for name in node.reads if name in stored)
+        graph = replace(
+            self.startup, nodes=[*part.renamed(nodes), *part.nodes],
+            outputs={state.input: state.type for state in states},
+            initializers={name: stored[name] for name in read} | part.constants,
+        )  # fmt: skip
+        return graph, part.offsets
+
+    def _needed(self, names: Iterable[str]) -> list[Node]:
+        """The nodes that make these values, in order."""
+        found: set[int] = set()
+        waiting = [self._place[name] for name in names]
+        while waiting:
+            place = waiting.pop()
+            if place not in found:
+                found.add(place)
+                waiting += [self._place[name] for name in self.startup.nodes[place].reads if name in self._place]
+        return [self.startup.nodes[place] for place in sorted(found)]
+
+
+class _RankPart:
+    """The nodes of one rank's graph behind those that compute whole tensors."""
+
+    def __init__(self, computed: Container[str], types: Mapping[str, TensorType], values: StatesFile) -> None:
+        self.computed, self.types, self.values = computed, types, values
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Tensor] = {}
+        self.offsets: dict[str, int] = {}
+        self.read: set[str] = set()
+        """Tensors of the source that are computed here."""
+
+    def renamed(self, nodes: Sequence[Node]) -> list[Node]:
+        """The nodes, with names of their own for computed tensors: a state of the rank may have the same name.
+
+        An Identity makes each of them, and no node of the start-up graph reads it.
+        """
+        made = []
+        for node in nodes:
+            if not self.read.isdisjoint(node.outputs):
+                node = Node(node.op_type, node.inputs, [_whole(name) for name in node.outputs], name=node.name)
+            made.append(node)
+        return made
+
+    def add(self, state: RankState) -> None:
+        """Compute a state from its pieces."""
+        flat, start = [], 0
+        for piece in state.pieces:
+            count = piece.stop - piece.start
+            own = piece.tensor in self.computed
+            flat.append(self._computed(piece, state) if own else self._stored(state, start, count))
+            start += count
+        joined = flat[0] if len(flat) == 1 else self._new("Concat", flat, axis=0)
+        shape = self._constant(np.array(state.type.dims, np.int64))
+        self.nodes.append(Node("Reshape", [joined, shape], [state.input]))
+
+    def _computed(self, piece: ShardRange, state: RankState) -> str:
+        """The flat elements of a piece of a tensor that the start-up graph makes."""
+        self.read.add(piece.tensor)
+        name, type = _whole(piece.tensor), self.types[piece.tensor]
+        shape = type.dims
+        if piece.box is not None:
+            name = self._new("Reshape", [name, self._constant(np.array(shape, np.int64))])
+            for axis, ends in enumerate(piece.box):
+                if tuple(ends) != (0, shape[axis]):
+                    parts = [self._slice(name, start, stop, axis) for start, stop in ranges_of(ends)]
+                    name = parts[0] if len(parts) == 1 else self._new("Concat", parts, axis=axis)
+            shape = box_shape(piece.box)
+        flat = self._new("Reshape", [name, self._constant(np.array([-1], np.int64))])
+        if (piece.start, piece.stop) != (0, int(np.prod(shape))):
+            flat = self._slice(flat, piece.start, piece.stop, 0)
+        if state.type.dtype != type.dtype:
+            flat = self._new("Cast", [flat], to=dtype_code(state.type.dtype))
+        return flat
+
+    def _stored(self, state: RankState, start: int, count: int) -> str:
+        """Elements of a state as ``states.bin`` holds them."""
+        name = f"{_NAME}.stored.{state.input}"
+        if name not in self.offsets:
+            if not self.values.has(state):
+                raise UnsupportedError(
+                    f"state {state.input!r} has no value for what the start-up graph does not compute",
+                    "give the values with --state FILE, or compute all of them",
+                )
+            self.offsets[name] = self.values.start_of(state)
+            self.constants[name] = Tensor(TensorType(state.type.dtype, (state.type.elements,)))
+        return self._slice(name, start, start + count, 0)
+
+    def _slice(self, name: str, start: int, stop: int, axis: int) -> str:
+        ends = [self._constant(np.array([each], np.int64)) for each in (start, stop, axis)]
+        return self._new("Slice", [name, *ends])
+
+    def _constant(self, value: np.ndarray) -> str:
+        name = f"{_NAME}.{'_'.join(map(str, value.tolist())) or 'scalar'}"
+        self.constants[name] = Tensor(TensorType("int64", value.shape), array=value)
+        return name
+
+    def _new(self, op_type: str, inputs: Sequence[str], **attributes: int) -> str:
+        name = f"{_NAME}.value.{len(self.nodes)}"
+        self.nodes.append(Node(op_type, inputs, [name], attributes=attributes))
+        return name
+
+
+def _whole(tensor: str) -> str:
+    """The name of a computed tensor of the source in a rank's graph."""
+    return f"{_NAME}.whole.{tensor}"

@@ -1,0 +1,128 @@
+"""Operators that gopt differentiates by a rule of its own: onnx-ad sees the model without them.
+
+The result of such an operator is an input of what onnx-ad sees, and its operands are outputs with seeds of their own.
+So onnx-ad makes the derivative by the result, a rule makes those by the operands from it, and they are the seeds of
+what comes before. Nothing but the public function of onnx-ad is needed for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto, NodeProto, helper
+
+from gopt.autodiff.convolutions import differentiate_convolution
+from gopt.autodiff.operators import Emitter, Operator, between
+from gopt.ir.graph import Node
+from gopt.ir.nodes import reads
+from gopt.ir.opset import opset_of
+from gopt.ir.topological_order import topological_sort
+from gopt.ir.type_proto import value_info
+from gopt.ir.types import TensorType
+
+Rule = Callable[[Operator, Emitter, str, set[int]], dict[int, str]]
+"""(operator, emitter, derivative by the result, wanted operands) -> derivative by each wanted operand."""
+
+RULES: Mapping[str, Rule] = dict.fromkeys(("Conv", "ConvTranspose"), differentiate_convolution)
+"""By operator. onnx-ad has no derivative by the weight of a convolution in groups or of a transposed one, none with
+automatic pads, and one by the input that runtimes read otherwise where windows leave a remainder."""
+ASIDE = frozenset({"RNN", "GRU", "LSTM"})
+"""Operators that onnx-ad writes out, or refuses, where nothing goes through them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An operator that is cut out. ``outputs``: operand that is differentiated by -> the output that stands for it;
+    none for an operator that no derivative goes through."""
+
+    operator: Operator
+    outputs: Mapping[int, str]
+
+    @property
+    def results(self) -> list[str]:
+        return [name for name in self.operator.node.output if name]
+
+    @property
+    def result(self) -> str:
+        return self.results[0]
+
+
+def find_cuts(
+    model: ModelProto, scalar: str, inputs: Collection[str], types: Mapping[str, TensorType], prefix: str
+) -> list[Cut]:
+    """The operators to cut out: those in RULES between ``inputs`` and ``scalar``, and those in ASIDE elsewhere.
+
+    ``prefix``: of the names of outputs.
+    """
+    standard = [node for node in model.graph.node if node.domain in ("", "ai.onnx")]
+    candidates = [node for node in standard if node.op_type in RULES or node.op_type in ASIDE]
+    if not candidates:
+        return []
+    behind, ahead = between(model, inputs, scalar, types)
+    cuts: list[Cut] = []
+    for node in candidates:
+        wanted = [place for place, name in enumerate(node.input) if name in behind]
+        is_between, operator = bool(wanted) and not ahead.isdisjoint(node.output), Operator.of(node, types)
+        if node.op_type in RULES and is_between:
+            cuts.append(Cut(operator, {place: f"{prefix}{len(cuts)}.{place}" for place in wanted}))
+        elif node.op_type in ASIDE and not is_between and all(name in types for name in node.output if name):
+            cuts.append(Cut(operator, {}))
+    return cuts
+
+
+def without(model: ModelProto, cuts: Sequence[Cut]) -> ModelProto:
+    """The model without the operators: their results are inputs, their operands also outputs."""
+    if not cuts:
+        return model
+    apart = ModelProto()
+    apart.CopyFrom(model)
+    graph, results = apart.graph, {name for cut in cuts for name in cut.results}
+    kept = [node for node in graph.node if results.isdisjoint(node.output)]
+    del graph.node[:]
+    graph.node.extend(kept)
+    for cut in cuts:
+        node, types = cut.operator.node, cut.operator.types
+        graph.input.extend(value_info(name, types[name]) for name in cut.results)
+        for place, output in cut.outputs.items():
+            graph.node.append(helper.make_node("Identity", [node.input[place]], [output]))
+            graph.output.append(value_info(output, types[node.input[place]]))
+    return apart
+
+
+def join(model: ModelProto, cuts: Sequence[Cut], prefix: str) -> list[str]:
+    """Put the operators back into what onnx-ad wrote, with their derivatives; returns the seeds that they make.
+
+    ``prefix``: that of derivatives.
+    """
+    if not cuts:
+        return []
+    graph, seeds, nodes = model.graph, [], []
+    inputs = {name for cut in cuts for name in cut.results}
+    stand_ins = {name for cut in cuts for name in (f"{prefix}{cut.result}", *cut.outputs.values())}
+    for cut in cuts:
+        operator, outputs = cut.operator, cut.outputs
+        if not outputs:
+            nodes.append(operator.node)
+            continue
+        emit = Emitter(f"{prefix}{cut.result}.rule", opset_of(model))
+        adjoint = emit.reshape(f"{prefix}{cut.result}", operator.shape(cut.result))
+        for place, made in RULES[operator.node.op_type](operator, emit, adjoint, set(outputs)).items():
+            seed = f"{prefix}{outputs[place]}"
+            target = emit.ints([*operator.shape(operator.node.input[place]), 1])
+            emit.nodes.append(helper.make_node("Reshape", [made, target], [seed]))
+            seeds.append(seed)
+        nodes += [operator.node, *emit.nodes]
+    for border, gone in ((graph.input, inputs.union(seeds)), (graph.output, stand_ins)):
+        kept = [each for each in border if each.name not in gone]
+        del border[:]
+        border.extend(kept)
+    ordered = _sorted([*graph.node, *nodes])
+    del graph.node[:]
+    graph.node.extend(ordered)
+    return seeds
+
+
+def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    plain = [Node(str(place), sorted(reads(node)), node.output) for place, node in enumerate(nodes)]
+    return [nodes[int(each.op_type)] for each in topological_sort(plain, range(len(nodes)))]

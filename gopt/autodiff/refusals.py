@@ -1,0 +1,139 @@
+"""Operators whose derivative onnx-ad takes for zero, or gets wrong without a word: refused by name.
+
+They are refused where they stand between a parameter and the scalar, and pass elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from gopt.autodiff.operators import Operator, between, bodies
+from gopt.errors import UnsupportedError
+from gopt.ir.nodes import nested, reads
+from gopt.ir.types import FLOATS, TensorType, dtype_name
+from gopt.sanitize import show
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """``why``: ends the sentence "NODE cannot be differentiated by VALUE: ..."; ``operands``: those by which it cannot,
+    all by default; ``applies``: whether a node is one of those meant; ``steps``: its result may be whole numbers, which
+    are made floats again behind it."""
+
+    why: str
+    operands: tuple[int, ...] = ()
+    applies: Callable[[Operator], bool] = lambda operator: True
+    steps: bool = False
+
+
+def refuse(model: ModelProto, scalar: str, inputs: Sequence[str], types: Mapping[str, TensorType]) -> None:
+    """Raise UnsupportedError for the first operator in REFUSALS between ``inputs`` and ``scalar``."""
+    if not any(node.op_type in REFUSALS or _is_foreign(node) for node in nested(model.graph.node)):
+        return
+    ways = {False: between(model, inputs, scalar, types), True: between(model, inputs, scalar, {})}
+    for stepwise, (behind, ahead) in ways.items():
+        for node, dependent in _between(model.graph.node, behind, ahead):
+            refusal = _FOREIGN if _is_foreign(node) else REFUSALS.get(node.op_type)
+            if refusal is not None and refusal.steps == stepwise and refusal.applies(Operator.of(node, types)):
+                _check(node, refusal, dependent)
+
+
+def _is_foreign(node: NodeProto) -> bool:
+    """Return whether a node is not an operator of ONNX. onnx-ad goes by its name alone, whatever the domain."""
+    return node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in _SAME
+
+
+def _check(node: NodeProto, refusal: Refusal, dependent: set[str]) -> None:
+    places = refusal.operands or range(len(node.input))
+    wrong = [node.input[place] for place in places if place < len(node.input) and node.input[place] in dependent]
+    if wrong:
+        raise UnsupportedError(
+            f"{node.op_type} {show(node.output[0])} cannot be differentiated by {show(wrong[0])}: {refusal.why}",
+            "--freeze the parameters before that operator, or replace it in the model",
+        )
+
+
+def _between(nodes: Sequence[NodeProto], behind: set[str], ahead: set[str]) -> Iterator[tuple[NodeProto, set[str]]]:
+    """Nodes that lead from one set to the other, those of bodies included, with the values that depend on the first
+    set. All of a body counts as leading on, and all its inputs as dependent if an operand is."""
+    for node in nodes:
+        if behind.isdisjoint(reads(node)) or ahead.isdisjoint(node.output):
+            continue
+        yield node, behind
+        for body in bodies([node]) if node.attribute else ():
+            inside = _inside(body, node, behind)
+            yield from ((inner, inside) for inner in body.node if not inside.isdisjoint(reads(inner)))
+
+
+def _inside(body: GraphProto, node: NodeProto, behind: set[str]) -> set[str]:
+    found = set(behind)
+    if not behind.isdisjoint(node.input):
+        found.update(each.name for each in body.input)
+    for inner in body.node:
+        if not found.isdisjoint(reads(inner)):
+            found.update(inner.output)
+    return found - {""}
+
+
+def _to_narrow(operator: Operator) -> bool:
+    """Return whether a Cast goes from a float to one of 8 bits or fewer."""
+    made = dtype_name(operator.attributes.get("to", TensorProto.FLOAT))
+    if operator.node.op_type == "CastLike":
+        made = operator.dtype(operator.node.input[1])
+    return operator.dtype(operator.node.input[0]) in FLOATS and made.startswith("float") and made not in FLOATS
+
+
+def _no_axes(operator: Operator) -> bool:
+    """Return whether a reduction has an empty list of axes, which onnx-ad reads as none where it may mean all."""
+    axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None
+    composite = operator.node.op_type in ("ReduceL1", "ReduceL2", "ReduceSumSquare")
+    if operator.attributes.get("noop_with_empty_axes", 0):
+        return composite and (axes is None or axes.shape == (0,))
+    return axes is not None and axes.shape == (0,)
+
+
+def _one_flat_sample(operator: Operator) -> bool:
+    kind = operator.types.get(operator.node.input[0])
+    return kind is not None and kind.shape == (1, 2, 3)
+
+
+_SAME = frozenset({("com.microsoft", "Gelu")})
+"""Operators of other domains that compute what ONNX's of the same name does."""
+_FOREIGN = Refusal("it is not an operator of ONNX")
+_ROUNDS = "it rounds, and the file does not say how to differentiate rounding"
+_SEQUENCE = "onnx-ad has no derivative of sequences and optionals"
+
+REFUSALS: Mapping[str, Refusal] = {
+    "Det": Refusal("its derivative needs an inverse, which is not an operator of ONNX"),
+    "OneHot": Refusal("onnx-ad treats its values as constants", (2,)),
+    "Pad": Refusal("onnx-ad treats the value that it pads with as a constant", (2,)),
+    "BatchNormalization": Refusal("running statistics are constants", (3, 4)),
+    "Resize": Refusal("the region and the scales are constants", (1, 2)),
+    "RoiAlign": Refusal("the boxes are constants", (1,)),
+    **dict.fromkeys(("Bernoulli", "Multinomial"), Refusal("it draws samples", steps=True)),
+    **dict.fromkeys(
+        ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Refusal(_ROUNDS, steps=True)
+    ),
+    **dict.fromkeys(("Cast", "CastLike"), Refusal(_ROUNDS, (0,), _to_narrow, True)),
+    "BitCast": Refusal("it reads bits", steps=True),
+    **dict.fromkeys(
+        ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+         "ReduceSumSquare"),
+        Refusal("its list of axes is empty", (0,), _no_axes),
+    ),
+    "SpaceToDepth": Refusal("onnx-ad assumes mode DCR", (0,), lambda each: each.attributes.get("mode") == "CRD"),
+    "RotaryEmbedding": Refusal(
+        "it slices in steps", (), lambda each: bool(each.attributes.get("interleaved", 0)),
+    ),
+    **dict.fromkeys(
+        ("SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceMap", "ConcatFromSequence",
+         "SplitToSequence", "Optional", "OptionalGetElement"),
+        Refusal(_SEQUENCE),
+    ),
+    "AffineGrid": Refusal("its definition drops a batch of one sample", (0,), _one_flat_sample),
+    "MaxRoiPool": Refusal("onnx-ad has no rule for it"),
+}  # fmt: skip
+"""By operator."""

@@ -1,0 +1,247 @@
+"""Operators written in other words, for which onnx-ad has a derivative: slices with steps, pads that repeat values,
+pools with automatic pads, products of zeros, reductions over an empty list of axes.
+
+A rewrite changes no result. It needs shapes, and constants where an operator takes axes, bounds or pads; without them
+the operator stays as it is, and onnx-ad refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx.inliner
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from gopt.autodiff.operators import Emitter, Operator, between, types_of
+from gopt.ir.attributes import attribute_value
+from gopt.ir.constant_folding import constant_array
+from gopt.ir.opset import opset_of
+from gopt.ir.types import numpy_dtype
+
+Constants = Mapping[str, np.ndarray]
+Rewrite = Callable[[Operator, Constants, Emitter], "str | None"]
+"""(operator, known values, emitter) -> the value that equals the first result; None to leave the operator."""
+
+
+def rewrite(model: ModelProto, scalar: str, inputs: Sequence[str], prefix: str) -> ModelProto:
+    """The model with the operators between ``inputs`` and ``scalar`` rewritten. ``prefix``: of names of new values."""
+    if not any(node.op_type in REWRITES and node.domain in ("", "ai.onnx") for node in model.graph.node):
+        return model
+    types, constants = types_of(model), constants_of(model)
+    behind, ahead = between(model, inputs, scalar, types)
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        rule = REWRITES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        known = all(name not in types or types[name].static for name in (*node.input, *node.output))
+        used = not behind.isdisjoint(node.input) and not ahead.isdisjoint(node.output)
+        emit = Emitter(f"{prefix}{node.output[0]}", opset_of(model))
+        made = rule(Operator.of(node, types), constants, emit) if rule is not None and used and known else None
+        if made is None:
+            nodes.append(node)
+            continue
+        emit.nodes[-1].output[0] = node.output[0]
+        nodes += emit.nodes
+    rewritten = ModelProto()
+    rewritten.CopyFrom(model)
+    del rewritten.graph.node[:]
+    rewritten.graph.node.extend(nodes)
+    return rewritten
+
+
+def expand(model: ModelProto) -> ModelProto:
+    """The model with the functions of the standard written out that hold an operator with a rule of gopt's own."""
+    names = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")} & EXPANDED
+    if not names:
+        return model
+    typed, known = ModelProto(), {each.name for each in model.graph.input}
+    typed.CopyFrom(model)
+    for each in model.graph.initializer:  # the inliner takes the types of inputs alone
+        if each.name not in known:
+            typed.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
+    chosen = [("", name) for name in sorted(names)]
+    made = onnx.inliner.inline_selected_functions(typed, chosen, inline_schema_functions=True)
+    del made.graph.input[:]
+    made.graph.input.extend(model.graph.input)
+    return made
+
+
+def constants_of(model: ModelProto) -> dict[str, np.ndarray]:
+    """The values of a model's initializers and Constant nodes."""
+    found = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            value = constant_array({each.name: attribute_value(each) for each in node.attribute})
+            if value is not None:
+                found[node.output[0]] = value
+    return found
+
+
+def _integers(operator: Operator, constants: Constants, place: int) -> list[int] | None:
+    """A constant operand of whole numbers; None where it is absent or computed."""
+    inputs = operator.node.input
+    if place >= len(inputs) or inputs[place] not in constants:
+        return None
+    return [int(each) for each in constants[inputs[place]].reshape(-1)]
+
+
+def _given(operator: Operator, place: int) -> bool:
+    return place < len(operator.node.input) and operator.node.input[place] != ""
+
+
+def _gathered(emit: Emitter, value: str, axis: int, places: np.ndarray) -> str:
+    return emit("Gather", [value, emit.ints(places)], axis=axis)
+
+
+def _slice(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """Elements at steps are gathered."""
+    starts, ends, axes, steps = (_integers(operator, constants, place) for place in range(1, 5))
+    if starts is None or ends is None or steps is None or set(steps) == {1} or (axes is None and _given(operator, 3)):
+        return None
+    value, shape = str(operator.node.input[0]), operator.shape(operator.node.input[0])
+    for axis, start, end, step in zip(axes or range(len(starts)), starts, ends, steps):
+        value = _gathered(emit, value, axis % len(shape), np.arange(shape[axis])[start:end:step])
+    return value
+
+
+def _pad(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """Values at the edge, reflected or repeated ones are gathered."""
+    mode, pads, axes = operator.attributes.get("mode", "constant"), *(_integers(operator, constants, i) for i in (1, 3))
+    if not pads or (min(pads) < 0) != (mode == "constant") or (axes is None and _given(operator, 3)):
+        return None
+    value, shape = str(operator.node.input[0]), operator.shape(operator.node.input[0])
+    chosen = list(range(len(shape))) if axes is None else [axis % len(shape) for axis in axes]
+    if 0 in shape or not any(pads):
+        return None
+    if mode == "constant":
+        return _cropped(operator, emit, chosen, pads)
+    for place, axis in enumerate(chosen):
+        around = pads[place], pads[len(chosen) + place]
+        if any(around):
+            value = _gathered(emit, value, axis, np.pad(np.arange(shape[axis]), around, mode=mode))
+    return value
+
+
+def _cropped(operator: Operator, emit: Emitter, axes: Sequence[int], pads: Sequence[int]) -> str:
+    """A Slice of the elements that negative pads drop, and a Pad of the rest."""
+    value, count = operator.node.input[0], len(axes)
+    shape = operator.shape(value)
+    starts = [max(-pad, 0) for pad in pads[:count]]
+    ends = [shape[axis] - max(-pad, 0) for axis, pad in zip(axes, pads[count:])]
+    value = emit("Slice", [value, emit.ints(starts), emit.ints(ends), emit.ints(axes)])
+    rest = [*operator.node.input[2:3], *[""] * (3 - len(operator.node.input)), emit.ints(axes)]
+    return emit("Pad", [value, emit.ints(max(pad, 0) for pad in pads), *rest])
+
+
+def _pool(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """Automatic pads, and windows that begin inside and end behind the input, become pads in numbers."""
+    given, same = dict(operator.attributes), operator.attributes.get("auto_pad", "NOTSET")
+    ceils = given.get("ceil_mode", 0) and operator.node.op_type != "MaxPool" and not given.get("count_include_pad", 0)
+    if len(operator.node.output) > 1 or not (same.startswith("SAME") or ceils):
+        return None
+    kernel, rank = given["kernel_shape"], len(given["kernel_shape"])
+    sizes, made = (operator.shape(name)[2:] for name in (operator.node.input[0], operator.node.output[0]))
+    strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads = list(given.get("pads") or [0] * 2 * rank)
+    for axis in range(rank):
+        total = strides[axis] * (made[axis] - 1) + dilations[axis] * (kernel[axis] - 1) + 1 - sizes[axis]
+        if same.startswith("SAME"):
+            total = max(total, 0)
+            pads[axis] = total // 2 if same == "SAME_UPPER" else total - total // 2
+        pads[rank + axis] = max(total - pads[axis], 0 if same.startswith("SAME") else pads[rank + axis])
+    if any(pad >= size for pad, size in zip(pads, [*kernel, *kernel])):
+        return None
+    given.pop("auto_pad", None)
+    given.pop("ceil_mode", None)
+    return emit(operator.node.op_type, list(operator.node.input), **{**given, "pads": pads})
+
+
+def _reduction(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """An empty list of axes, which stands for all, is left out; a product is one of halves."""
+    node, given = operator.node, operator.attributes
+    axes, noop = _integers(operator, constants, 1), given.get("noop_with_empty_axes", 0)
+    if axes == [] and not noop:
+        if node.op_type != "ReduceProd":
+            return emit(node.op_type, [node.input[0]], keepdims=given.get("keepdims", 1))
+    elif node.op_type != "ReduceProd" or (axes is None and _given(operator, 1)) or (noop and not axes):
+        return None
+    shape = operator.shape(node.input[0])
+    if 0 in shape or not shape:
+        return None
+    chosen = sorted({axis % len(shape) for axis in axes or given.get("axes") or range(len(shape))})
+    value = node.input[0]
+    for axis in chosen:
+        value = _product(emit, value, axis, shape[axis])
+    if given.get("keepdims", 1):
+        return emit("Identity", [value])
+    return emit.reshape(value, [size for axis, size in enumerate(shape) if axis not in chosen])
+
+
+def _product(emit: Emitter, value: str, axis: int, size: int) -> str:
+    """The product along an axis, which stays with one element. No quotient: an element may be zero."""
+    while size > 1:
+        half = size // 2
+        product = emit("Mul", [_part(emit, value, axis, 0, half), _part(emit, value, axis, half, 2 * half)])
+        rest = [_part(emit, value, axis, 2 * half, size)] if size % 2 else []
+        value = emit("Concat", [product, *rest], axis=axis) if rest else product
+        size = half + size % 2
+    return value
+
+
+def _part(emit: Emitter, value: str, axis: int, start: int, end: int) -> str:
+    return emit("Slice", [value, emit.ints([start]), emit.ints([end]), emit.ints([axis])])
+
+
+def _cumulative_product(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """Each element times the product of those before it, in doubling distances. No quotient: an element may be zero."""
+    axes, value = _integers(operator, constants, 1), operator.node.input[0]
+    kind = operator.types.get(value)
+    if axes is None or kind is None:
+        return None
+    shape, given = operator.shape(value), operator.attributes
+    axis = axes[0] % len(shape)
+    size, back = shape[axis], np.arange(shape[axis])[::-1]
+    if not size:
+        return None
+    if given.get("reverse", 0):
+        value = _gathered(emit, value, axis, back)
+    if given.get("exclusive", 0):
+        ones = [1 if place == axis else each for place, each in enumerate(shape)]
+        one = emit.constant(np.ones(ones, numpy_dtype(kind.dtype)))
+        value = emit("Concat", [one, _part(emit, value, axis, 0, size - 1)], axis=axis)
+    distance = 1
+    while distance < size:
+        first, later = _part(emit, value, axis, 0, distance), _part(emit, value, axis, distance, size)
+        before = _part(emit, value, axis, 0, size - distance)
+        value = emit("Concat", [first, emit("Mul", [later, before])], axis=axis)
+        distance *= 2
+    return _gathered(emit, value, axis, back) if given.get("reverse", 0) else emit("Identity", [value])
+
+
+def _space_to_depth(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """Blocks behind channels: two regroupings around a transposition."""
+    if operator.attributes.get("mode", "DCR") != "CRD":
+        return None
+    block = operator.attributes["blocksize"]
+    samples, channels, height, width = operator.shape(operator.node.input[0])
+    value = emit.reshape(operator.node.input[0], [samples, channels, height // block, block, width // block, block])
+    value = emit("Transpose", [value], perm=[0, 1, 3, 5, 2, 4])
+    return emit.reshape(value, [samples, channels * block * block, height // block, width // block])
+
+
+EXPANDED = frozenset({"CausalConvWithState"})
+"""Functions with a convolution in groups."""
+
+REWRITES: Mapping[str, Rewrite] = {
+    "Slice": _slice,
+    "Pad": _pad,
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
+    **dict.fromkeys(
+        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
+         "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+        _reduction,
+    ),
+    "CumProd": _cumulative_product,
+    "SpaceToDepth": _space_to_depth,
+}  # fmt: skip
+"""By operator."""

@@ -1,0 +1,247 @@
+"""Two eager steps of an optimizer: they show its states, their first values, and what changes in Python."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gopt.errors import UnsupportedError
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.python_values import Path, changed, is_number, is_value, python_values, said
+from gopt.frontends.pytorch.surroundings import surroundings
+from gopt.sanitize import show
+
+
+@dataclass(slots=True)
+class EagerSteps:
+    """Values that the first eager step, taken by a copy, stored.
+
+    ``states``: by optimizer, parameter name and key, the value before the first step. ``counters``: by optimizer and
+    group, numeric options that changed, with their first value. ``buffers``: names of buffers that changed. ``read``:
+    optimizer, parameter name and key of states that code took the value of. ``others``: what is stored in states beside
+    tensors and numbers.
+    """
+
+    states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+    counters: dict[tuple[int, int | None], dict[str, float]] = field(default_factory=dict)
+    buffers: set[str] = field(default_factory=set)
+    read: set[tuple[int, str, str]] = field(default_factory=set)
+    others: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+
+
+class _Recorded(dict[str, Any]):
+    """The state of one parameter. ``first``: the value of every key before the first step.
+
+    That is the first that was stored, before updates in place. What is stored behind the parameter's own update, such
+    as SGD's momentum, comes out of the step: it is zero before.
+    """
+
+    def __init__(self, parameter: torch.Tensor, given: MutableMapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.first: dict[str, Any] = {}
+        self._parameter = parameter
+        self._before = _kept(parameter)
+        for key, value in (given or {}).items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self.first:
+            updated = _changed(self._parameter, self._before)
+            self.first[key] = _zero(value) if updated else _copy(value)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for key, value in dict(*given, **named).items():
+            self[key] = value
+
+
+class _RecordedStates(dict[Any, Any]):
+    """The states of an optimizer."""
+
+    def __missing__(self, key: Any) -> Any:
+        self[key] = {}
+        return self[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, torch.Tensor) and not isinstance(value, _Recorded):
+            value = _Recorded(key, value)
+        super().__setitem__(key, value)
+
+
+class _Reads(TorchDispatchMode):
+    """Records the tensors whose value becomes a number: by ``item()`` and the like, or in a fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default or "_fused_" in str(func):
+            self.found |= {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callable[[Recipe], None]) -> EagerSteps:
+    """Take two steps with a copy of a recipe and record what they store.
+
+    Raises UnsupportedError for states that belong to no parameter, and for values in Python that differ after the two,
+    other than numbers of groups and attributes of an optimizer: a graph has no place for them.
+    """
+    tried = copy.deepcopy(recipe)
+    names = parameter_names(tried)
+    before = {name: _kept(value) for name, value in tried.module.named_buffers(remove_duplicate=False)}
+    start = [python_values(optimizer, names) for optimizer in tried.optimizers]
+    for optimizer in tried.optimizers:
+        kept = dict(optimizer.state)
+        optimizer.state = _RecordedStates()
+        for parameter, state in kept.items():
+            optimizer.state[parameter] = state
+    reads = _Reads()
+    with reads:
+        first(tried)
+    found = EagerSteps()
+    for index, optimizer in enumerate(tried.optimizers):
+        for parameter, state in optimizer.state.items():
+            if not isinstance(parameter, torch.Tensor) or id(parameter) not in names:
+                raise UnsupportedError(
+                    f"{type(optimizer).__name__} keeps a state {show(str(parameter))} that belongs to no parameter",
+                    "such an optimizer cannot be exported",
+                )
+            found.states[index, names[id(parameter)]] = {
+                key: state.first[key] for key, value in state.items() if is_value(value)
+            }
+            found.others[index, names[id(parameter)]] = {
+                key: value for key, value in state.items() if not is_value(value)
+            }
+    found.buffers = {
+        name
+        for name, value in tried.module.named_buffers(remove_duplicate=False)
+        if name in before and _changed(value, before[name])
+    }
+    middle = [python_values(optimizer, names) for optimizer in tried.optimizers]
+    around = surroundings(tried)
+    stored = [{key: dict(state) for key, state in optimizer.state.items()} for optimizer in tried.optimizers]
+    with reads:
+        second(tried)
+    _refuse_changes(around, surroundings(tried))
+    for index, optimizer in enumerate(tried.optimizers):
+        _add_counters(found, index, (start[index], middle[index], python_values(optimizer, names)), recipe)
+        for parameter, state in optimizer.state.items():
+            firsts = found.states[index, names[id(parameter)]]
+            for key in firsts:
+                held = stored[index][parameter].get(key), state.get(key)
+                firsts[key] = _start(firsts[key], *held)
+                if any(id(each) in reads.found for each in held):
+                    found.read.add((index, names[id(parameter)], key))
+    return found
+
+
+def _refuse_changes(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> None:
+    for path, old, new in changed(before, after):
+        raise UnsupportedError(
+            f"training code keeps a value in Python that each step changes: {show(said(path))} is {_brief(old)} after "
+            f"one step and {_brief(new)} after two",
+            "it would be a constant of the graph; keep it as a tensor, in a buffer of a module",
+        )
+
+
+def _start(first: Any, after_one: Any, after_two: Any) -> Any:
+    """The value before the first step of what was first stored as ``first``: a number that the step counts up before
+    it stores it is continued backwards."""
+    if is_number(first) and isinstance(after_one, torch.Tensor):  # a number that a tensor replaces
+        return torch.full_like(after_one, first)
+    counted = is_number(first) and is_number(after_two) and first == after_one != after_two
+    return type(first)(2 * first - after_two) if counted else first
+
+
+def _add_counters(
+    found: EagerSteps, index: int, values: tuple[Mapping[Path, Any], Mapping[Path, Any], Mapping[Path, Any]],
+    recipe: Recipe,
+) -> None:  # fmt: skip
+    """Record numbers that changed; raise UnsupportedError for other values that the second step changed."""
+    start, one, two = values
+    for path, old, new in changed(start, one):
+        if is_number(old) and is_number(new) and _is_plain(path, recipe):
+            found.counters.setdefault(_home(index, path), {})[_key(path)] = old
+    for path, old, new in changed(one, two):
+        if recipe.scheduler is not None and path[-1] == "lr":
+            continue
+        if not (is_number(old) and is_number(new) and _is_plain(path, recipe)):
+            raise UnsupportedError(
+                f"{type(recipe.optimizers[index]).__name__} keeps a value in Python that each step changes: "
+                f"{show(said(path))} is {_brief(old)} after one step and {_brief(new)} after two",
+                "it would be a constant of the graph; keep it as a number of a group, or as a tensor in the state of "
+                "a parameter",
+            )
+        counters = found.counters.setdefault(_home(index, path), {})
+        if _key(path) not in counters:
+            counters[_key(path)] = start[path] if is_number(start.get(path)) else 2 * old - new
+
+
+def _is_plain(path: Path, recipe: Recipe) -> bool:
+    """Return whether a number lies in a group, or is itself an attribute. The learning rate is an input."""
+    if path[-1] in ("lr", "length"):
+        return False
+    return (len(path) == 2 and path[0].startswith("group ")) or (len(path) == 1 and path[0].startswith("attribute "))
+
+
+def _home(index: int, path: Path) -> tuple[int, int | None]:
+    return index, int(path[0].removeprefix("group ")) if path[0].startswith("group ") else None
+
+
+def _key(path: Path) -> str:
+    return path[-1].removeprefix("attribute ")
+
+
+def _brief(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else show(str(value)[:60])
+
+
+def parameter_names(recipe: Recipe) -> dict[int, str]:
+    """Id of each parameter -> its first name."""
+    return {key: spots[0][2] for key, spots in tensors_of(recipe.module, "_parameters").items()}
+
+
+def tensors_of(module: torch.nn.Module, kind: str) -> dict[int, list[tuple[dict[str, Any], str, str]]]:
+    """Tensor id -> (owner's dict, key, full name) of all parameters or buffers; a tied tensor has several."""
+    found: dict[int, list[tuple[dict[str, Any], str, str]]] = defaultdict(list)
+    for prefix, owner in module.named_modules():
+        held = getattr(owner, kind)
+        for key, value in held.items():
+            if value is not None:
+                found[id(value)].append((held, key, f"{prefix}.{key}" if prefix else key))
+    return found
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+
+def _kept(value: torch.Tensor) -> torch.Tensor | int:
+    """A copy for a later comparison; for a tensor without values, its version counter."""
+    return value._version if isinstance(value, FakeTensor) else value.detach().clone()
+
+
+def _changed(value: torch.Tensor, before: torch.Tensor | int) -> bool:
+    if isinstance(before, int):
+        return value._version != before
+    return not torch.equal(value.detach(), before)
+
+
+def _zero(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.zeros_like(value)
+    return type(value)(0) if is_number(value) else value

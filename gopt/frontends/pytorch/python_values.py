@@ -1,0 +1,188 @@
+"""Values that an optimizer keeps in Python between steps: attributes, options of groups, and all inside its states.
+
+A trace sees tensors. A Python value that a step changes would be a constant of the graph, and a graph that is right in
+the first steps would be wrong in later ones. Such a value becomes a state, or the optimizer is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gopt.errors import UnsupportedError
+from gopt.sanitize import show
+
+Path = tuple[str, ...]
+_OF_TORCH = {"defaults", "state", "param_groups", "_opt_called", "_zero_grad_profile_name"}
+_ABSENT = "absent"
+_DEPTH = 50
+
+
+def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[Path, Any]:
+    """Path -> value, tensors copied. Left out are the parameters, and what is a state already: tensors and numbers that
+    lie in the state of a parameter. ``names``: id of a parameter -> its name. The length stands for a container."""
+    found: dict[Path, Any] = {}
+    walk = _OfOptimizers(names)
+    for key, value in vars(optimizer).items():
+        if key not in _OF_TORCH and "hook" not in key:
+            found.update(walk.values((f"attribute {key}",), value))
+    for place, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key != "params":
+                found.update(walk.values((f"group {place}", str(key)), value))
+    for owner, state in optimizer.state.items():
+        label = names.get(id(owner), "") if isinstance(owner, torch.Tensor) else str(owner)
+        kept = {key: each for key, each in state.items() if not is_value(each)} if isinstance(state, dict) else state
+        found.update(walk.values((f"state {label}",), kept))
+        if isinstance(state, dict):
+            found[f"state {label}", "keys"] = sorted(map(str, state))
+    return found
+
+
+def changed(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> Iterator[tuple[Path, Any, Any]]:
+    """Yield the paths whose values differ, with both values."""
+    for path in dict.fromkeys((*before, *after)):
+        old, new = before.get(path, _ABSENT), after.get(path, _ABSENT)
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+            same = old.shape == new.shape and torch.equal(old, new)
+        else:
+            same = type(old) is type(new) and (old == new or old != old)
+        if not same:
+            yield path, old, new
+
+
+def said(path: Path) -> str:
+    """Return a path in words."""
+    return ", ".join(path)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_value(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or is_number(value)
+
+
+class Walk:
+    """Walks what Python holds, each object once; subclasses say what is left out."""
+
+    whole: tuple[type, ...] = (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer)
+    """Not walked: a part of the step that is compared as a whole, or that holds nothing."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []  # what was walked, so that its id is not that of a later object
+
+    def values(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        """Yield path and value of everything below ``value``; the length stands for a container."""
+        if isinstance(value, torch.Tensor):
+            yield from self.tensor(path, value)
+        elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            yield path, value
+        elif not isinstance(value, self.whole) and self.enters(path, value) and self.is_new(value):
+            yield from self._inside(path, value)
+
+    def is_new(self, value: Any) -> bool:
+        """Return whether an object was not asked for before."""
+        if id(value) in self._seen:
+            return False
+        self._seen.add(id(value))
+        self._kept.append(value)
+        return True
+
+    def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
+        """Yield what stands for a tensor."""
+        raise NotImplementedError
+
+    def enters(self, path: Path, value: Any) -> bool:
+        """Return whether a container or an object is walked."""
+        raise NotImplementedError
+
+    def key(self, key: Any) -> str:
+        """Return the name of a key of a mapping."""
+        return str(key)
+
+    def members(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield what an object holds by name."""
+        return members(value)
+
+    def elements(self, value: Any) -> Iterable[Any]:
+        """Return what a container is walked by: pairs of a mapping, elements of another."""
+        return value.items() if isinstance(value, Mapping) else value
+
+    def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        if isinstance(value, Mapping):
+            yield (*path, "length"), len(value)
+            for key, inner in self.elements(value):
+                yield from self.values((*path, self.key(key)), inner)
+        elif isinstance(value, list | tuple | deque | set | frozenset):
+            yield (*path, "length"), len(value)
+            for place, inner in enumerate(self.elements(value)):
+                yield from self.values((*path, str(place)), inner)
+        else:
+            for key, inner in self.members(value):
+                yield from self.values((*path, key), inner)
+
+
+class _OfOptimizers(Walk):
+    """``names``: id of a parameter -> its name."""
+
+    whole = (*Walk.whole, torch.dtype, torch.device)
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
+        if id(value) not in self._names:
+            yield path, value._version if isinstance(value, FakeTensor) else value.detach().clone()
+
+    def enters(self, path: Path, value: Any) -> bool:
+        if len(path) > _DEPTH:
+            raise UnsupportedError(
+                f"an optimizer keeps values {_DEPTH} levels deep, in {show(said(path))}", "keep them nearer, as tensors"
+            )
+        return True
+
+    def key(self, key: Any) -> str:
+        return self._names.get(id(key), str(key))
+
+
+def members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds by name: attributes, slots, variables of a closure or generator. An object of another
+    kind, such as ``itertools.count``, has its pickle as the only member, or its text."""
+    if isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
+            with suppress(ValueError):  # a variable that is not set yet
+                yield name, cell.cell_contents
+    elif isinstance(value, types.MethodType):
+        yield "function", value.__func__
+        yield "object", value.__self__
+    elif isinstance(value, types.GeneratorType):
+        yield "place", value.gi_frame.f_lasti if value.gi_frame else None
+        yield "variables", dict(value.gi_frame.f_locals) if value.gi_frame else {}
+    else:
+        slots = [name for base in type(value).__mro__ for name in _names(getattr(base, "__slots__", ()))]
+        own = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+        yield from own.items()
+        if not own and not isinstance(value, types.BuiltinFunctionType):
+            yield "content", _content(value)
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(each for each in slots if not each.startswith("__"))
+
+
+def _content(value: Any) -> Any:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # locks, files, and the like
+        return repr(value)

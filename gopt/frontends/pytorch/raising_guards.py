@@ -1,0 +1,63 @@
+"""Code that asks for the number of samples only to raise: the step then holds for the sizes that it lets through."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+from types import FrameType
+
+
+def only_raises(frame: FrameType) -> bool:
+    """Return whether ``frame`` stands in the condition of an ``assert``, or of an ``if`` whose branch, or whose other
+    branch, only raises. The condition must not keep what it computes."""
+    here = _position(frame)
+    return here is not None and any(_inside(here, each) for each in _conditions(frame.f_code.co_filename))
+
+
+def may_catch(frame: FrameType) -> bool:
+    """Return whether ``frame`` runs code of a ``try`` that has an ``except``: an error is then a branch."""
+    here = _position(frame)
+    return here is None or any(_inside(here, each) for each in _tried(frame.f_code.co_filename))
+
+
+def _position(frame: FrameType) -> tuple[int, int, int, int] | None:
+    """First and last line, first and last byte in them, of the expression that runs."""
+    place = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if place is None or any(each is None for each in place):
+        return None
+    line, last, column, end = place
+    assert line is not None and last is not None and column is not None and end is not None
+    return line, last, column, end
+
+
+@functools.lru_cache(maxsize=32)
+def _nodes(file: str) -> tuple[ast.AST, ...]:
+    try:
+        return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    except SyntaxError:
+        return ()
+
+
+def _tried(file: str) -> list[ast.stmt]:
+    return [line for each in _nodes(file) if isinstance(each, ast.Try) and each.handlers for line in each.body]
+
+
+def _conditions(file: str) -> list[ast.expr]:
+    found = [
+        each.test
+        for each in _nodes(file)
+        if isinstance(each, ast.Assert) or (isinstance(each, ast.If) and (_raises(each.body) or _raises(each.orelse)))
+    ]
+    return [test for test in found if not any(isinstance(each, ast.NamedExpr) for each in ast.walk(test))]
+
+
+def _raises(branch: list[ast.stmt]) -> bool:
+    return len(branch) == 1 and isinstance(branch[0], ast.Raise)
+
+
+def _inside(here: tuple[int, int, int, int], whole: ast.expr | ast.stmt) -> bool:
+    line, last, column, end = here
+    begins, ends = (whole.lineno, whole.col_offset), (whole.end_lineno or 0, whole.end_col_offset or 0)
+    return begins <= (line, column) and (last, end) <= ends

@@ -1,0 +1,224 @@
+"""A recipe that has run for one eager step, on its way to a model: traced, with any number of samples, converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+import torch
+
+from gopt.errors import GoptError, UnsupportedError
+from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
+from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
+from gopt.frontends.pytorch.check import compare
+from gopt.frontends.pytorch.convert import (
+    quiet,
+    to_onnx,
+    unread_inputs,
+    without_inputs,
+)
+from gopt.frontends.pytorch.eager import EagerTraining
+from gopt.frontends.pytorch.eager_code import on_attention_math
+from gopt.frontends.pytorch.eager_steps import EagerSteps, eager_steps
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.first_steps import first_steps_apart
+from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.randomness import Draw, RecordedDraws
+from gopt.frontends.pytorch.samples import dimensions, resized, samples_of
+from gopt.frontends.pytorch.schedules import in_graph
+from gopt.frontends.pytorch.shapes import mode_of, one_step
+from gopt.frontends.pytorch.size_branches import SizeUses, inputs_with_samples, refuse_branches
+from gopt.frontends.pytorch.states import find_places
+from gopt.frontends.pytorch.tracing import TracedStep, trace
+from gopt.ir.graph import Graph
+from gopt.sanitize import show
+
+OTHER_SIZES = (2, 67)
+"""Numbers of samples that a step of any number is compared at, beside the example's."""
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """A recipe that has run for one eager step."""
+
+    recipe: Recipe
+    options: ExportOptions
+    seen: EagerSteps
+    draws: list[Draw]
+    scheduled: bool
+    notes: list[str]
+    parameters: int = 0
+    sampled: tuple[str, ...] = ()
+    """Inputs whose dimension 0 is the number of samples, where that number is open."""
+    way: Way = field(default_factory=Way)
+    _uses: SizeUses | None = None
+
+    def ways(self) -> list[Way]:
+        """The ways to trace the optimizers, in the order in which they are tried."""
+        generator = torch.Generator().manual_seed(self.options.seed)
+        with quiet():
+            apart = first_steps_apart(self.recipe, self.seen, [each.values(generator) for each in self.draws])
+        lists = any(map(chooses_lists, self.recipe.optimizers))
+        return [Way(apart), *([Way(apart, lists=True)] if lists else [])]
+
+    @classmethod
+    def of(cls, recipe: Recipe, options: ExportOptions) -> RecordedStep:
+        """Run the recipe for one step. Raises InputError where eager code fails, UnsupportedError where it cannot be
+        exported."""
+        scheduled, why = in_graph(recipe, options.schedules)
+        notes = [f"the schedule is not in the graph ({why}): feed lr"] if why else []
+        recorded = RecordedDraws(options.seed)
+
+        def run(tried: Recipe, recorded: RecordedDraws) -> None:
+            plain = replace(options, loss_scale=None)
+            mode = mode_of(tried)
+            if mode is not None:
+                with on_attention_math(), mode, recorded:
+                    one_step(tried, plain)
+                return
+            with on_attention_math(), recorded:
+                EagerTraining(tried, plain).step(recipe.batch)
+
+        try:
+            with quiet():
+                seen = eager_steps(
+                    recipe,
+                    lambda tried: run(tried, recorded),
+                    lambda tried: run(tried, RecordedDraws(options.seed)),
+                )
+        except GoptError:
+            raise
+        except Exception as error:
+            raise UnsupportedError(
+                f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where"
+            ) from error
+        return cls(recipe, options, seen, recorded.found, scheduled, notes)
+
+    def converted(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
+        """The step as a graph, and as a model without values; raises UnsupportedError as its parts do."""
+        if self.options.dynamic is None:
+            traced = self.trace()
+            advance("converting")
+            return traced, self.convert(traced, name)
+        return self._at_any_size(name, advance)
+
+    def compare_other_sizes(self, graph: Graph, hyper: Mapping[str, np.ndarray]) -> None:
+        """Compare with other numbers of samples, where that number is open: with one too, if eager code takes it."""
+        for size in () if self.options.dynamic is None else (1, *OTHER_SIZES):
+            try:
+                other = self._with_samples(size)
+            except UnsupportedError as error:
+                if size > 1:
+                    raise
+                self.notes.append(f"eager PyTorch takes no batch of one sample: {error.message}")
+                continue
+            try:
+                compare(graph, other.recipe, self.seen, replace(self.options, check=1), other.draws, dict(hyper))
+            except UnsupportedError as error:
+                raise UnsupportedError(f"with a batch of {size}, {error.message}", *error.hints) from error
+
+    def _with_samples(self, size: int) -> RecordedStep:
+        made = RecordedStep.of(replace(self.recipe, batch=resized(self.recipe.batch, size, self.sampled)), self.options)
+        made.way = self.way
+        return made
+
+    def _at_any_size(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
+        """The step as a model of any number of samples, from those of the first two numbers that differ in it alone."""
+        refusals = []
+        if self._uses is None:  # forward and backward are those of every way
+            advance("looking for branches on the number of samples")
+            with quiet():
+                self._uses = self._uses_of_size()
+        uses = self._uses
+        for sizes in pairs_of_sizes(dimensions(self.recipe)):
+            advance(f"tracing {sizes[0]} and {sizes[1]} samples")
+            first, second = map(self._with_samples, sizes)
+            traced, other = first.trace(), second.trace()
+            models = first.convert(traced, name), second.convert(other, name)
+            try:
+                model = join_sizes(models, sizes)
+            except UnsupportedError as error:
+                refusals.append(error)
+                continue
+            self.parameters, self.notes = first.parameters, [*first.notes, self._seen(sizes, uses)]
+            return traced, model
+        raise refusals[0]
+
+    def _uses_of_size(self) -> SizeUses:
+        self.sampled = inputs_with_samples(self.recipe, self.options)
+        size = next(pairs_of_sizes(dimensions(self.recipe)))[0]
+        compared = (samples_of(self.recipe.batch), *OTHER_SIZES)
+        return refuse_branches(self.recipe, self.options, size, self.sampled, compared)
+
+    def _seen(self, sizes: tuple[int, int], uses: SizeUses) -> str:
+        """A note on the sizes that were not compared."""
+        text = (
+            f"traced with {sizes[0]} and {sizes[1]} samples, compared with {samples_of(self.recipe.batch)}, "
+            f"{' and '.join(map(str, OTHER_SIZES))}: "
+        )
+        if uses.assumed:
+            text += f"it holds for the sizes at which no error is raised {'; '.join(uses.assumed)}; "
+        if uses.failed:
+            return f"{text}code that changes at another size is not seen, for torch cannot follow it ({uses.failed})"
+        if uses.numbers:
+            lines = "; ".join(uses.numbers)
+            return (
+                f"{text}a branch on the size is not seen behind a number or text of Python that is made of it {lines}"
+            )
+        return f"{text}no code branches on the size"
+
+    def trace(self) -> TracedStep:
+        """The step as a graph; raises UnsupportedError where its code cannot be traced."""
+        places = find_places(self.recipe, self.seen)
+        self.parameters = sum(each.kind.value == "parameter" for each in places)
+        try:
+            with quiet():
+                return trace(self.recipe, self.options, places, self.seen, self.draws, self.scheduled, self.way)
+        except GoptError:
+            raise
+        except Exception as error:
+            if isinstance(error.__cause__, GoptError):
+                raise error.__cause__ from None
+            raise UnsupportedError(
+                f"the step cannot be traced: {type(error).__name__}: {_line(error)}",
+                "code that looks at the values of tensors (item(), if x > 0) has no graph; --debug shows where",
+            ) from error
+
+    def convert(self, traced: TracedStep, name: str) -> onnx.ModelProto:
+        """Convert to a model without values; raises UnsupportedError where an operator has no ONNX form."""
+        try:
+            model = to_onnx(traced, name)
+        except torch.onnx.OnnxExporterError as error:
+            raise UnsupportedError(f"the step has no ONNX form: {_root(error)}", "--debug shows where") from error
+        dead = set(unread_inputs(model))
+        unread = [name for name in (*traced.batch, *traced.draws, *traced.hyper, *traced.constants) if name in dead]
+        self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
+        without_inputs(model, unread)
+        self.notes += [
+            f"the code compares {name} with a number: the step holds on the side of {float(traced.hyper[name]):g} alone"
+            for name in traced.fixed
+        ]
+        _add_roles(model, traced)
+        return model
+
+
+def _root(error: BaseException) -> str:
+    """The cause of the exporter's error: the last exception in its chain with a message."""
+    while error.__cause__ is not None and str(error.__cause__).strip():
+        error = error.__cause__
+    return _line(error)
+
+
+def _line(error: BaseException) -> str:
+    """The first line of a message that is not empty."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:400]
+
+
+def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
+    """Write states and batch as metadata, which gopt reads first."""
+    inputs = {each.name for each in model.graph.input}
+    states = {name: f"{name}{UPDATED}" for name in traced.states}
+    add_roles(model, LOSS, states, [name for name in (*traced.batch, *traced.draws) if name in inputs])

@@ -1,0 +1,291 @@
+"""Uses of the number of samples beside arithmetic: branches on it, and numbers of Python made of it.
+
+Forward and backward run on tensors without values whose number of samples is a symbol of torch. A branch asks the
+symbol, a slice with a bound or a division with a rest gives a size that is no multiple of it: each is recorded with the
+line of user code that it came from. The same run tells inputs that have samples from those that have as many rows by
+chance: a step compares the symbols of the first, and the symbol of another with a number.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import copy
+import math
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, Mod, PythonMod, ToFloat
+
+from gopt.errors import UnsupportedError
+from gopt.frontends.pytorch.batch_sizes import pairs_of_sizes
+from gopt.frontends.pytorch.eager import autocast
+from gopt.frontends.pytorch.eager_code import on_attention_math, readable
+from gopt.frontends.pytorch.eager_steps import tensors_of
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.raising_guards import may_catch, only_raises
+from gopt.frontends.pytorch.reads import is_of_user, user_frames, user_line
+from gopt.frontends.pytorch.samples import dimensions, of_one_size, resized, samples_of
+from gopt.sanitize import show
+
+SMOOTH = (
+    sympy.Symbol, sympy.Number, sympy.Add, sympy.Mul, sympy.Pow, sympy.logic.boolalg.Boolean, IntTrueDiv, FloatTrueDiv,
+    ToFloat,
+)  # fmt: skip
+"""Of these an expression is one formula at every size; a comparison among them is seen where it is asked."""
+_SMALL, _SETTLED = 4, 64
+"""Formulas with numbers up to the first change at sizes below the second alone; the check runs at one above it."""
+LAYOUT = ("fake_impls.py", "conv")
+"""File and function of torch that ask for the number of samples to choose a layout of memory."""
+CHECKS = ("__init__.py", "_check_with")
+"""File and function of torch that only raise."""
+
+
+@dataclass(slots=True)
+class SizeUses:
+    """``branches``: lines where code takes a branch on the number of samples; ``assumed``: lines that raise at other
+    sizes; ``numbers``: lines that make a number or text of Python of it, behind which no branch is seen; ``failed``: why
+    the code was not followed, or ''."""
+
+    branches: dict[str, None] = field(default_factory=dict)
+    assumed: dict[str, None] = field(default_factory=dict)
+    numbers: dict[str, None] = field(default_factory=dict)
+    failed: str = ""
+
+    def add_branch(self) -> None:
+        """Record the line of user code that runs now."""
+        frames = [*user_frames(_run.__code__)]
+        raises = _stands_in(CHECKS) or (bool(frames) and only_raises(frames[0]))
+        raises = raises and not any(map(may_catch, frames))
+        (self.assumed if raises else self.branches)[user_line(_run.__code__)] = None
+
+
+def refuse_branches(
+    recipe: Recipe, options: ExportOptions, size: int, sampled: Collection[str], compared: Collection[int]
+) -> SizeUses:
+    """Return what the step does with the number of samples; raises UnsupportedError, which names its line, for a branch
+    that parts other sizes than those ``compared``.
+
+    ``size``: a number that is not a dimension of the step. ``sampled``: inputs that have samples.
+    """
+    found, env = SizeUses(), ShapeEnv()
+    env.guards = _Guards(found, frozenset(compared))  # type: ignore[assignment]
+    _run(recipe, options, resized(recipe.batch, size, sampled), dict.fromkeys(sampled, DimDynamic.DUCK), env, found)
+    if found.branches:
+        raise UnsupportedError(
+            "--dynamic batch: the step takes a branch on the number of samples, or a rest or a bound of it, "
+            f"{next(iter(found.branches))}",
+            "the file would hold one side of it; leave it out of the step, or export without --dynamic",
+        )
+    return found
+
+
+def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ...]:
+    """Return the inputs whose dimension 0 is the number of samples, by how the step combines them; all that have the
+    size of the first where torch cannot follow the step.
+
+    Raises UnsupportedError for an input of that size that is combined with no other.
+    """
+    named = of_one_size(recipe.batch)
+    if len(named) < 2:
+        return named
+    env, ignored = ShapeEnv(duck_shape=False), SizeUses()
+    symbols = _run(recipe, options, recipe.batch, dict.fromkeys(named, DimDynamic.DYNAMIC), env, ignored)
+    if ignored.failed:
+        return named
+    sizes = {name: env.replace(symbols[name].shape[0].node.expr) for name in named}
+    tied = {name: size for name, size in sizes.items() if size.free_symbols}
+    if not tied:
+        return named
+    first = next(iter(tied))
+    for name, size in tied.items():
+        if size != tied[first] and _runs_without(recipe, options, set(tied) - {name}):
+            raise UnsupportedError(
+                f"--dynamic batch: {show(first)} and {show(name)} have {samples_of(recipe.batch)} rows each, and the "
+                "step runs with another number of rows in one of them: do both have the samples?",
+                f"where {show(name)} has none, give it another number of rows in the example batch; where it has them, "
+                "let the step say so: assert a.shape[0] == b.shape[0]",
+            )
+    return tuple(tied)
+
+
+def _runs_without(recipe: Recipe, options: ExportOptions, sampled: Collection[str]) -> bool:
+    """Return whether the forward runs where only these inputs have another number of samples.
+
+    An input of which code takes a row for each sample has too few.
+    """
+    size = next(pairs_of_sizes(dimensions(recipe)))[0]
+    try:
+        with torch.no_grad(), on_attention_math(), autocast(options):
+            copy.deepcopy(recipe).loss_of(resized(recipe.batch, size, sampled))
+    except Exception:  # whatever eager code raises for shapes that do not fit
+        return False
+    return True
+
+
+def _run(
+    recipe: Recipe, options: ExportOptions, batch: Mapping[str, torch.Tensor], open_: Mapping[str, DimDynamic],
+    env: ShapeEnv, found: SizeUses,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Run forward and backward of a copy with symbols in dimension 0 of the inputs ``open_``; returns its batch."""
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    symbols: dict[str, torch.Tensor] = {}
+    try:
+        tried = copy.deepcopy(recipe)
+        for kind in ("_parameters", "_buffers"):
+            for spots in tensors_of(tried.module, kind).values():
+                fake = mode.from_tensor(spots[0][0][spots[0][1]], static_shapes=True)
+                for held, key, _ in spots:
+                    held[key] = fake
+        for name, value in batch.items():
+            axes = [open_.get(name, DimDynamic.STATIC), *[DimDynamic.STATIC] * value.dim()][: value.dim()]
+            context = StatelessSymbolicContext(dynamic_sizes=axes)
+            symbols[name] = mode.from_tensor(value, symbolic_context=context, source=ConstantSource(name))
+        with _watched(found), on_attention_math(), _without_mkldnn(), mode, enable_python_dispatcher(), readable():
+            with autocast(options):
+                loss = tried.loss_of(symbols)
+            loss.backward()
+    except Exception as error:  # some operators of torch have no symbolic form
+        found.failed = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:200]
+    return symbols
+
+
+def _without_mkldnn() -> AbstractContextManager[Any]:
+    return torch.backends.mkldnn.flags(enabled=False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Guards(list[Any]):
+    """The answers that torch notes down while code runs, as uses of the size."""
+
+    def __init__(self, found: SizeUses, compared: frozenset[int]) -> None:
+        super().__init__()
+        self._found = found
+        self._compared = compared
+
+    def append(self, guard: Any) -> None:
+        super().append(guard)
+        if _stands_in(LAYOUT) or _holds_elsewhere(guard.expr, self._compared):
+            return
+        if isinstance(guard.expr, sympy.Eq):
+            self._found.numbers[user_line(_run.__code__)] = None
+        else:
+            self._found.add_branch()
+
+
+def _stands_in(function: tuple[str, str]) -> bool:
+    """Return whether a function of torch, given by its file and name, runs now."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        known = (Path(frame.f_code.co_filename).name, frame.f_code.co_name) == function
+        if known and frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _holds_elsewhere(condition: Any, compared: frozenset[int]) -> bool:
+    """Return whether a condition on the size is false at ``compared`` sizes alone.
+
+    1 counts as compared: a symbol begins at 2, and a step of one sample is compared by itself.
+    """
+    symbols = condition.free_symbols
+    if len(symbols) != 1 or not isinstance(condition, sympy.core.relational.Relational):
+        return False
+    symbol, known = next(iter(symbols)), compared | {1}
+    if not condition.has(Mod, PythonMod):
+        line = sympy.expand(condition.lhs - condition.rhs)
+        if not line.is_polynomial(symbol) or sympy.degree(line, symbol) != 1:
+            return False
+        root = -line.coeff(symbol, 0) / line.coeff(symbol, 1)
+        if isinstance(condition, sympy.Ne):
+            return not root.is_integer or root < 1 or int(root) in known
+        rises = (line.coeff(symbol, 1) > 0) == isinstance(condition, sympy.Gt | sympy.Ge)
+        if isinstance(condition, sympy.Eq) or not rises or root > _SETTLED:
+            return False
+    elif not all(_settles(each) for each in condition.atoms(Mod, PythonMod)):
+        return False
+    return all(each in known for each in range(1, _SETTLED + 2) if not condition.subs(symbol, each))
+
+
+def _settles(rest: Any) -> bool:
+    """Return whether the rest of a division by a multiple of the size is one formula from small sizes on.
+
+    It is where its numbers are small: without their common factor, for the rest of 5 by 5 n is five times that of 1 by n.
+    """
+    numbers = [int(each) for side in rest.args for each in _factors(side)]
+    shared = math.gcd(*numbers) or 1
+    small = all(abs(each) // shared <= _SMALL for each in numbers)
+    return bool(small and rest.args[1].free_symbols and all(_smooth(each) for each in rest.args))
+
+
+def _factors(expression: Any) -> list[Any]:
+    """The coefficients of a polynomial of the size; of another formula its numbers and 1, which has no factor."""
+    symbols = expression.free_symbols
+    if not symbols and expression.is_Integer:
+        return [expression]
+    if len(symbols) == 1 and expression.is_polynomial(*symbols):
+        found = sympy.Poly(expression, *symbols).coeffs()
+        if all(each.is_Integer for each in found):
+            return list(found)
+    return [1, *(sympy.ceiling(abs(each)) for each in expression.atoms(sympy.Number))]
+
+
+@contextlib.contextmanager
+def _watched(found: SizeUses) -> Iterator[None]:
+    """Record sizes that are no formula of the number of samples, and numbers and texts of Python; ``len`` gives
+    symbols."""
+    made, number, count, text = SymNode.__init__, SymNode.guard_int, builtins.len, torch.SymInt.__str__
+
+    def init(node: Any, expression: Any, *rest: Any, **named: Any) -> None:
+        made(node, expression, *rest, **named)
+        if not _smooth(expression):
+            found.add_branch()
+
+    def guard_int(node: Any, file: Any, line: Any) -> int:
+        if node.expr.free_symbols and node.hint is not None:
+            found.numbers[user_line(_run.__code__)] = None
+            return int(node.hint)
+        return number(node, file, line)  # type: ignore[no-any-return]
+
+    def written(size: Any) -> str:
+        if not (is_of_user(sys._getframe(1)) and size.node.expr.free_symbols and size.node.hint is not None):
+            return text(size)  # type: ignore[no-any-return]
+        found.numbers[user_line(_run.__code__)] = None
+        return str(size.node.hint)
+
+    def length(value: Any) -> Any:
+        return value.shape[0] if isinstance(value, FakeTensor) and value.dim() else count(value)
+
+    with (
+        mock.patch.object(SymNode, "__init__", init), mock.patch.object(SymNode, "guard_int", guard_int),
+        mock.patch.object(builtins, "len", length), mock.patch.object(torch.SymInt, "__str__", written),
+        mock.patch.object(torch.SymInt, "__repr__", written),
+    ):  # fmt: skip
+        yield
+
+
+def _smooth(expression: Any) -> bool:
+    """Return whether an expression is one formula of its symbols at all sizes.
+
+    ``Max(1, ...)`` is a stride of memory.
+    """
+    if not isinstance(expression, sympy.Basic) or not expression.free_symbols:
+        return True
+    if isinstance(expression, sympy.Max) or type(expression).__name__ == "Max":
+        return 1 in expression.args and all(_smooth(each) for each in expression.args)
+    if isinstance(expression, Mod | PythonMod):
+        return _settles(expression)
+    return isinstance(expression, SMOOTH) and all(_smooth(each) for each in expression.args)

@@ -1,0 +1,54 @@
+"""A small training step with the optimizers of a recipe without values: what they do with values shows there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gopt.frontends.pytorch.factory import Recipe
+
+_LARGEST = 4
+"""Elements along each dimension."""
+
+
+class _Parameters(torch.nn.Module):
+    """Parameters whose gradients differ from each other and from step to step."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], generator: torch.Generator) -> None:
+        super().__init__()
+        self.all = torch.nn.ParameterList(parameters)
+        self.slopes = [torch.randn(each.shape, generator=generator).to(each.dtype) for each in parameters]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        terms = [(each * slope + each * each).sum().float() for each, slope in zip(self.all, self.slopes)]
+        return torch.stack(terms).sum() * x.mean()
+
+
+def stand_in(recipe: Recipe) -> Recipe:
+    """Return a step of copies of the optimizers over small parameters of the same ranks, types and groups, with random
+    values. States that the optimizers have already begin at zero."""
+    generator = torch.Generator().manual_seed(7)
+    given = list(recipe.module.parameters())
+    small = [
+        torch.nn.Parameter(torch.randn(_small(each), generator=generator).to(each.dtype), each.requires_grad)
+        for each in given
+    ]
+    memo: dict[int, object] = {id(old): new for old, new in zip(given, small)}
+    for optimizer in recipe.optimizers:
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, FakeTensor):
+                    memo[id(value)] = torch.zeros(_small(value), dtype=value.dtype)
+    copied = copy.deepcopy(recipe, memo)
+    return replace(
+        copied, module=_Parameters(small, generator), loss=None, batch={"x": torch.ones(2)}, scheduler=None,
+        positional=False, form=None,
+    )  # fmt: skip
+
+
+def _small(value: torch.Tensor) -> list[int]:
+    return [min(size, _LARGEST) for size in value.shape]

@@ -1,0 +1,104 @@
+"""Values that training code keeps in Python beside its optimizers: attributes of modules and of classes, globals and
+closures of its functions.
+
+A trace has no place for it. A number there that a step changes would be a constant of the graph, so it is refused.
+Tensors are left out: modules keep results of a step, such as an auxiliary loss, which the next step makes anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.python_values import Path, Walk, members
+
+_DEPTH = 12
+_LONG = 1000
+"""Containers of more elements are known by their length alone."""
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+
+
+def surroundings(recipe: Recipe) -> dict[Path, Any]:
+    """Path -> value, of numbers, texts, truth values, and lengths of containers."""
+    walk = _Around()
+    found: dict[Path, Any] = {}
+    modules = [recipe.module, *([recipe.loss] if isinstance(recipe.loss, torch.nn.Module) else [])]
+    for module in modules:
+        for name, each in module.named_modules():
+            held = {key: value for key, value in vars(each).items() if key not in _OF_MODULES}
+            found.update(walk.held((f"module {name or type(each).__name__}",), held))
+    for owner in {type(each): None for each in (*recipe.optimizers, *(m for top in modules for m in top.modules()))}:
+        for base in owner.__mro__:
+            if not _of_torch(base.__module__) and base is not object:
+                found.update(walk.held((f"class {base.__name__}",), vars(base)))
+                for value in vars(base).values():
+                    found.update(walk.function(value))
+    if recipe.loss is not None and not isinstance(recipe.loss, torch.nn.Module):
+        found.update(walk.values(("loss",), recipe.loss))
+        found.update(walk.function(type(recipe.loss).__call__))
+    return found
+
+
+class _Around(Walk):
+    """Objects of the user alone; a function is known by what it reads."""
+
+    whole = (*Walk.whole, types.BuiltinFunctionType, logging.Logger)
+
+    def values(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        if isinstance(value, types.FunctionType | types.MethodType):
+            return self.function(value)
+        return super().values(path, value)
+
+    def held(self, path: Path, values: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+        """Yield what names stand for, but for Python's own."""
+        for key, value in values.items():
+            if not key.startswith("__"):
+                yield from self.values((*path, key), value)
+
+    def function(self, function: Any) -> Iterator[tuple[Path, Any]]:
+        """Yield globals and closures that a function reads, and those that it calls by a name."""
+        if isinstance(function, types.MethodType):
+            yield from self.held((f"object of {function.__name__}",), {"self": function.__self__})
+            function = function.__func__
+        function = getattr(function, "__wrapped__", function)
+        if not isinstance(function, types.FunctionType) or _of_torch(function.__module__) or not self.is_new(function):
+            return
+        code = function.__code__
+        kept = dict(_filled(zip(code.co_freevars, function.__closure__ or ())))
+        read = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+        for kind, values in (("closure", kept), ("global", read)):
+            yield from self.held((f"{kind} of {function.__name__}",), values)
+            for value in values.values():
+                yield from self.function(value)
+
+    def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
+        return iter(())
+
+    def enters(self, path: Path, value: Any) -> bool:
+        return len(path) <= _DEPTH and (isinstance(value, _CONTAINERS) or not _of_torch(type(value).__module__))
+
+    def elements(self, value: Any) -> Iterable[Any]:
+        return super().elements(value) if len(value) <= _LONG else ()
+
+    def members(self, value: Any) -> Iterator[tuple[str, Any]]:
+        return ((key, inner) for key, inner in members(value) if not key.startswith("__"))
+
+
+_CONTAINERS = (Mapping, list, tuple, deque, set, frozenset)
+
+
+def _filled(cells: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, cell in cells:
+        with suppress(ValueError):  # a variable that is not set yet
+            yield name, cell.cell_contents
+
+
+def _of_torch(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in ("torch", "builtins", "gopt", "_thread", "threading")

@@ -1,0 +1,104 @@
+"""``update_binding``: which result replaces which initializer. The checker looks at none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import ModelProto, TrainingInfoProto, ValueInfoProto, helper
+
+from gopt.autodiff.operators import FreeNames
+from gopt.errors import UnsupportedError
+from gopt.importers.training_info.names import broken, stored_types
+from gopt.ir.type_proto import read_type, value_info
+from gopt.ir.types import TensorType, known
+from gopt.sanitize import line, show
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An initializer ``state``, the ``value`` that replaces it, and the graph output that is that value."""
+
+    state: str
+    value: str
+    output: str
+
+
+def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[Update, ...]:
+    """The updates of a joined step, whose graph is given an output for each and the states as inputs.
+
+    Raises InputError for a binding that names nothing, UnsupportedError where there is none.
+    """
+    graph = model.graph
+    stored, fed = stored_types(graph), {each.name for each in graph.input}
+    made = {name for node in graph.node for name in node.output if name}
+    known, outputs = made | fed | set(stored), {each.name for each in graph.output}
+    free = FreeNames(known)
+    updates: dict[str, Update] = {}
+    taken: set[str] = set()
+    for entry in info.update_binding:
+        state, value = entry.key, entry.value
+        if state not in stored:
+            raise broken(f"update_binding replaces {show(state)}, which is not an initializer")
+        if state in updates:
+            raise broken(f"update_binding replaces {show(state)} twice")
+        if value not in known:
+            raise broken(f"update_binding replaces {show(state)} by {show(value)}, which nothing makes")
+        output = value
+        if value in taken or value not in made:  # a value of its own for each state
+            output = free.take(f"{state}_out")
+            graph.node.append(helper.make_node("Identity", [value], [output]))
+        taken.add(output)
+        updates[state] = Update(state, value, output)
+        if output not in outputs:
+            graph.output.append(ValueInfoProto(name=output))
+        if state not in fed:
+            graph.input.append(value_info(state, stored[state]))
+    if not updates:
+        raise UnsupportedError(
+            "training_info: update_binding is empty, so that the step replaces nothing",
+            "bind every initializer that is trained to its new value",
+        )
+    return tuple(updates.values())
+
+
+def check_types(model: ModelProto, updates: Sequence[Update]) -> None:
+    """Raise InputError for a state that is replaced by a value of another type; a type that nothing tells is taken to
+    be the state's, and declared."""
+    stored, types = stored_types(model.graph), value_types(model, "the step")
+    outputs = {each.name: each for each in model.graph.output}
+    for update in updates:
+        old, new = stored[update.state], types[update.output]  # of an output there is one, known or not
+        if not fits(new, old):
+            raise broken(
+                f"update_binding replaces {show(update.state)}, {old}, by {show(update.value)}, which is {new}",
+                "bind it to a value of its own type: a state keeps its type from step to step",
+            )
+        outputs[update.output].CopyFrom(value_info(update.output, old))
+
+
+def fits(found: TensorType, wanted: TensorType) -> bool:
+    """Return whether what is known of a type agrees with a type that is known."""
+    return (not known(found.dtype) or found.dtype == wanted.dtype) and found.may_have_shape_of(wanted)
+
+
+def value_types(model: ModelProto, what: str) -> dict[str, TensorType]:
+    """Return the types that ``value_infos`` finds."""
+    return {name: read_type(info.type) for name, info in value_infos(model, what).items()}
+
+
+def value_infos(model: ModelProto, what: str) -> dict[str, ValueInfoProto]:
+    """Types of the results of nodes, inferred from inputs and initializers.
+
+    Raises InputError where types contradict each other; ``what`` is the graph's name.
+    """
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    for each in bare.graph.output:  # what is declared must not hide what is computed
+        each.ClearField("type")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    except onnx.shape_inference.InferenceError as error:
+        raise broken(f"types in {what} contradict each other: {line(str(error))}") from None
+    return {each.name: each for each in (*inferred.value_info, *inferred.output)}

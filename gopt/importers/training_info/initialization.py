@@ -1,0 +1,62 @@
+"""``initialization`` and its binding: a graph without inputs that computes first values of initializers."""
+
+from __future__ import annotations
+
+from onnx import ModelProto, TrainingInfoProto
+
+from gopt.importers.training_info.bindings import fits, value_types
+from gopt.importers.training_info.names import broken, check_reads, stored_types
+from gopt.ir.type_proto import read_type
+from gopt.ir.types import TensorType, known
+from gopt.sanitize import show
+
+
+def initialization_model(model: ModelProto, info: TrainingInfoProto) -> ModelProto:
+    """The initialization graph as a model, with the versions and functions of ``model``."""
+    made = ModelProto(ir_version=model.ir_version)
+    made.opset_import.extend(model.opset_import)
+    made.functions.extend(model.functions)
+    made.graph.CopyFrom(info.initialization)
+    return made
+
+
+def check_initialization(model: ModelProto, info: TrainingInfoProto, stored: dict[str, TensorType]) -> None:
+    """Raise InputError where the initialization sets what is not stored, or to what its graph does not compute.
+
+    ``stored``: the initializers of the inference graph and of the algorithm, with their types.
+    """
+    graph = info.initialization
+    if graph.input:
+        raise broken(f"initialization has an input, {show(graph.input[0].name)}", "it must compute values from nothing")
+    check_reads(graph, "initialization")
+    made = {name for node in graph.node for name in node.output} | {each.name for each in graph.initializer}
+    for each in graph.output:
+        if each.name not in made:
+            raise broken(f"initialization has the output {show(each.name)}, which nothing makes")
+    types = _types(initialization_model(model, info)) if info.initialization_binding else {}
+    bound: set[str] = set()
+    for entry in info.initialization_binding:
+        if entry.key not in stored:
+            raise broken(f"initialization_binding sets {show(entry.key)}, which is not an initializer")
+        if entry.key in bound:
+            raise broken(f"initialization_binding sets {show(entry.key)} twice")
+        bound.add(entry.key)
+        if entry.value not in types:
+            raise broken(
+                f"initialization_binding sets {show(entry.key)} to {show(entry.value)}, which is not an output "
+                "of its graph"
+            )
+        if not fits(types[entry.value], stored[entry.key]):
+            raise broken(
+                f"initialization_binding sets {show(entry.key)}, {stored[entry.key]}, to {show(entry.value)}, which is "
+                f"{types[entry.value]}"
+            )
+
+
+def _types(model: ModelProto) -> dict[str, TensorType]:
+    """Types of the outputs: computed ones, and declared ones where nothing is computed."""
+    found = value_types(model, "initialization") | stored_types(model.graph)
+    return {
+        each.name: found[each.name] if known(found[each.name].dtype) else read_type(each.type)
+        for each in model.graph.output
+    }

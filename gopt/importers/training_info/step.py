@@ -1,0 +1,107 @@
+"""``ModelProto.training_info``, ONNX's own form of a training step, as one functional step.
+
+The standard says: the step is the inference graph and the ``algorithm`` graph, one behind the other, and
+``update_binding`` says which result replaces which initializer. ``onnx.checker`` looks at none of it, so all of it is
+checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import GraphProto, ModelProto, TrainingInfoProto, ValueInfoProto
+
+from gopt import documents
+from gopt.errors import UnsupportedError
+from gopt.importers.training_info.bindings import bind, check_types, value_infos
+from gopt.importers.training_info.gradient import expand_gradients
+from gopt.importers.training_info.initialization import check_initialization
+from gopt.importers.training_info.names import broken, check_reads, join, stored_types
+from gopt.importers.training_info.startup import startup_model
+from gopt.ir.graph import ROLES, STEP_ROLES
+from gopt.sanitize import show
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingInfoStep:
+    """A functional step, with its roles in the metadata of ``model``; ``notes``: remarks; ``startup``: the graph that
+    computes first values, see ``startup_model``."""
+
+    model: ModelProto
+    notes: tuple[str, ...]
+    startup: ModelProto | None = None
+
+
+def step_of(model: ModelProto) -> TrainingInfoStep:
+    """The step of a model with one entry of ``training_info``.
+
+    Raises InputError where names, bindings or types contradict each other, UnsupportedError for several entries and for
+    a Gradient operator at other values than those that it names.
+    """
+    info = _only(model)
+    step = ModelProto()
+    step.CopyFrom(model)
+    del step.training_info[:]
+    told = _told(model)
+    kept = [each for each in step.metadata_props if each.key not in (ROLES, STEP_ROLES)]  # ROLES: of another form of it
+    del step.metadata_props[:]
+    step.metadata_props.extend(kept)
+    join(step.graph, info.algorithm)
+    check_reads(step.graph, "the step")
+    check_initialization(model, info, stored_types(step.graph))
+    updates = bind(step, info)
+    calls = expand_gradients(step)
+    check_types(step, updates)
+    scalars = {call.scalar for call in calls}
+    loss = scalars.pop() if len(scalars) == 1 else ""
+    if loss:
+        _add_output(step, loss)
+    _check_told(told, step.graph)
+    roles = told | {"loss": loss or told["loss"], "states": {each.state: each.output for each in updates}}
+    step.metadata_props.add(key=ROLES, value=json.dumps(roles, ensure_ascii=False))
+    note = "read from training_info: the inference graph, followed by the algorithm"
+    return TrainingInfoStep(step, (note,), startup_model(model, info))
+
+
+def _told(model: ModelProto) -> dict[str, Any]:
+    """The roles that ``gopt merge --training-info`` leaves in the metadata; raises InputError for a broken entry."""
+    for entry in model.metadata_props:
+        if entry.key == STEP_ROLES:
+            return documents.parse_json(entry.value, documents.ROLES, STEP_ROLES)
+    return {"loss": "", "states": {}, "params": {}, "batch": []}
+
+
+def _check_told(told: Mapping[str, Any], graph: GraphProto) -> None:
+    """Raise InputError for a told role of a value that the step does not have."""
+    given = {each.name for each in (*graph.input, *graph.initializer)}
+    made = {name for node in graph.node for name in node.output} | given
+    for name, known in (
+        *((name, given) for name in (*told["params"], *told["batch"])),
+        *((name, made) for name in (told["loss"], *told["params"].values(), *told.get("shared", ()))),
+    ):
+        if name and name not in known:
+            raise broken(
+                f"the metadata entry {STEP_ROLES} names {show(name)}, which is not "
+                f"{'an input' if known is given else 'a value'} of the step",
+                "a tool has changed the step: remove the entry, and data flow finds the roles",
+            )
+
+
+def _only(model: ModelProto) -> TrainingInfoProto:
+    count = len(model.training_info)
+    if count != 1:
+        raise UnsupportedError(
+            f"training_info holds {count} training steps, and gopt reads one",
+            "write a model for each, with its own algorithm",
+        )
+    info: TrainingInfoProto = model.training_info[0]
+    return info
+
+
+def _add_output(step: ModelProto, name: str) -> None:
+    if all(each.name != name for each in step.graph.output):
+        step.graph.output.append(ValueInfoProto(name=name))
+        step.graph.output[-1].CopyFrom(value_infos(step, "the step")[name])

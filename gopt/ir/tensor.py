@@ -1,0 +1,73 @@
+"""A tensor whose value is read only on demand: from memory, a message, a file, an archive, or its pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from gopt.ir.types import TensorType, nbytes, numpy_dtype
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A constant or an initial value, read from its source only on demand.
+
+    The source is one of: ``array``; ``proto``; ``reader``, a function that returns the array; ``path`` and ``offset``
+    of raw little-endian bytes; or ``parts``, flattened pieces in order.
+    """
+
+    type: TensorType
+    proto: TensorProto | None = None
+    array: np.ndarray | None = None
+    path: str = ""
+    offset: int = 0
+    cast_of: Tensor | None = None
+    """The tensor of which this one is the cast."""
+    parts: tuple[Tensor, ...] = ()
+    reader: Callable[[], np.ndarray] | None = None
+    """Reads the value from an archive, once."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes
+
+    @property
+    def external(self) -> bool:
+        return bool(self.path)
+
+    def numpy(self) -> np.ndarray:
+        """The value; a file is mapped, not read."""
+        if self.array is None and self.reader is not None:
+            self.array = self.reader()
+        if self.array is not None:
+            return self.array
+        if self.cast_of is not None:
+            return np.asarray(self.cast_of.read()).astype(numpy_dtype(self.type.dtype))
+        if self.parts:
+            return np.concatenate([part.numpy().reshape(-1) for part in self.parts]).reshape(self.type.dims)
+        if self.path:
+            dtype = numpy_dtype(self.type.dtype)
+            if not self.type.elements:
+                return np.zeros(self.type.dims, dtype)
+            mapped = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
+            return mapped.view(dtype).reshape(self.type.dims)
+        assert self.proto is not None
+        return onnx.numpy_helper.to_array(self.proto)
+
+    def read(self) -> np.ndarray:
+        """As ``numpy``, but what a reader gives is not kept: for a value that is written and no more."""
+        return self.reader() if self.array is None and self.reader is not None else self.numpy()
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.type}>"
+
+    def flat_slice(self, start: int, stop: int) -> Tensor:
+        """Return elements ``start`` to ``stop`` of the flattened tensor, which must be stored in a file; nothing is
+        read.
+        """
+        type = TensorType(self.type.dtype, (stop - start,))
+        return Tensor(type, path=self.path, offset=self.offset + nbytes(type.dtype, start))

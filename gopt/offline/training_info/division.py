@@ -1,0 +1,144 @@
+"""The algorithm of a step: what the inference graph does not compute.
+
+The standard joins both graphs: a value of the inference graph is computed once, and each name is one value. Values that
+BatchNorm and dropout change in evaluation are therefore computed a second time, as in training, under other names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnx import FunctionProto
+
+from gopt.analysis.training import TrainingGraph
+from gopt.autodiff.operators import FreeNames
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node, clone
+from gopt.ir.nodes import nested
+from gopt.ir.symbol_table import RESERVED
+from gopt.offline.inference.forward import Forward
+from gopt.opaque.function_export import source_nodes
+from gopt.sanitize import show
+
+IN_TRAINING = "training"
+"""The end of the name of a value that is another one in evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A step as an inference graph and the nodes of its algorithm, in order.
+
+    ``functions``: bodies of optimizers that the source does not have. ``names``: a value of the step -> its name in the
+    algorithm, where evaluation computes another value under the step's name.
+    """
+
+    inference: Graph
+    nodes: Sequence[Node]
+    functions: Sequence[FunctionProto]
+    names: Mapping[str, str]
+    free: FreeNames
+
+    def name(self, value: str) -> str:
+        """The name that a value of the step has in the joined graph."""
+        return self.names.get(value, value)
+
+
+def divide(training: TrainingGraph, forward: Forward) -> Division:
+    """Divide a step at its forward. Nodes of optimizers are those of the file, not what they are written out as.
+
+    Raises UnsupportedError for a collective, and for a body of control flow that reads a value with two names;
+    OptionError where the loss would need two names.
+    """
+    nodes, functions = source_nodes(training.graph)
+    _refuse_collectives(training.graph.nodes)
+    free = FreeNames(_names(training.graph, nodes) | _names(forward.graph, ()))
+    inference = _with_own_names(forward.graph, free)
+    made = {name for node in inference.nodes for name in node.outputs if name}
+    same = made - forward.changed
+    left = [node for node in nodes if not same.issuperset(filter(None, node.outputs))]
+    again = dict.fromkeys(name for node in left for name in node.outputs if name in made)
+    if training.loss in again:
+        raise OptionError(
+            f"the loss {show(training.loss)} is another value in evaluation, where "
+            f"{'running statistics replace those of the batch' if forward.running else 'dropout passes values on'}",
+            "let --output name a value that the loss is computed from",
+        )
+    names = {name: free.take(f"{name}.{IN_TRAINING}") for name in again}
+    labels = {node.name for node in inference.nodes}
+    return Division(inference, [_named(node, names, labels, free) for node in left], functions, names, free)
+
+
+def _refuse_collectives(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        if node.domain == COMM:
+            raise UnsupportedError(
+                f"the step has the collective {node.op_type} {show(node.label)}: training_info describes one process",
+                "write the step of one process, and let gopt shard add the collectives",
+            )
+
+
+def _names(graph: Graph, nodes: Iterable[Node]) -> set[str]:
+    """Every name that a graph or one of its nodes uses, inside bodies too, values and nodes alike."""
+    found = {*graph.inputs, *graph.outputs, *graph.initializers, *graph.types}
+    for node in (*graph.nodes, *nodes):
+        found.update((node.name, *node.inputs, *node.outputs))
+        if node.captures:
+            found.update(name for each in nested([node.to_proto()]) for name in (*each.input, *each.output))
+    return found
+
+
+def _with_own_names(graph: Graph, free: FreeNames) -> Graph:
+    """The graph without names that gopt keeps to itself: a reader would refuse them."""
+    table = {
+        name: free.take(name.removeprefix(RESERVED))
+        for node in graph.nodes
+        for name in node.outputs
+        if name.startswith(RESERVED)
+    } | {name: free.take(name.removeprefix(RESERVED)) for name in graph.initializers if name.startswith(RESERVED)}
+    nodes = []
+    for node in graph.nodes:
+        if node.made_by:
+            node = clone(node)
+            node.made_by = ""
+        if node.name.startswith(RESERVED):
+            node = _relabelled(node, free.take(node.name.removeprefix(RESERVED)))
+        nodes.append(_renamed(node, table))
+    return replace(
+        graph,
+        nodes=nodes,
+        outputs={table.get(name, name): type for name, type in graph.outputs.items()},
+        initializers={table.get(name, name): tensor for name, tensor in graph.initializers.items()},
+        types={table.get(name, name): type for name, type in graph.types.items()},
+    )
+
+
+def _named(node: Node, names: Mapping[str, str], labels: set[str], free: FreeNames) -> Node:
+    """A node of the algorithm: with the names that its values have there, and a name that no other node has."""
+    if node.name and node.name in labels:
+        node = _relabelled(node, free.take(f"{node.name}.{IN_TRAINING}"))
+    return _renamed(node, names)
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    if names.keys().isdisjoint((*node.inputs, *node.outputs, *node.captures)):
+        return node
+    hidden = next((name for name in node.captures if name in names), None)
+    if hidden is not None:
+        raise UnsupportedError(
+            f"a body of {node.op_type} {show(node.label)} reads {show(hidden)}, which is another value in evaluation",
+            "let --output name a value before it",
+        )
+    copy = clone(node)
+    copy.inputs = [names.get(name, name) for name in node.inputs]
+    copy.outputs = [names.get(name, name) for name in node.outputs]
+    return copy
+
+
+def _relabelled(node: Node, name: str) -> Node:
+    copy = clone(node)
+    copy.name = name
+    if (proto := copy.proto) is not None:
+        proto.name = name
+        copy.proto = proto
+    return copy

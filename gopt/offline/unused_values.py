@@ -1,0 +1,61 @@
+"""Values of states that the next step would not read: an update that begins anew while a counter is zero."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.errors import InputError
+from gopt.ir.graph import Node
+from gopt.ir.tensor import Tensor
+from gopt.sanitize import show
+
+
+def refuse_unused(training: TrainingGraph, given: Mapping[str, Tensor], file: str) -> None:
+    """Raise InputError for a given optimizer state whose value is not read while a scalar state is zero, and is zero.
+
+    ``gopt export`` writes such updates: ``Where(started == 0, first step, later step)``, where the first step makes the
+    optimizer's states anew. ``given``: the values of ``file``, by state.
+    """
+    graph = training.graph
+    producers, users = graph.producers(), graph.users()
+    for state in training.states:
+        if state.tensor not in given or state.kind is not StateKind.OPTIMIZER_STATE:
+            continue
+        choice = producers.get(state.updated)
+        if choice is None or not choice.is_a("Where"):
+            continue
+        count = _compared_with_zero(producers.get(choice.inputs[0]), training)
+        value = given.get(count) or graph.initializers.get(count)
+        if value is None or np.any(value.numpy()):
+            continue
+        if choice.inputs[1] not in _made_of(state.tensor, users):
+            raise InputError(
+                f"{file}: {show(state.tensor)} would not be read: {show(count)} is 0, and then the step initializes it",
+                f"give {show(count)} as 1 in the file, or leave the states of the optimizer out",
+            )
+
+
+def _compared_with_zero(node: Node | None, training: TrainingGraph) -> str:
+    """The scalar state that a node compares with zero, or ''."""
+    if node is None or not node.is_a("Equal"):
+        return ""
+    scalars = {state.tensor for state in training.states if state.kind is StateKind.SCALAR}
+    for name, other in (node.inputs, node.inputs[::-1]):
+        zero = training.graph.initializers.get(other)
+        if name in scalars and other not in scalars and zero is not None and not np.any(zero.numpy()):
+            return name
+    return ""
+
+
+def _made_of(name: str, users: Mapping[str, Collection[Node]]) -> set[str]:
+    """All values that depend on a value."""
+    found, waiting = {name}, [name]
+    while waiting:
+        for node in users.get(waiting.pop(), ()):
+            new = {each for each in node.outputs if each} - found
+            found |= new
+            waiting += new
+    return found

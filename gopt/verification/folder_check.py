@@ -1,0 +1,121 @@
+"""Holds an output folder against its source: kinds and owners of states, start values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.artifact.pieces import cut
+from gopt.artifact.report_record import REPORT_FILE
+from gopt.artifact.states_file import STATES_FILE
+from gopt.disk.files import digest_of
+from gopt.errors import InputError
+from gopt.runtime.session import Array
+from gopt.sanitize import show
+from gopt.verification.rank_programs import RankPrograms
+
+NAMED = 4
+"""States that a note names, or files."""
+_AGAIN = "shard the step again; --state FILE gives other values"
+
+
+def check_roles(manifest: Manifest, source: TrainingGraph, folder: Path) -> None:
+    """Raise InputError where the manifest gives a state another new value, kind or parameter than the source does."""
+    own = {state.tensor: (state.updated, state.kind.value, state.of) for state in source.states}
+    for index, state in enumerate(manifest.states):
+        said = (state.updated, state.kind.value, state.of)
+        for word, here, there in zip(("updated", "kind", "of"), said, own.get(state.tensor, said)):
+            if here != there:
+                raise InputError(
+                    f"{folder / MANIFEST_FILE}: states[{index}].{word}: {show(state.tensor)} has {show(here)} here, "
+                    f"{show(there)} in the source",
+                    "it was edited: shard the step again",
+                )
+
+
+def check_written(manifest: Manifest, folder: Path) -> None:
+    """Raise InputError where the values or the report are not those that gopt wrote with the manifest."""
+    written = manifest.written
+    if written is None:
+        return
+    due = {STATES_FILE: written.states_file, REPORT_FILE: written.report}
+    for name, digest in due.items():
+        path = folder / name
+        if not path.is_file():
+            if digest:
+                raise InputError(f"{path} is missing", _AGAIN)
+        elif digest and digest_of(path).hex() != digest:
+            raise InputError(f"{path} is not what gopt wrote: it was edited or damaged", _AGAIN)
+
+
+def check_starts(manifest: Manifest, ranks: Sequence[RankPrograms], stored: Mapping[str, Array], folder: Path) -> None:
+    """Raise InputError where ranks start a state from another value than the one that was written for it, or than one
+    another.
+
+    ``stored``: whole start values, put together from the files of ranks. ``check_written`` has seen that ``states.bin``
+    is whole, so that a file of a rank reads another place of it.
+    """
+    if manifest.written is not None:
+        due = manifest.written.starts
+        for name in dict.fromkeys((*due, *stored)):
+            found = hashlib.sha256(_bytes(stored[name]).data).hexdigest() if name in stored else None
+            if found != due.get(name):
+                files = _files_with(manifest, name)
+                few = ", ".join(files[:NAMED]) + (", …" if len(files) > NAMED else "")
+                what = "no rank has the value" if found is None else "ranks start from another value than gopt wrote"
+                raise InputError(f"{folder}: {show(name)}: {what}: one of {few} was edited", _AGAIN)
+    for rank in ranks:
+        if (other := _other_start(rank, stored)) is not None:
+            path = folder / next(iter(rank.record.files.values()))
+            raise InputError(f"{path}: {show(other)} starts from another value than on other ranks", _AGAIN)
+
+
+def _files_with(manifest: Manifest, tensor: str) -> list[str]:
+    """The files of the ranks that hold a part of a state."""
+    held = {piece.tensor for state in manifest.common.state for piece in state.pieces}
+    return [
+        file for rank in manifest.ranks
+        if tensor in held or any(tensor == piece.tensor for state in rank.state for piece in state.pieces)
+        for file in rank.files.values()
+    ]  # fmt: skip
+
+
+def _other_start(rank: RankPrograms, whole: Mapping[str, Array]) -> str | None:
+    """The first state of which a rank has not the value that is put together from all ranks; None where all agree."""
+    for state in rank.states:
+        if any(piece.tensor not in whole for piece in state.pieces):
+            continue
+        if state.input not in rank.values:
+            if state.copy:
+                continue  # a trainer pulls it
+            return state.input
+        own, place = rank.values[state.input].reshape(-1), 0
+        for piece in state.pieces:
+            with np.errstate(over="ignore"):
+                due = cut(piece, whole[piece.tensor]).astype(own.dtype, copy=False)
+            if not np.array_equal(_bytes(own[place : place + piece.elements]), _bytes(due)):
+                return piece.tensor
+            place += piece.elements
+    return None
+
+
+def other_start_values(stored: Mapping[str, Array], source: TrainingGraph) -> list[str]:
+    """Notes on states whose value in the ranks is not the one that the model holds: a trained state, or a wrong one."""
+    held = source.graph.initializers
+    other = [
+        name for name, value in stored.items()
+        if name in held and not np.array_equal(_bytes(value), _bytes(held[name].numpy()))
+    ]  # fmt: skip
+    if not other:
+        return []
+    names = ", ".join(other[:NAMED]) + (", …" if len(other) > NAMED else "")
+    return [f"{names}: the ranks start from other values than the model. Both ran from those of the ranks"]
+
+
+def _bytes(value: Array) -> Array:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)

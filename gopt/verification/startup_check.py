@@ -1,0 +1,70 @@
+"""Holds start-up graphs against each other: ranks have the pieces of what the source's graph computes, bit by bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gopt.artifact.manifest import LocalState, Manifest
+from gopt.ir.graph import Graph
+from gopt.runtime.training.startup import run_startup, startup_values
+from gopt.verification.compare import Values, finite
+from gopt.verification.rank_programs import RankPrograms
+from gopt.verification.result import Difference, Verification
+
+STARTUP = "start-up"
+"""The variant in results."""
+
+
+def check_startup(
+    result: Verification, folder: Path, manifest: Manifest, ranks: Sequence[RankPrograms], stored: Values,
+    model: Graph | None, deadline: float | None,
+) -> None:  # fmt: skip
+    """Compare the start-up graphs of a folder, if it has any, and enter what was found in ``result``.
+
+    ``stored``: values of states that no such graph computes. ``model``: the start-up graph of the user's model, which
+    must compute the same; None where no model is given.
+    """
+    if manifest.startup is None:
+        if model is not None:
+            result.doubt(next(iter(model.outputs)), "the model computes its first value, and the folder does not")
+        return
+    kinds = {state.tensor: state.kind.value for state in manifest.states}
+    whole = startup_values(folder / manifest.startup, {state.tensor: state.type for state in manifest.states}, deadline)
+    for name, value in whole.items():
+        if not finite(value):
+            result.doubt(name, "its start-up graph computes values that are not finite")
+    if model is not None:
+        own = run_startup(model, "the model's initialization", deadline)
+        for name in {**own, **whole}:
+            _enter(result, 0, name, kinds[name], own.get(name), whole.get(name))
+    for rank in ranks:
+        for state, made, wanted in _states(folder, rank, {**stored, **whole}, whole, deadline):
+            _enter(result, rank.record.rank, state.input, kinds[state.pieces[0].tensor], made, wanted)
+
+
+def _states(
+    folder: Path, rank: RankPrograms, start: Values, whole: Values, deadline: float | None
+) -> Iterator[tuple[LocalState, np.ndarray | None, np.ndarray]]:
+    """States of a rank that start-up graphs compute: what its own makes, or None, and what the source's does."""
+    types = {state.input: rank.type_of(state.input) for state in rank.states}
+    name = rank.record.startup
+    made = {} if name is None else startup_values(folder / name, types, deadline)
+    wanted = rank.feeds(start)
+    for state in rank.states:
+        if state.input in made or any(piece.tensor in whole for piece in state.pieces):
+            yield state, made.get(state.input), wanted[state.input]
+
+
+def _enter(
+    result: Verification, rank: int, name: str, kind: str, made: np.ndarray | None, wanted: np.ndarray | None
+) -> None:
+    same = made is not None and wanted is not None and _bits(made) == _bits(wanted)
+    result.note(Difference(STARTUP, 0, rank, name, kind, 0.0 if same else math.inf))
+
+
+def _bits(value: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    return value.dtype.str, value.shape, value.tobytes()

@@ -1,0 +1,88 @@
+"""Operators in bfloat16 that ONNX lacks: convolutions and pools under ``--autocast bf16``. By hand,
+``pytest -m torch``."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+import export_recipes as recipes  # noqa: E402
+from torch import nn  # noqa: E402
+
+from gopt.errors import UnsupportedError  # noqa: E402
+from gopt.frontends.pytorch.export import export  # noqa: E402
+from gopt.frontends.pytorch.options import Autocast, ExportOptions  # noqa: E402
+
+BF16 = ExportOptions(autocast=Autocast.BF16)
+
+
+def pooled(pool):
+    def factory():
+        net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(4))
+        x, y = recipes._batch(4, 3, 8, 8)
+        net(x)
+        return net, nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), (x, y)
+
+    return factory
+
+
+STEPS = {
+    "1d": recipes.convolution(1, False), "2d in groups": recipes.convolution(2, False, 2),
+    "3d": recipes.convolution(3, False), "transposed": recipes.convolution(2, True),
+    "batch norm and maxima": recipes.batch_norm, "strided maxima": pooled(nn.MaxPool2d(3, 2, 1)),
+    "all means": pooled(nn.AdaptiveAvgPool2d(1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_convolution_in_bfloat16_is_that_of_eager_autocast(name, tmp_path):
+    """Its loss is that of eager autocast to less than bfloat16 rounds, and is not that of float32."""
+    found = export(STEPS[name], tmp_path / "step.onnx", options=BF16)
+    wide = export(STEPS[name], tmp_path / "wide.onnx").checked
+    mine, theirs = found.checked.losses[0], found.checked.eager_losses[0]
+    assert mine != wide.losses[0] and theirs != wide.losses[0]
+    assert abs(mine - theirs) <= 2.0**-10 * abs(theirs)
+    model = onnx.load(found.model)
+    to = [node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"]
+    assert to.count(onnx.TensorProto.BFLOAT16) >= 3, "inputs, weights and results are rounded"
+
+
+def test_the_rounding_of_a_convolution_is_that_of_bfloat16(tmp_path):
+    """The new weights are nearer to those of eager autocast than to those of float32."""
+    from gopt.ir.load import load
+    from gopt.runtime.reference_eval import evaluate
+
+    export(recipes.convolution(2, False), tmp_path / "step.onnx", options=BF16)
+    torch.manual_seed(0)
+    net, loss, optimizer, (x, y) = recipes.convolution(2, False)()
+    graph = load(tmp_path / "step.onnx")
+    results = evaluate(graph, {"input": x.numpy(), "target": y.numpy(), "lr": np.float32(0.1)})
+    import copy
+
+    def stepped(narrow):
+        other, own = copy.deepcopy((net, optimizer))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
+            value = loss(other(x), y)
+        value.backward()
+        own.step()
+        return other[0].weight.detach().numpy()
+
+    mine = results["0.weight_out"]
+    near, far = (np.linalg.norm(mine - stepped(narrow)) for narrow in (True, False))
+    assert near < far / 3, (near, far)
+
+
+def test_another_operator_without_a_form_in_bfloat16_is_refused_by_name(tmp_path):
+    class Best(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).topk(4)[0]
+
+    net = Best(6, 8)
+    step = (net, nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes._batch(8, 6))
+    with pytest.raises(UnsupportedError, match=r"--autocast bf16: ONNX has no such operator in that type: .*TopK"):
+        export(step, tmp_path / "step.onnx", options=BF16)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,148 @@
+"""What a folder says of its source is held against the source: an edited manifest, exchanged files, other values."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+from helpers import FIXTURES, edit_manifest, edit_rank
+from onnx import numpy_helper
+
+import gopt
+from gopt.artifact.manifest_check import read_manifest
+from gopt.errors import InputError
+
+MODEL = FIXTURES / "mlp_adamw.onnx"
+QUICK = gopt.VerifyOptions(steps=1, confirm=False)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks") / "out"
+    gopt.shard(MODEL, 3, stage=3).write(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(ranks, tmp_path):
+    return shutil.copytree(ranks, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("key", "value"), [("kind", "statistic"), ("of", "fc1.bias")])
+def test_roles_that_the_source_has_not_are_refused(folder, key, value):
+    def edit(record):
+        state = next(each for each in record["states"] if each["tensor"] == "fc2.weight.exp_avg")
+        state[key] = value
+
+    edit_manifest(folder, edit)
+    with pytest.raises(InputError, match=rf"states\[\d+\].{key}: 'fc2.weight.exp_avg' has '{value}' here"):
+        gopt.verify(folder, options=QUICK)
+
+
+def test_files_of_two_ranks_that_were_exchanged_are_refused(folder):
+    """At stage 3 they compute alike, so that states agree; but they start from each other's values."""
+    first, second = (folder / f"rank_000{rank}.onnx" for rank in range(2))
+    text = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(text)
+    with pytest.raises(InputError, match="rank 0: its file is that of rank '1'"):
+        gopt.verify(folder, options=QUICK)
+    batch = {"x": np.zeros((48, 32), np.float32), "y": np.zeros(48, np.int64)}
+    with pytest.raises(gopt.GoptError, match="its file is that of rank"):
+        gopt.run(folder, batch, 1, settings={"lr": 0.1})
+
+
+def test_other_start_values_than_those_of_the_model_are_said(folder, tmp_path):
+    assert "other values" not in gopt.verify(folder, MODEL, QUICK).reason() + _notes(folder)
+    trained = onnx.load(MODEL)
+    for each in trained.graph.initializer:
+        if each.name == "fc1.weight":
+            each.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(each) + 1, each.name))
+    onnx.save(trained, tmp_path / "trained.onnx")
+    gopt.shard(tmp_path / "trained.onnx", 3, stage=3).write(tmp_path / "other")
+    assert "fc1.weight: the ranks start from other values than the model" in _notes(tmp_path / "other")
+
+
+# --- what gopt wrote ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["states.bin", "report.json"])
+def test_an_edited_file_is_named(folder, name):
+    path = folder / name
+    text = bytearray(path.read_bytes())
+    text[-9] ^= 1
+    path.write_bytes(text)
+    with pytest.raises(InputError, match=rf"{name} is not what gopt wrote") as caught:
+        gopt.verify(folder, options=QUICK)
+    assert "shard the step again" in caught.value.hints[0]
+    path.unlink()
+    with pytest.raises(InputError, match=rf"{name}.* (is missing|does not exist|no file)"):
+        gopt.verify(folder, options=QUICK)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_exchanged_start_values_are_named(tmp_path, stage, all_ranks):
+    """Two states of one shape change places in files of ranks: source and ranks then start alike, and agree."""
+    folder = tmp_path / "out"
+    gopt.shard(MODEL, 2, stage=stage).write(folder)
+
+    def exchange(model):
+        alike = {}
+        for each in model.graph.initializer:
+            if each.data_location == onnx.TensorProto.EXTERNAL:
+                alike.setdefault((tuple(each.dims), each.data_type), []).append(each)
+        first, second = next(found for found in alike.values() if len(found) > 1)[:2]
+        one, other = ([(e.key, e.value) for e in each.external_data] for each in (first, second))
+        for each, entries in ((first, other), (second, one)):
+            for entry, (key, value) in zip(each.external_data, entries, strict=True):
+                entry.key, entry.value = key, value
+
+    for rank in range(2) if all_ranks else (0,):
+        edit_rank(folder, rank, exchange)
+    with pytest.raises(InputError, match=r"than (gopt wrote|on other ranks)") as caught:
+        gopt.verify(folder, options=QUICK)
+    assert "rank_0000.onnx" in caught.value.message
+
+
+def test_a_start_value_that_was_taken_out_is_named(folder):
+    def take_out(model):
+        kept = [each for each in model.graph.initializer if each.data_location != onnx.TensorProto.EXTERNAL]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(kept)
+
+    edit_rank(folder, 1, take_out)
+    with pytest.raises(InputError, match=r"no rank has the value: one of .*rank_0001\.onnx"):
+        gopt.verify(folder, options=QUICK)
+
+
+@pytest.mark.parametrize("name", ["mlp_adamw", "cnn_mom_fp16", "mlp_adamw_accum", "mlp_adamw_bf16", "emb_adamw"])
+@pytest.mark.parametrize("mesh", ["shard=3", "dp=2,shard=2", "tp=2"])
+def test_digests_are_those_of_the_source_values(tmp_path, name, mesh):
+    model = FIXTURES / f"{name}.onnx"
+    try:
+        gopt.shard(model, mesh).write(tmp_path / "out")
+    except gopt.UnsupportedError:
+        pytest.skip("the mesh does not apply")
+    written = read_manifest(tmp_path / "out")[0].written
+    values = {each.name: numpy_helper.to_array(each) for each in onnx.load(model).graph.initializer}
+    assert len(written.starts) > 4
+    for state, digest in written.starts.items():
+        assert digest == hashlib.sha256(np.ascontiguousarray(values[state]).tobytes()).hexdigest()
+    for file, digest in (("states.bin", written.states_file), ("report.json", written.report)):
+        assert digest == hashlib.sha256((tmp_path / "out" / file).read_bytes()).hexdigest()
+    assert gopt.verify(tmp_path / "out", options=QUICK).outcome != "different"
+
+
+def test_a_folder_without_digests_is_verified(folder):
+    """Older versions wrote none."""
+    edit_manifest(folder, lambda record: record.pop("written"))
+    (folder / "report.json").write_text("{}")
+    assert gopt.verify(folder, options=QUICK).equal
+
+
+def _notes(folder):
+    return " ".join(gopt.verify(folder, MODEL, QUICK).to_json()["notes"])
