@@ -399,7 +399,7 @@ def test_no_state(tmp_path):
 def test_no_training_step_at_all(tmp_path):
     b, _ = step()
     b.output("y_out", b.op("Relu", b.op("MatMul", "x", "w0")), (4, 5))
-    refused(b, tmp_path, InputError, "no training step")
+    refused(b, tmp_path, InputError, "not a training step")
 
 
 def test_only_frozen_parameters(tmp_path):

@@ -80,7 +80,7 @@ def test_a_number_for_each_row_belongs_to_the_rows(tmp_path):
 
 def test_an_update_that_is_shown_needs_all_rows(tmp_path):
     found = update_of(ALONE["mean"], tmp_path, shown=True)
-    assert not found.by_row and found.why == "output way shows its update"
+    assert not found.by_row and found.why == "output way is computed in its update"
 
 
 @pytest.mark.parametrize("name", MIXED)

@@ -70,7 +70,7 @@ def test_whole(name, tmp_path):
 def test_a_cast_of_it_that_is_shown(tmp_path):
     graph = parsed(f"{HEAD}h = Cast <to = 10> (w) r = Gather(h, ids) out = Cast <to = 1> (wide) }}", tmp_path)
     graph.outputs["h"] = graph.types["h"]
-    assert row_reads(RowValues(graph), "w", set()).whole == "output h shows all of it"
+    assert row_reads(RowValues(graph), "w", set()).whole == "output h contains all of it"
 
 
 def test_ids_behind_parameters_are_not_known_before_them(tmp_path):

@@ -48,11 +48,11 @@ SUMS: dict[str, tuple[str, int]] = {
 NONE: dict[str, tuple[str, str]] = {
     "not added": (Z + "g = ScatterND(z, i, d)", "writes rows over each other"),
     "the largest kept": (Z + 'g = ScatterND <reduction = "max"> (z, i, d)', "writes rows over each other"),
-    "onto something": (Z + 'g = ScatterND <reduction = "add"> (dense, i, d)', "no sum of rows"),
+    "onto something": (Z + 'g = ScatterND <reduction = "add"> (dense, i, d)', "not a sum of rows"),
     "along columns": (
         Z + 'j = Expand(i, wide) g = ScatterElements <axis = 1, reduction = "add"> (dense, j, d)', "adds elements"
     ),
-    "with something dense": (SUM + "g = Add(s, dense)", "no sum of rows"),
+    "with something dense": (SUM + "g = Add(s, dense)", "not a sum of rows"),
     "a difference": (SUM + "g = Sub(s, dense)", "makes a part of it"),
     "squared": (SUM + "g = Mul(s, s)", "mixes it with something else"),
     "times something": (SUM + "g = Mul(s, dense)", "mixes it with something else"),
@@ -60,8 +60,8 @@ NONE: dict[str, tuple[str, str]] = {
     "gated by something": (SUM + "g = Where(yes, s, dense)", "mixes it with something else"),
     "gated to one": (SUM + "g = Where(yes, s, half)", "mixes it with something else"),
     "read twice": (SUM + "k = Neg(s) g = Add(s, k)", "has 2 readers"),
-    "one-hot with other numbers": ("h = OneHot(ids, depth, bad) t = Transpose(h) g = MatMul(t, d)", "no sum of rows"),
-    "not one-hot": ("t = Transpose(d) k = MatMul(d, t) m = MatMul(k, d) g = MatMul(dense, t2)", "no sum of rows"),
+    "one-hot with other numbers": ("h = OneHot(ids, depth, bad) t = Transpose(h) g = MatMul(t, d)", "not a sum"),
+    "not one-hot": ("t = Transpose(d) k = MatMul(d, t) m = MatMul(k, d) g = MatMul(dense, t2)", "not a sum of rows"),
     "an exponential": (SUM + "g = Exp(s)", "makes a part of it"),
     "other ids": ('z = ConstantOfShape(shape) i = Unsqueeze(least, axis) g = ScatterND <reduction = "add"> (z, i, d)',
                   "adds to other rows"),
@@ -135,5 +135,5 @@ def test_a_sum_that_the_backward_reads_again_is_dense(tmp_path):
 def test_a_sum_that_is_shown_is_dense(tmp_path):
     graph = graph_of(SUM + "g = Neg(s)", tmp_path)
     graph.outputs["s"] = graph.types["s"]
-    with pytest.raises(NoRowSum, match="output s shows all of its gradient"):
+    with pytest.raises(NoRowSum, match="output s contains all of its gradient"):
         terms(graph)

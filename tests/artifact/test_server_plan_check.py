@@ -103,7 +103,7 @@ DAMAGES: list[tuple[str, Callable[[Document], object], str]] = [
     ("a metric in a parameter's place", _key(0, kind="metric"), f"{KEYS}[0].server: every server"),
     ("more servers than roles", _plan(servers=3), "parameter_server.roles"),
     ("servers beyond all ranks", _plan(servers=10**9), "parameter_server.servers: 1000000000"),
-    ("pushes every few steps in rounds", _plan(every=2), "parameter_server.every: it means nothing"),
+    ("pushes every few steps in rounds", _plan(every=2), "parameter_server.every: it has no effect"),
     ("counts in rounds", _plan(count="push"), "parameter_server.count"),
     ("compensation in rounds", _plan(compensation=0.5), "parameter_server.compensation"),
     ("roles of three", _at("parameter_server.roles.trainers", 3), "parameter_server.roles"),

@@ -197,7 +197,7 @@ def test_3_an_inference_graph(capsys):
     x, w = b.input("x", (4, 3)), b.parameter("w", (3, 2))
     b.output("y", b.op("MatMul", x, w), (4, 2))
     b.save(Path("m.onnx"))
-    says(capsys, ["shard", "m.onnx", "--ranks", "2"], 3, "no training step")
+    says(capsys, ["shard", "m.onnx", "--ranks", "2"], 3, "not a training step")
 
 
 @pytest.mark.parametrize("stage", ["0", "2"])

@@ -206,8 +206,8 @@ HEADER = b"\x93NUMPY\x02\x00"
     ("content", "kind", "said"),
     [
         (HEADER + (2**32 - 1).to_bytes(4, "little") + b" " * 100, zipfile.ZIP_DEFLATED, "at most 10000 are read"),
-        (b"\x93NUMPY\x09\x00" + bytes(200), zipfile.ZIP_DEFLATED, "no NumPy array of version"),
-        (b"", zipfile.ZIP_STORED, "no NumPy array"),
+        (b"\x93NUMPY\x09\x00" + bytes(200), zipfile.ZIP_DEFLATED, "is not a NumPy array of version"),
+        (b"", zipfile.ZIP_STORED, "is not a NumPy array"),
         (b"x" * 200, zipfile.ZIP_LZMA, "a way that NumPy never writes"),
     ],
 )

@@ -73,14 +73,14 @@ def many_backwards(box: Box) -> None:
 
 
 EDITS: list[tuple[Callable[[Box], None], str]] = [
-    (backwards, "no ranges of a dimension"),
-    (odd, "no ranges of a dimension"),
-    (beyond, "no ranges of a dimension"),
+    (backwards, "not ranges of a dimension"),
+    (odd, "not ranges of a dimension"),
+    (beyond, "not ranges of a dimension"),
     (flat, "dimensions, 'fc1.weight' has"),
     (deeper, "dimensions, 'fc1.weight' has"),
     (empty, "box"),
     (negative, "box"),
-    (overlapping, "no ranges of a dimension"),
+    (overlapping, "not ranges of a dimension"),
     (shorter, "is not a range of its elements"),
     (many_backwards, "its 100000 ends are not ranges of a dimension"),
     (many, "is not a range of its elements"),

@@ -131,7 +131,7 @@ def _compared(step: RecordedStep, traced: TracedStep, graph: Graph, advance: Cal
         checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper)
         if not checked.updates:
             raise UnsupportedError(
-                f"--loss-scale: gradients overflow in each of the {options.check} compared steps: no update is compared",
+                f"--loss-scale: gradients overflow in each of {options.check} compared steps: no update is compared",
                 "compare more steps with --check N, or give a smaller scale",
             )
         step.compare_other_sizes(graph, hyper)

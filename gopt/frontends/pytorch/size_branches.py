@@ -57,8 +57,8 @@ CHECKS = ("__init__.py", "_check_with")
 @dataclass(slots=True)
 class SizeUses:
     """``branches``: lines where code takes a branch on the number of samples; ``assumed``: lines that raise at other
-    sizes; ``numbers``: lines that make a number or text of Python of it, behind which no branch is seen; ``failed``: why
-    the code was not followed, or ''."""
+    sizes; ``numbers``: lines that make a number or text of Python of it, behind which no branch is seen; ``failed``:
+    why the code was not followed, or ''."""
 
     branches: dict[str, None] = field(default_factory=dict)
     assumed: dict[str, None] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def _holds_elsewhere(condition: Any, compared: frozenset[int]) -> bool:
 def _settles(rest: Any) -> bool:
     """Return whether the rest of a division by a multiple of the size is one formula from small sizes on.
 
-    It is where its numbers are small: without their common factor, for the rest of 5 by 5 n is five times that of 1 by n.
+    It is where its numbers are small without their common factor: the rest of 5 by 5 n is five times that of 1 by n.
     """
     numbers = [int(each) for side in rest.args for each in _factors(side)]
     shared = math.gcd(*numbers) or 1

@@ -92,9 +92,11 @@ def test_behind_overflows_of_the_first_steps_the_states_are_those_of_eager_pytor
     """
     scaler = torch.amp.GradScaler
     monkeypatch.setattr("gopt.frontends.pytorch.tracing.FIRST_SCALE", 1e36)
-    monkeypatch.setattr(
-        torch.amp, "GradScaler", lambda *at, **given: scaler(*at, **given if "enabled" in given else {"init_scale": 1e36})
-    )
+
+    def huge(*at, **given):
+        return scaler(*at, **given if "enabled" in given else {"init_scale": 1e36})
+
+    monkeypatch.setattr(torch.amp, "GradScaler", huge)
 
     def factory():
         net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 pytestmark = pytest.mark.torch
@@ -30,7 +32,7 @@ def test_it_has_small_parameters_in_the_same_groups_and_optimizers_of_its_own():
     small = stand_in(recipe)
     assert [[list(p.shape) for p in each.param_groups[0]["params"]] for each in small.optimizers] == [[[4, 4], [4]]] * 2
     assert small.optimizers[1].foreach is None and small.optimizers[0] is not recipe.optimizers[0]
-    assert all(torch.equal(p, q) for p, q in zip(small.module.parameters(), sum(groups_of(small), [])))
+    assert all(torch.equal(p, q) for p, q in zip(small.module.parameters(), chain(*groups_of(small))))
     assert [list(each["sum"].shape) for each in small.optimizers[0].state.values()] == [[4, 4], [4]]
     small.loss_of(small.batch).backward()
     small.optimizers[1].step()
@@ -55,5 +57,5 @@ class Wide(special.Sgd):
 
 
 def test_an_optimizer_that_small_parameters_do_not_suit_is_refused():
-    with pytest.raises(UnsupportedError, match="--no-values: whether the optimizer's first step.*IndexError"):
+    with pytest.raises(UnsupportedError, match=r"--no-values: whether the optimizer's first step.*IndexError"):
         first_steps_apart(shapes(Wide), EagerSteps(), [])
