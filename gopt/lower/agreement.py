@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import onnx
-
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
@@ -36,7 +33,6 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
         if not _fits(shardings.of(held.added), wanted):
             what = "in shards" if held.sharding.by_axis else "by every rank"
             raise _Blame(program, shardings).error(f"accumulator {held.input!r} is held {what}", held.added, wanted)
-    _check_zeros(program)
     _check_statistics(program)
     return len(program.states) + len(program.accumulators)
 
@@ -49,17 +45,6 @@ def _fits(found: Placements, wanted: Placements) -> bool:
         or (holder(one) is not None and holder(one) == holder(other))
         for one, other in zip(found, wanted)
     )
-
-
-def _check_zeros(program: SpmdProgram) -> None:
-    """The update leaves every accumulator at zero."""
-    if not program.accumulators:
-        return
-    filled = [node for node in program.graph.nodes if node.is_a("ConstantOfShape", "Constant")]
-    zeros = {name for node in filled if _zero(node) for name in node.outputs}
-    for held in program.accumulators:
-        if held.output not in zeros:
-            raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
 
 
 def _check_statistics(program: SpmdProgram) -> None:
@@ -76,14 +61,6 @@ def _check_statistics(program: SpmdProgram) -> None:
                     f"statistic {state.input!r} follows no batch: nothing of its new value {name!r} depends on one",
                     "over micro-steps loop_carried names what each of them makes of it",
                 )
-
-
-def _zero(node: Node) -> bool:
-    """Return whether a constant is zeros; ConstantOfShape without a value makes them."""
-    if not node.attributes:
-        return node.is_a("ConstantOfShape")
-    value = node.attributes.get("value")
-    return value is not None and not np.any(onnx.numpy_helper.to_array(value))
 
 
 @dataclass(slots=True)

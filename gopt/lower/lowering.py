@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
+from gopt.lower.carried_values import check_carried_values
 from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
@@ -39,6 +40,7 @@ def lower(program: SpmdProgram, ranks: Sequence[int], advance: ProgressCallback 
         variant.sharded = shardings.parts()
         complete_phases(variant.graph.nodes)
         asked += check_placements(variant, shardings)
+        check_carried_values(variant)
         specialisers[id(variant)] = [Specialiser(variant, phase) for phase in phases(variant)]
     graphs = []
     for number, rank in enumerate(ranks, 1):

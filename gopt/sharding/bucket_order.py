@@ -33,10 +33,20 @@ def check_bucket_order(program: SpmdProgram, live: set[int]) -> None:
     ``live``: the ids of the nodes on which a result depends; the others are not asked.
     """
     order = _BucketOrder(program)
-    for node in program.graph.nodes:
+    for node in _sums_first(program):
         if id(node) in live:
             order.visit(node)
     order.check_states()
+
+
+def _sums_first(program: SpmdProgram) -> list[Node]:
+    """The nodes in order, those of which sums over micro-steps are made in front: the update reads the sums."""
+    needed, first = {held.added for held in program.accumulators}, set[int]()
+    for node in reversed(program.graph.nodes) if needed else ():
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.reads)
+            first.add(id(node))
+    return sorted(program.graph.nodes, key=lambda node: id(node) not in first) if first else program.graph.nodes
 
 
 @dataclass(slots=True)
@@ -51,15 +61,19 @@ class _BucketOrder:
     """A name of the source -> the parameter whose elements it must have."""
     _accumulators: dict[str, str] = field(default_factory=dict)
     """The sum after a micro-step -> the accumulator."""
+    _gradients: set[str] = field(default_factory=set)
+    """Gradients of one parameter each."""
 
     def __post_init__(self) -> None:
         program, training = self.program, self.program.training
         for state in training.states:
-            parameter = state.tensor if state.kind is StateKind.PARAMETER else state.of
+            own = state.kind in (StateKind.PARAMETER, StateKind.STATISTIC)  # a statistic belongs to itself
+            parameter = state.tensor if own else state.of
             if parameter is not None:
                 self._expected.update({state.tensor: parameter, state.updated: parameter})
         shared = Counter(training.gradients.values())  # a gradient of several parameters determines no owner
-        self._expected.update((name, of) for of, name in training.gradients.items() if shared[name] == 1)
+        self._gradients = {name for name, parameters in shared.items() if parameters == 1}
+        self._expected.update((name, of) for of, name in training.gradients.items() if name in self._gradients)
         for node in training.graph.nodes:
             if node.is_a("Cast") and node.inputs[0] in self._expected:
                 self._expected.setdefault(node.outputs[0], self._expected[node.inputs[0]])
@@ -87,6 +101,9 @@ class _BucketOrder:
             self._layout(node)
         elif _follows(node):
             self._compute(node, node.inputs, node.outputs, elementwise=node.is_a(*ELEMENTWISE))
+        if node.source is not None and node.outputs != node.source.outputs:
+            for old, new in zip(node.source.outputs, node.outputs):
+                self._own([new], self._expected.get(old))
         for name in node.outputs:
             if name in self._accumulators:
                 self._same(name, self._accumulators[name])
@@ -106,9 +123,12 @@ class _BucketOrder:
         """A node of the source that reads another value now, such as a gathered parameter, reads the same parameter."""
         for old, new in zip(source.inputs, node.inputs):
             expected, owner = self._expected.get(old), self.owners.get(new)
-            if old != new and expected is not None and owner not in (None, expected):
+            if old == new or expected in (None, owner):
+                continue
+            if owner is not None or (old in self._gradients and self._several(new)):
+                of = repr(owner) if owner is not None else "no parameter that is known"
                 raise InvariantError(
-                    f"{node.op_type} {node.label!r} reads {new!r} for {old!r}: these are elements of {owner!r}",
+                    f"{node.op_type} {node.label!r} reads {new!r} for {old!r}: these are elements of {of}",
                     f"they must be those of {expected!r}",
                 )
 
@@ -119,7 +139,12 @@ class _BucketOrder:
                 self._same(old, new)
                 self._check_result(node, new, self.owners.get(new))
         elif node.op_type == "ReduceScatter" and "cuts" in attributes:
-            self.contents[node.outputs[0]] = self._joined(node.inputs)
+            joined = self.contents[node.outputs[0]] = self._joined(node.inputs)
+            other = next((name for name in node.inputs if name not in self.owners and self._several(name)), None)
+            if joined and other is not None:
+                raise InvariantError(
+                    f"{node.op_type} {node.label!r} reads {other!r} in a bucket of gradients: it is no parameter's"
+                )
         elif node.op_type == "AllGather" and "cuts" in attributes and node.inputs[0] in self.contents:
             self._gather(node, self.contents[node.inputs[0]])
 
@@ -175,11 +200,15 @@ class _BucketOrder:
 
     def _own(self, names: Iterable[str], owner: str | None = "") -> None:
         """Note the parameter of whole values, by default the expected one; of values of one element none."""
-        types = self.program.graph.types
         for name in names:
             parameter = self._expected.get(name) if owner == "" else owner
-            if parameter is not None and name in types and types[name].elements > 1:
+            if parameter is not None and self._several(name):
                 self.owners[name] = parameter
+
+    def _several(self, name: str) -> bool:
+        """Return whether a value is known to have more than one element."""
+        types = self.program.graph.types
+        return name in types and types[name].elements > 1
 
     def _keep(self, names: Iterable[str], contents: Contents) -> None:
         if contents:

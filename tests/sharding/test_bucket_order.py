@@ -9,6 +9,7 @@ import pytest
 from helpers import FIXTURES
 
 import gopt
+from gopt.analysis.training import Phase
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
@@ -91,3 +92,41 @@ def test_what_is_no_parameters_says_nothing():
         step.graph.nodes[:0] = [shape, mask]
         node.inputs[place] = f"mask{place}"
     infer_shardings(step)
+
+
+def test_statistics_in_another_order():
+    """A running mean and a running variance of one shape change places in the call that averages them."""
+    step = sharded("cnn_mom_fp16", 2)
+    call = next(node for node in step.graph.nodes if "bn1.running_mean_out" in node.outputs)
+    one, other = (call.outputs.index(f"bn1.running_{name}_out") for name in ("mean", "var"))
+    call.inputs[one], call.inputs[other] = call.inputs[other], call.inputs[one]
+    assert "makes 'bn1.running_mean_out' of elements of 'bn1.running_var'" in refused(step)
+
+
+def other_values(step: SpmdProgram, gradient: str) -> list[str]:
+    """Values of the backward in front of a gradient, of the same type, that are no gradients."""
+    types, gradients = step.graph.types, set(step.training.gradients.values())
+    nodes = [node for node in step.training.graph.nodes if node.phase is Phase.BACKWARD]
+    names = [name for node in nodes for name in node.outputs]
+    before = names[: names.index(gradient)] if gradient in names else []
+    return [name for name in before if types.get(name) == types[gradient] and name not in gradients]
+
+
+def test_a_call_that_reads_another_value_than_the_gradient():
+    """Its result stands for the gradient in the update."""
+    step = sharded("mlp_adamw_fp16_scaler", 0, "dp=2,shard=2")
+    call = first(step, "AllReduce")
+    call.inputs[0] = other_values(step, call.inputs[0])[0]
+    assert "these are elements of no parameter that is known" in refused(step)
+
+
+def test_a_bucket_that_holds_another_value_than_a_gradient():
+    step = sharded("cnn_mom_fp16", 3)
+    calls = [node for node in step.graph.nodes if node.op_type == "ReduceScatter" and len(node.inputs) > 1]
+    found = [
+        (call, at, other) for call in calls for at, name in enumerate(call.inputs) for other in other_values(step, name)
+    ]
+    call, place, other = found[0]
+    call.inputs[place] = other
+    said = f"ReduceScatter {call.label!r} reads {other!r} in a bucket of gradients: it is no parameter's"
+    assert refused(step) == said

@@ -1,0 +1,117 @@
+"""Checks of values that one step leaves for the next: sums over micro-steps add up, and states follow their old values.
+
+Shardings do not see either. A state whose new value is that of another state is sharded as it should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx
+
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.errors import InvariantError
+from gopt.ir.graph import COMM, Node
+from gopt.program import Accumulator, SpmdProgram
+
+
+def check_carried_values(program: SpmdProgram) -> None:
+    """Raise InvariantError for an accumulator that does not sum, or a state that takes the new value of another."""
+    producers = program.graph.producers()
+    for held in program.accumulators:
+        _check_accumulator(program, held, producers)
+    _check_averages(program, producers)
+    _check_names(program)
+    _check_shards(program, producers)
+
+
+# --- sums over micro-steps ----------------------------------------------------------------------------------------
+
+
+def _check_accumulator(program: SpmdProgram, held: Accumulator, producers: Mapping[str, Node]) -> None:
+    """Check that an accumulator is the sum before a micro-step plus one term, and zero again after the update."""
+    if program.micro_steps == 1:
+        raise InvariantError(f"accumulator {held.input!r} is in a step without micro-steps: nothing adds up in it")
+    types, node = program.graph.types, producers.get(held.added)
+    if node is None or not node.is_a("Add") or node.inputs.count(held.input) != 1:
+        raise InvariantError(
+            f"accumulator {held.input!r} does not add up: {held.added!r} is not what it was plus one term"
+        )
+    if held.output not in producers or not _zeros(producers[held.output]):
+        raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
+    for name in (held.added, held.output):
+        if types[name] != types[held.input]:
+            raise InvariantError(f"accumulator {held.input!r} is {types[held.input]}, and {name!r} is {types[name]}")
+
+
+def _zeros(node: Node) -> bool:
+    """Return whether a constant is zeros; ConstantOfShape without a value makes them."""
+    if not node.is_a("ConstantOfShape", "Constant"):
+        return False
+    if not node.attributes:
+        return node.is_a("ConstantOfShape")
+    value = node.attributes.get("value")
+    return value is not None and not np.any(onnx.numpy_helper.to_array(value))
+
+
+def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
+    """Check that each statistic that a call makes after the micro-steps has a value of its own in each of them."""
+    if program.micro_steps == 1:
+        return
+    statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
+    for state in program.states:
+        made = producers.get(state.output)
+        lost = state.input in statistics and state.input not in program.loop_carried
+        if lost and made is not None and made.domain == COMM:
+            raise InvariantError(
+                f"statistic {state.input!r} is made by a call after the micro-steps, and by none of them",
+                "over micro-steps loop_carried names what each of them makes of it",
+            )
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def _check_names(program: SpmdProgram) -> None:
+    """Check that a state whose values have names of the source has those of its own tensor."""
+    values = {name: state.tensor for state in program.training.states for name in (state.tensor, state.updated)}
+    for state in program.states:
+        tensor = state.slices[0].tensor
+        for name in (state.input, state.output):
+            if values.get(name, tensor) != tensor:
+                raise InvariantError(f"state {tensor!r} is held as {name!r}, a value of state {values[name]!r}")
+
+
+def _check_shards(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
+    """Check that the new value of each shard follows the states that the update of the source reads for it."""
+    training = program.training
+    held = {state.input: {each.tensor for each in state.slices} for state in program.states if not state.copy}
+    states, source = training.state_of(), training.graph.producers()
+    for state in program.states:
+        if state.sharding.flat is None or state.copy:
+            continue
+        tensor = state.slices[0].tensor
+        reads = _read_by_update(training, source, states[tensor].updated, states)
+        found = _read_by_update(training, producers, state.output, held)
+        left = reads.difference(*(held[name] for name in found))
+        if left:
+            raise InvariantError(
+                f"the new value {state.output!r} of state {tensor!r} does not follow {min(left)!r}, as in the source"
+            )
+
+
+def _read_by_update(
+    training: TrainingGraph, producers: Mapping[str, Node], name: str, states: Collection[str]
+) -> set[str]:
+    """Return the states that a value depends on through nodes of the update, and not through gradients alone."""
+    gradients = set(training.gradients.values())
+    seen, stack = {name}, [name]
+    while stack:
+        node = producers.get(stack.pop())
+        if node is None or (node.phase is not Phase.UPDATE and not node.added):
+            continue
+        new = [each for each in node.reads if each not in seen and each not in gradients]
+        seen.update(new)
+        stack += new
+    return seen.intersection(states)
