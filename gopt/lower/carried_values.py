@@ -5,14 +5,14 @@ Shardings do not see either. A state whose new value is that of another state is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import InvariantError
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import Accumulator, SpmdProgram
 
 
@@ -23,7 +23,7 @@ def check_carried_values(program: SpmdProgram) -> None:
         _check_accumulator(program, held, producers)
     _check_averages(program, producers)
     _check_names(program)
-    _check_shards(program, producers)
+    _check_old_values(program, producers)
 
 
 # --- sums over micro-steps ----------------------------------------------------------------------------------------
@@ -83,35 +83,49 @@ def _check_names(program: SpmdProgram) -> None:
                 raise InvariantError(f"state {tensor!r} is held as {name!r}, a value of state {values[name]!r}")
 
 
-def _check_shards(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
-    """Check that the new value of each shard follows the states that the update of the source reads for it."""
+def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
+    """Check that a new value that passes made follows the states that the update of the source reads for it, and a
+    low-precision copy its master.
+
+    States of one element are not asked: any update may read a scalar of all others. Linear in the graphs.
+    """
+    made = [(state, producers[state.output]) for state in program.states if state.output in producers]
+    made = [(state, node) for state, node in made if node.added]
+    if not made:
+        return
     training = program.training
-    held = {state.input: {each.tensor for each in state.slices} for state in program.states if not state.copy}
-    states, source = training.state_of(), training.graph.producers()
-    for state in program.states:
-        if state.sharding.flat is None or state.copy:
-            continue
+    states = training.state_of()
+    tensors = {name: 1 << place for place, name in enumerate(states) if training.graph.types[name].elements != 1}
+    records = [state for state in program.states if not state.copy]
+    held = {each.input: sum(tensors.get(name, 0) for name in {part.tensor for part in each.slices}) for each in records}
+    new = {each.output: 1 << len(states) + place for place, each in enumerate(records)}
+    masters = {part.tensor: each.output for each in records for part in each.slices}
+    source = _followed(training, training.graph, tensors)
+    found = _followed(training, program.graph, held | new)
+    for state, _ in made:
         tensor = state.slices[0].tensor
-        reads = _read_by_update(training, source, states[tensor].updated, states)
-        found = _read_by_update(training, producers, state.output, held)
-        left = reads.difference(*(held[name] for name in found))
+        if tensor not in tensors:
+            continue
+        wanted = new[masters[tensor]] if state.copy else source.get(states[tensor].updated, 0)
+        left = wanted & ~found.get(state.output, 0)
         if left:
+            missing = next(name for name, bit in (tensors | new).items() if left & bit)
             raise InvariantError(
-                f"the new value {state.output!r} of state {tensor!r} does not follow {min(left)!r}, as in the source"
+                f"the new value {state.output!r} of state {tensor!r} does not follow {missing!r}, as in the source"
             )
 
 
-def _read_by_update(
-    training: TrainingGraph, producers: Mapping[str, Node], name: str, states: Collection[str]
-) -> set[str]:
-    """Return the states that a value depends on through nodes of the update, and not through gradients alone."""
-    gradients = set(training.gradients.values())
-    seen, stack = {name}, [name]
-    while stack:
-        node = producers.get(stack.pop())
-        if node is None or (node.phase is not Phase.UPDATE and not node.added):
+def _followed(training: TrainingGraph, graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
+    """Value -> the ``bits`` of the values that it is computed from in the update, and neither from gradients nor from
+    scalars."""
+    gradients, found = set(training.gradients.values()), dict(bits)
+    for node in graph.nodes:
+        if node.phase is not Phase.UPDATE and not node.added:
             continue
-        new = [each for each in node.reads if each not in seen and each not in gradients]
-        seen.update(new)
-        stack += new
-    return seen.intersection(states)
+        read = 0
+        for name in node.reads:
+            read |= found.get(name, 0)
+        for name in node.outputs if read else ():
+            if name not in gradients and (name not in graph.types or graph.types[name].elements != 1):
+                found[name] = found.get(name, 0) | read
+    return found

@@ -84,6 +84,19 @@ def exchanged(field: str, one: str, other: str) -> Plant:
     return plant
 
 
+def gathered_gradients(step: SpmdProgram) -> None:
+    """Ranks gather the reduced gradients, which are shards of the same elements, for the new parameters."""
+    made = next(node for node in step.graph.nodes if node.op_type == "ReduceScatter")
+    gather = next(node for node in step.graph.nodes if node.op_type == "AllGather")
+    gather.inputs = list(made.outputs)
+
+
+def cast_of_another_value(step: SpmdProgram) -> None:
+    """The narrow copy that ranks gather is the cast of the old master, and not of the new one."""
+    node = next(node for node in step.graph.nodes if node.outputs[0].endswith(".parameter_out.narrow"))
+    node.inputs = [name.removesuffix("_out") for name in node.inputs]
+
+
 def no_mark_of_one(step: SpmdProgram) -> None:
     """Nothing says what a micro-step makes of one statistic of two that one call averages."""
     del step.loop_carried["bn1.running_mean"]
@@ -100,6 +113,8 @@ CASES = [
     (exchanged("output", "fc2.weight", MOMENT), {"stage": 3}, "of state 'fc.*' does not follow 'fc"),
     (exchanged("output", MOMENT, SECOND), {"stage": 0}, f"state '{MOMENT}' is held as '{SECOND}_out', a value"),
     (exchanged("input", MOMENT, SECOND), {"stage": 0}, f"state '{MOMENT}' is held as '{SECOND}', a value of state"),
+    (gathered_gradients, {}, "the new value 'fc.*_out' of state 'fc.*' does not follow 'fc"),
+    (cast_of_another_value, {"name": "mlp_adamw_fp16_scaler"}, "of state 'fc.*' does not follow 'gopt.*_out'"),
     (no_mark_of_one, {"name": "cnn_mom_fp16", "accumulate": 2}, "statistic 'bn1.running_mean' is made by a call"),
 ]  # fmt: skip
 
