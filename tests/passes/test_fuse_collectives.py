@@ -207,10 +207,12 @@ def test_caps():
     assert facts["keys"][0]["packing_bound"] == 3 and "one tensor a call" in whys(facts)[0]
 
 
-def test_a_large_tensor_goes_alone_and_closes_nothing():
+@pytest.mark.parametrize("elements", [25, 40])
+def test_a_large_tensor_goes_alone_and_closes_nothing(elements):
+    """One of exactly the cap is large as well."""
     b = Calls()
-    for elements in (4, 40, 4):
-        b.call("AllReduce", b.op("Neg", b.input((elements,))), reduce="sum")
+    for each in (4, elements, 4):
+        b.call("AllReduce", b.op("Neg", b.input((each,))), reduce="sum")
     step, facts = fused(b.step(), cap_mb=100 / MIB)
     assert sorted(len(node.inputs) for node in calls(step)) == [1, 2]
     assert whys(facts)[0].startswith("at least the cap of 100 bytes by itself")
@@ -231,7 +233,9 @@ def test_nothing_to_do():
     assert fuse_collectives(b.step(), Options()).note == "there are no calls"
 
 
-@pytest.mark.parametrize("options", [{"cap_mb": -1.0}, {"first_mb": float("nan")}, {"max_tensors": 0}])
+@pytest.mark.parametrize(
+    "options", [{"cap_mb": -1.0}, {"cap_mb": float("inf")}, {"first_mb": float("nan")}, {"max_tensors": 0}]
+)
 def test_options_out_of_range(options):
     with pytest.raises(OptionError):
         fuse_collectives(reduces(2).step(), Options(**options))
@@ -248,6 +252,94 @@ def test_reduce_and_broadcast_are_an_all_reduce():
     assert [(node.op_type, len(node.inputs)) for node in calls(step)] == [("AllReduce", 2)]
     assert calls(step)[0].attributes["reduce"] == "mean"
     assert facts["reduce_broadcast"] == 2
+
+
+def test_the_report_names_the_root_of_calls_that_have_one():
+    b = Calls()
+    b.broadcast(b.op("Neg", b.input((4,))), root=0)
+    b.call("AllReduce", b.op("Neg", b.input((4,))), reduce="sum")
+    _, facts = fused(b.step())
+    assert [(row["kind"], row.get("root")) for row in facts["keys"]] == [("AllReduce", None), ("Broadcast", 0)]
+
+
+def test_a_call_between_two_ranks_says_so():
+    b = Calls()
+    b.call("AllReduce", b.op("Neg", b.input((4,))), reduce="sum")
+    b.call("Send", b.op("Neg", b.input((4,))), peer=1, tag=0)
+    step = b.step()
+    facts = fuse_collectives(step, Options()).facts
+    assert whys(dict(facts)) == ["pairwise call"]
+
+
+def test_a_fused_call_stands_where_its_last_input_is_ready():
+    """What the forward computes behind it runs beside the call."""
+    b = Calls()
+    for _ in range(2):
+        b.call("AllReduce", b.op("Neg", b.input((4, 4))), reduce="sum")
+    x = b.input((4, 4))
+    for _ in range(3):
+        x = b.op("MatMul", x, x)
+    step, _ = fused(b.step())
+    assert [node.op_type for node in step.graph.nodes].index("AllReduce") == 2
+
+
+def packed_reduce(shown: bool, more: bool) -> SpmdProgram:
+    """A Reduce of two tensors and a Broadcast of both; ``shown``: the step shows one result of the Reduce as well;
+    ``more``: the Broadcast sends a third tensor."""
+    b = Calls()
+    names = [b.call("Reduce", b.input((4,)), reduce="sum", root=1) for _ in range(2)]
+    other = b.op("Neg", b.input((4,)))
+    outs = [b.broadcast(name, root=1) for name in [*names, *[other] * more]]
+    step = b.step([names[1]] * shown)
+    both, rest = [], []
+    for kind in ("Reduce", "Broadcast"):
+        found = [node for node in step.graph.nodes if node.op_type == kind]
+        found[0].inputs = [name for node in found for name in node.inputs]
+        found[0].outputs = [name for node in found for name in node.outputs]
+        if kind == "Broadcast":
+            found[0].attributes["shapes"] = ["4"] * len(outs)
+        found[0].proto = None
+        both.append(found[0])
+        rest += found[1:]
+    step.graph.nodes = [node for node in step.graph.nodes if node not in rest and node not in both] + both
+    return step
+
+
+@pytest.mark.parametrize(
+    ("shown", "more", "left"),
+    [(False, False, ["AllReduce"]), (True, False, ["Reduce", "Broadcast"]), (False, True, ["Reduce", "Broadcast"])],
+)
+def test_a_reduce_whose_results_are_needed_otherwise_stays(shown, more, left):
+    """By the step's user, or beside another tensor in the broadcast."""
+    step = packed_reduce(shown, more)
+    outputs = dict(step.graph.outputs)
+    facts = fuse_collectives(step, Options()).facts
+    assert [node.op_type for node in calls(step)] == left
+    assert facts["reduce_broadcast"] == (left == ["AllReduce"])
+    made = {name for node in step.graph.nodes for name in node.outputs}
+    assert step.graph.outputs == outputs and made >= outputs.keys()
+
+
+def test_an_operator_of_another_domain_is_no_call():
+    b = Calls()
+    own = b.op("Reduce", b.input((4,)), domain="my", group="shard", reduce="sum", root=1)
+    b.broadcast(own, root=1)
+    step = b.step()
+    facts = fuse_collectives(step, Options()).facts
+    assert facts["reduce_broadcast"] == 0 and [node.op_type for node in step.graph.nodes] == ["Reduce", "Broadcast"]
+
+
+def test_calls_of_other_passes_are_not_reported_as_the_sources():
+    """The report lists nodes of the source that are gone."""
+    for by in ("", "shard"):
+        b = Calls()
+        for _ in range(2):
+            b.op("Neg", b.broadcast(b.call("Reduce", b.input((4,)), reduce="mean", root=1), root=1))
+        step = b.step()
+        for node in calls(step):
+            node.made_by, node.proto = by, None if by else node.proto
+        change = fuse_collectives(step, Options())
+        assert len(change.removed) == (0 if by else 4)
 
 
 def test_a_broadcast_from_another_root_is_none():
@@ -313,6 +405,18 @@ def test_a_sum_over_one_axis_and_then_another_is_one_over_both(steps, left):
         assert all(np.allclose(value, other[name], rtol=1e-5) for name, value in one.items())
 
 
+def test_a_chain_that_stays_does_not_keep_the_next_one():
+    b = Calls()
+    first = b.call("AllReduce", b.op("Neg", b.input((4,))), group="tp", reduce="sum")
+    b.op("Neg", first)
+    b.op("Neg", b.call("AllReduce", first, group="cp", reduce="sum"))
+    b.op("Neg", chained(b, b.op("Neg", b.input((6,))), ("tp", "sum"), ("cp", "sum")))
+    for node in b.nodes:
+        node.made_by = "plant" if node.domain == COMM else ""
+    step = b.step(mesh=Mesh((("cp", 2), ("tp", 2))))
+    assert fuse_collectives(step, Options(cap_mb=0)).facts["reduce_reduce"] == 1
+
+
 def test_a_sum_that_is_read_before_it_goes_on_stays():
     b = Calls()
     first = b.call("AllReduce", b.op("Neg", b.input((4,))), group="tp", reduce="sum")
@@ -349,6 +453,46 @@ def test_a_value_that_is_also_read_whole_stays_all_reduced():
     locals_of(b, step, [[y]], (0, 2, 4))
     step, facts = fused(step)
     assert [node.op_type for node in calls(step)] == ["AllReduce"] and facts["reduce_slice"] == 0
+
+
+def test_a_call_of_which_another_result_is_read_whole_stays():
+    """One call of two tensors: each rank reads its part of the first alone, and all of the second."""
+    b = Calls()
+    xs = [b.input((4,)), b.input((4,))]
+    ys = [b.call("AllReduce", x, reduce="mean") for x in xs]
+    b.op("Neg", ys[1])
+    step = b.step()
+    node = step.graph.nodes[0]
+    node.inputs, node.outputs, node.proto = xs, ys, None
+    del step.graph.nodes[1]
+    whole = dict(step.graph.outputs)
+    locals_of(b, step, [ys[:1]], (0, 2, 4))
+    step.graph.outputs.update(whole)
+    step, facts = fused(step)
+    assert [node.op_type for node in calls(step)] == ["AllReduce"] and facts["reduce_slice"] == 0
+
+
+def test_one_tensor_of_which_ranks_read_their_part_is_a_reduce_scatter():
+    b = Calls()
+    y = b.call("AllReduce", b.input((5,)), reduce="mean")
+    step = b.step()
+    locals_of(b, step, [[y]], (0, 3, 5))
+    step, _ = fused(step)
+    assert [(node.op_type, node.attributes["cuts"]) for node in calls(step)] == [("ReduceScatter", [0, 3, 5])]
+
+
+def test_a_sum_over_two_axes_of_which_ranks_read_their_part():
+    """The two sums become one over both axes, which hands all ranks the whole."""
+    b = Calls()
+    y = chained(b, b.input((4,)), ("tp", "sum"), ("shard", "sum"))
+    for node in b.nodes:
+        node.made_by = "plant"
+    step = b.step(mesh=Mesh((("shard", 2), ("tp", 2))))
+    locals_of(b, step, [[y]], (0, 2, 4))
+    facts = fuse_collectives(step, Options()).facts
+    assert [(node.op_type, node.attributes["group"]) for node in calls(step)] == [("AllReduce", "shard+tp")]
+    assert facts["reduce_slice"] == 0
+    run(step)
 
 
 # --- random graphs --------------------------------------------------------------------------------------------------
