@@ -93,13 +93,15 @@ def test_a_rank_refers_to_no_value_that_it_does_not_hold(stage, tmp_path):
                 pytest.fail(f"{tensor.name} has a value and is not a state")
 
 
-def test_small_parameters_may_stay(tmp_path):
-    out = written(GPT, tmp_path, "shard=2", stage=3, persist=100)
+@pytest.mark.parametrize("persist", [100, 64])
+def test_small_parameters_may_stay(persist, tmp_path):
+    """One of exactly so many elements is gathered."""
+    out = written(GPT, tmp_path, "shard=2", stage=3, persist=persist)
     manifest = json.loads((out / "manifest.json").read_text())
     types = gopt.load(GPT).training.graph.types
     kinds = {each["tensor"]: each["kind"] for each in manifest["states"]}
     whole = {each["input"] for each in manifest["common"]["state"] if kinds[each["pieces"][0]["tensor"]] == "parameter"}
-    small = {name for name, kind in kinds.items() if kind == "parameter" and types[name].elements < 100}
+    small = {name for name, kind in kinds.items() if kind == "parameter" and types[name].elements < persist}
     assert whole == small and 0 < len(small) < list(kinds.values()).count("parameter")
 
 

@@ -130,3 +130,14 @@ def test_a_bucket_that_holds_another_value_than_a_gradient():
     call.inputs[place] = other
     said = f"ReduceScatter {call.label!r} reads {other!r} in a bucket of gradients: it is no parameter's"
     assert refused(step) == said
+
+
+def test_a_gather_in_another_order_of_a_bucket_of_several_classes():
+    """The shards of the classes are joined in front of the gather."""
+    step = sharded("gpt_adamw", 2)
+    types, joined = step.graph.types, {node.outputs[0] for node in step.graph.nodes if node.op_type == "LocalConcat"}
+    gathers = [node for node in step.graph.nodes if node.op_type == "AllGather" and node.inputs[0] in joined]
+    pairs = [(node, a, b) for node in gathers for b in range(len(node.outputs)) for a in range(b)]
+    node, a, b = next((node, a, b) for node, a, b in pairs if types[node.outputs[a]] == types[node.outputs[b]])
+    node.outputs[a], node.outputs[b] = node.outputs[b], node.outputs[a]
+    assert refused(step).startswith(f"AllGather {node.label!r} makes ")

@@ -210,8 +210,7 @@ def _items(
         ready = index.defined_at(subgraph.gradient)
         # Last used, first packed: as gradients are ready, whatever a tied tensor waits for.
         order = -used.get(name, -1) if layout.by_use else ready
-        alone = name in placer.sliced and subgraph.mode is Mode.SPLIT
-        items.append(Item(name, gradient.elements, gradient.nbytes, key, ready, order, alone))
+        items.append(Item(name, gradient.elements, gradient.nbytes, key, ready, order, name in placer.sliced))
     return items
 
 

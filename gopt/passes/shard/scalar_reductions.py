@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gopt.analysis.updates import ScalarReduction, Updates
-from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
@@ -115,14 +114,9 @@ class ScalarReductions:
         elif reduction.kind == "l2":
             rewriter.add("Sqrt", [value], {f"{value}.sqrt": types[value]})
             value = f"{value}.sqrt"
-        join = {"sum": "Add", "max": "Max", "min": "Min", "any": "Or", "all": "And"}.get(reduction.kind)
+        join = {"sum": "Add", "max": "Max", "min": "Min", "any": "Or", "all": "And"}  # norms are never joined
         for place, operand in enumerate(reduction.epilogue):
-            if join is None:
-                raise UnsupportedError(
-                    f"scalar {operand!r} cannot be joined to a norm",
-                    "add it in the source to the sum of squares, or after the norm",
-                )
-            rewriter.add(join, [value, operand], {f"{value}.with{place}": types[value]})
+            rewriter.add(join[reduction.kind], [value, operand], {f"{value}.with{place}": types[value]})
             value = f"{value}.with{place}"
         shape = types[reduction.root].dims
         if shape:
