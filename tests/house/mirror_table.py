@@ -136,7 +136,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("artifact.written", "digests, which gopt verify reads", "verification/test_folder_check.py"),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.shardings", "the table that the verifier fills", "sharding/test_verifier.py"),
-    **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(
         "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
