@@ -120,6 +120,18 @@ def test_what_travels_is_narrow_and_wide_masters_have_one_home(stage, tmp_path):
         assert not parameters & {value.name for value in model.graph.input}, "a wide master is held in shards alone"
 
 
+@pytest.mark.parametrize("options", [{"stage": 1}, {"stage": 3}, {"partition": "rows"}, {"partition": "whole"}])
+def test_parameters_without_elements_stay_on_every_rank(options, tmp_path):
+    """A hidden layer without units: no rank would have a piece of its weights."""
+    path = saved(Recipe(widths=(3, 0, 2)), tmp_path)
+    gopt.shard(gopt.load(path), 2, **options).write(tmp_path / "out")
+    found = Verifier(tmp_path / "out").run(steps=2, confirm=False).to_json()
+    assert found["failing"]["values"] == 0 and found["compared"] > 0
+    whole = [each for each in shard_facts(tmp_path / "out")["buckets"] if each["mode"] == "replicated"]
+    assert sum(len(each["tensors"]) for each in whole) == 3
+    assert {reason for each in whole for reason in each["reasons"]} == {"it has no elements"}
+
+
 def test_mixed_readers_of_a_parameter_are_left_alone(tmp_path):
     b = Builder()
     net = perceptron(b, half=True)

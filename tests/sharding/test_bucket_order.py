@@ -12,7 +12,7 @@ from recipes import Recipe, build
 import gopt
 from gopt.analysis.training import Phase
 from gopt.errors import InvariantError
-from gopt.ir.graph import Node
+from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
@@ -92,6 +92,14 @@ def test_what_is_no_parameters_says_nothing():
         mask = Node("ConstantOfShape", [f"shape{place}"], [f"mask{place}"], made_by="plant")
         step.graph.nodes[:0] = [shape, mask]
         node.inputs[place] = f"mask{place}"
+    cuts, shapes = list(flat[1].cuts), [str(flat[1].cuts[-1])]
+    types["row"] = types[node.outputs[0]]
+    row = Node(
+        "AllGather", node.outputs, ["row"], domain=COMM, attributes={"group": "shard", "cuts": cuts, "shapes": shapes}
+    )
+    row.made_by = "plant"
+    step.graph.nodes.insert(step.graph.nodes.index(node) + 1, row)
+    step.training.metrics.append("row")
     infer_shardings(step)
 
 

@@ -11,12 +11,23 @@ from helpers import FIXTURES, Builder, perceptron
 from plants import planted_pass
 
 import gopt
+from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
+from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import EVERYWHERE, FLAG_COUNT, PER_MEMBER, REPLICATED, FlatShard, Shard
+from gopt.sharding.placements import (
+    EVERYWHERE,
+    FLAG_COUNT,
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Shard,
+    Sharding,
+)
 from gopt.sharding.verifier import ShardingInference, infer_shardings
 
 
@@ -251,3 +262,60 @@ def test_a_shard_of_a_dimension_goes_through_no_operator_without_a_rule():
         assert infer_shardings(step).of("part") == (Shard(0, (rows - 1, 1)),)
         plant(step, place + 1, Node(op_type, ["part"], ["planted"], made_by="plant"))
         assert refused(step).startswith(f"{op_type} 'planted' reads 'part', which is sharded along dimension 0")
+
+
+def test_random_numbers_are_each_members_own():
+    """Though no operand differs: a rank draws for itself."""
+    step = sharded("mlp_adamw", "shard=2", 0)
+    plant(step, 0, Node("RandomNormal", [], ["noise"], attributes={"shape": [4]}, made_by="plant"))
+    assert infer_shardings(step).of("noise") == (PER_MEMBER,)
+
+
+def test_a_members_own_value_beside_terms_is_refused():
+    """The sum of both would be neither: reduced, it counts the member's own value once for each member."""
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    place, node = found(step, "Select")
+    plant(step, place + 1, Node("Add", [step.training.loss, node.outputs[0]], ["planted"], made_by="plant"))
+    assert refused(step).startswith(f"Add 'planted' reads {step.training.loss!r}, which is each member's own")
+
+
+def test_the_other_operand_of_a_cast_gives_its_type_alone():
+    step = sharded("mlp_adamw", "shard=2", 0)
+    plant(step, 0, Node("CastLike", ["fc1.weight", "x"], ["planted"], made_by="plant"))
+    assert infer_shardings(step).of("planted") == (REPLICATED,)
+
+
+@pytest.mark.parametrize(
+    ("size", "placement"), [(6, REPLICATED), ("N", REPLICATED), ("found", PER_MEMBER), (None, PER_MEMBER)]
+)
+def test_the_shape_of_a_members_own_value(size, placement):
+    """All ranks have batches of one shape; how many elements a NonZero finds is each member's own."""
+    step = sharded("mlp_adamw", "shard=2", 0)
+    inputs = step.training.graph.inputs
+    inputs["x"] = TensorType("float32", ("N", 32))
+    inputs["fc1.weight"] = TensorType("float32", None)  # nothing is known of another
+    step.graph.types["own"] = TensorType("float32", (size,))
+    plant(step, 0, Node("Identity", ["x"], ["own"], made_by="plant"))
+    plant(step, 1, Node("Shape", ["own"], ["shape"], made_by="plant"))
+    assert infer_shardings(step).of("shape") == (placement,)
+
+
+def test_an_operator_of_another_domain_is_no_message():
+    step = sharded("mlp_adamw", "shard=2", 0)
+    place, node = found(step, "AllReduce")
+    for number, op_type in enumerate(sorted(MESSAGES)):
+        plant(step, place, Node(op_type, node.inputs[:1], [f"planted{number}"], domain="my", made_by="plant"))
+        assert infer_shardings(step).of(f"planted{number}") == (PER_MEMBER,)
+
+
+def test_a_call_of_values_that_lie_otherwise_along_another_axis_is_refused():
+    """One is on a single member of dp, the other on all: the bucket of both would be on no members at all."""
+    step = sharded("mlp_adamw", "dp=2,shard=2", 0)
+    step.graph.types["alone"] = type = step.graph.types["fc1.weight"]
+    there = Sharding.along("dp", OnMember(0))
+    plant(step, 0, Node("Identity", ["fc1.weight"], ["alone"], sharding=there, made_by="plant"))
+    attributes = {"group": "shard", "reduce": "mean", "cuts": [0, type.elements, 2 * type.elements]}
+    call = Node("ReduceScatter", ["alone", "fc1.weight"], ["planted"], domain=COMM, attributes=attributes)
+    call.made_by = "plant"
+    plant(step, 1, call)
+    assert refused(step).startswith("ReduceScatter 'planted' reads 'fc1.weight', which is replicated along dp")
