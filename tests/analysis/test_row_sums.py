@@ -13,11 +13,12 @@ from gopt.ir.graph import Graph
 from gopt.runtime.reference_eval import run_graph
 
 HEAD = """g (int64[4] ids, int64[3] more, int64[2,2] square, float[4,2] d, float[3,2] e, float[2,2,2] cube,
-int64[4] least, float[2,2] t2, float scale, float[5,2] dense) => (float[5,2] out)
+int64[4] least, float[2,2] t2, float scale, float[5,2] dense, float[5,1] fed) => (float[5,2] out)
 <int64[2] shape = {5, 2}, int64[1] five = {5}, int64[1] axis = {-1}, int64[2] wide = {4, 2}, int64 depth = {5},
  float[2] pair = {0.0, 1.0}, float[2] bad = {1.0, 0.0}, int64 four = {4}, float none = {0.0}, int64[2] rows = {-1, 5},
  int64[2] high = {4, 2}, float[5,1] column = {1.0, 0.0, 2.0, 1.0, 1.0}, bool yes = {1}, int64[1] all = {-1},
- int64[2] turned = {2, 5}, int64[2] tall = {5, 1}, float half = {0.5}>
+ int64[2] turned = {2, 5}, int64[2] tall = {5, 1}, float half = {0.5}, float[1,2] across = {1.0, 2.0},
+ float[5,2] grid = {1.0, 0.0, 2.0, 1.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0}>
 { """
 Z = "z = ConstantOfShape(shape) i = Unsqueeze(ids, axis) "
 SUM = Z + 's = ScatterND <reduction = "add"> (z, i, d) '
@@ -56,6 +57,9 @@ NONE: dict[str, tuple[str, str]] = {
     "a difference": (SUM + "g = Sub(s, dense)", "makes a part of it"),
     "squared": (SUM + "g = Mul(s, s)", "mixes it with something else"),
     "times something": (SUM + "g = Mul(s, dense)", "mixes it with something else"),
+    "times a constant for each element": (SUM + "g = Mul(s, grid)", "mixes it with something else"),
+    "times a constant for each column": (SUM + "g = Mul(s, across)", "mixes it with something else"),
+    "times a row's number that is fed": (SUM + "g = Mul(s, fed)", "mixes it with something else"),
     "divided by it": (SUM + "g = Div(scale, s)", "mixes it with something else"),
     "gated by something": (SUM + "g = Where(yes, s, dense)", "mixes it with something else"),
     "gated to one": (SUM + "g = Where(yes, s, half)", "mixes it with something else"),

@@ -78,3 +78,12 @@ def test_no_rows_are_a_merge_too() -> None:
 def test_halves_of_rows_are_summed_in_float32() -> None:
     found = {n: rows([0], [2048.0 if not n else 1.0, 0], dtype="float16") for n in range(5)}
     assert merge_rows(found, "sum", "float16", 2)[1][0, 0] == 2052
+
+
+def test_doubles_are_summed_as_doubles() -> None:
+    """In float32 the small terms would vanish beside the large one."""
+    found = given([1.0], [1e-12], [2e-12], dtype="float64")
+    assert merge(found, "sum", "float64", [(1,)])[0][0] == 1.0 + 1e-12 + 2e-12
+    rows = {n: Contribution(np.array([[v]], "f8"), ids=np.array([4])) for n, v in enumerate((1.0, 1e-12, 2e-12))}
+    ids, values = merge_rows(rows, "sum", "float64", 1)
+    assert ids.tolist() == [4] and values[0, 0] == 1.0 + 1e-12 + 2e-12

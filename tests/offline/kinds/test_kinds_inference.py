@@ -59,3 +59,18 @@ def test_what_may_be_a_step_stays_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(type(refusal.value)) as again:
         inspect_inference(tmp_path / "m.onnx", refusal.value)
     assert again.value is refusal.value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[2,2] x, int64[2] k) => (float[2,3] y, int64[2] m) <float[2,3] w = {1,2,3,4,5,6}>"
+        " { zero = Constant <value_int = 0> () y = MatMul(x, w) m = CumSum(k, zero) }",
+        "g (float[2,2] x, float[1] t) => (float[2,3] y, float[1] u) <float[2,3] w = {1,2,3,4,5,6}>"
+        " { zero = Constant <value_int = 0> () y = MatMul(x, w) u = CumSum(t, zero) }",
+    ],
+    ids=["of whole numbers", "of one element"],
+)
+def test_an_output_that_cannot_be_a_tensor_of_states_is_not_called_one(text: str, tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    assert "replaces no input" not in found(tmp_path / "m.onnx").refusal
