@@ -82,7 +82,10 @@ ELEMENTS: dict[str, list[Case]] = {
         case(x(3, 5), np.array(0.1, np.float32), np.array(3, np.uint8)),
         case(x(3, 5), x(5), whole(5, dtype="uint8")), case(x(4, 3, 5), x(3), axis=-2),
     ],
-    "DequantizeLinear": [case(whole(3, 5, dtype="uint8"), x(5), whole(5, dtype="uint8"))],
+    "DequantizeLinear": [
+        case(whole(3, 5, dtype="uint8"), x(5), whole(5, dtype="uint8")),
+        case(whole(4, 6, dtype="uint8"), x(2, 6), opset=21, axis=0, block_size=2, runtime=False),
+    ],
 }  # fmt: skip
 
 # --- along one dimension ----------------------------------------------------------------------------------------------
@@ -300,6 +303,7 @@ MOVES: dict[str, list[Case]] = {
         case(x(4, 6), opset=9, starts=[1], ends=[3], axes=[1]), case(x(33), ints(-31), ints(31), ints(0), ints(3)),
         case(x(5, 18), ints(6), ints(12), ints(-1)), case(x(12, 7), ints(-3), ints(99), ints(0), ints(1)),
         case(x(6, 9), ints(2, 3), ints(4, 6)), case(x(18, 2), ints(5), ints(11), ints(0)),
+        case(x(6, 4), ints(0), ints(6), ints(0), ints(2)),
     ],
     "Pad": [
         case(x(4, 6), ints(0, 1, 0, 2)), case(x(4, 6), ints(1, 0, -1, 0)), case(x(4, 6), ints(1, 1), x(), ints(-1)),
@@ -363,6 +367,7 @@ CHOICES: dict[str, list[Case]] = {
         case(x(18, 5), ints(*range(6, 12))[:, None], x(6, 5)),
         case(x(6), ints(3, 4, 5)[:, None], x(3), reduction="add"),
         case(x(12, 2), ints(1, 2, 3)[:, None], x(3, 2)), case(x(6), ints(1, 0)[:, None], x(2)),
+        case(x(4, 3), ints(0, 2)[:, None], x(2, 3)),
     ],
 }  # fmt: skip
 

@@ -34,6 +34,7 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "DequantizeLinear": [
         "0 - - > 0; 1 0 0 > 1",
+        "",
     ],
     "ReduceSum": [
         "0 - > 0; 1 - > sum; 2 - > 2",
@@ -477,6 +478,7 @@ EXPECTED: dict[str, list[str]] = {
         "0 - - - - > 0; 1 - - - - > 1; window0 - - - - > 0",
         "0 - - > 0; 1 - - > 1; window0 - - > 0; window1 - - > 1",
         "1 - - - > 1; window0 - - - > 0",
+        "1 - - - - > 1; window0 - - - - > 0",
     ],
     "Pad": [
         "0 - > 0; window1 - > 1",
@@ -547,5 +549,6 @@ EXPECTED: dict[str, list[str]] = {
         "0 - - > 0 masked; 0 - 0 > 0",
         "0 - - > 0 masked; 1 - 1 > 1",
         "0 - - > 0 masked",
+        "0 - - > 0 masked; 1 - 1 > 1",
     ],
 }
