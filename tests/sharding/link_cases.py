@@ -367,7 +367,7 @@ CHOICES: dict[str, list[Case]] = {
         case(x(18, 5), ints(*range(6, 12))[:, None], x(6, 5)),
         case(x(6), ints(3, 4, 5)[:, None], x(3), reduction="add"),
         case(x(12, 2), ints(1, 2, 3)[:, None], x(3, 2)), case(x(6), ints(1, 0)[:, None], x(2)),
-        case(x(4, 3), ints(0, 2)[:, None], x(2, 3)),
+        case(x(4, 3), ints(0, 2)[:, None], x(2, 3)), case(x(6, 3), ints(0, 1, 2)[:, None], x(3, 3)),
     ],
 }  # fmt: skip
 

@@ -550,5 +550,6 @@ EXPECTED: dict[str, list[str]] = {
         "0 - - > 0 masked; 1 - 1 > 1",
         "0 - - > 0 masked",
         "0 - - > 0 masked; 1 - 1 > 1",
+        "0 - - > 0 masked; 0 - 0 > 0; 1 - 1 > 1",
     ],
 }
