@@ -16,6 +16,7 @@ from typing import TypeAlias
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.training import Phase, StateKind
 from gopt.collectives.layout import parse_shapes, total_elements
+from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.opaque.refold import RefoldedCall
@@ -62,7 +63,7 @@ class _BucketOrder:
     _accumulators: dict[str, str] = field(default_factory=dict)
     """The sum after a micro-step -> the accumulator."""
     _gradients: set[str] = field(default_factory=set)
-    """Gradients of one parameter each."""
+    """Gradients of one parameter each, where what stands for them is made by calls."""
 
     def __post_init__(self) -> None:
         program, training = self.program, self.program.training
@@ -72,8 +73,10 @@ class _BucketOrder:
             if parameter is not None:
                 self._expected.update({state.tensor: parameter, state.updated: parameter})
         shared = Counter(training.gradients.values())  # a gradient of several parameters determines no owner
-        self._gradients = {name for name, parameters in shared.items() if parameters == 1}
-        self._expected.update((name, of) for of, name in training.gradients.items() if name in self._gradients)
+        alone = {name for name, parameters in shared.items() if parameters == 1}
+        self._expected.update((name, of) for of, name in training.gradients.items() if name in alone)
+        sent = any(node.domain == COMM and node.op_type in MESSAGES for node in program.graph.nodes)
+        self._gradients = set() if sent else alone  # a message does not say whose elements it brings
         for node in training.graph.nodes:
             if node.is_a("Cast") and node.inputs[0] in self._expected:
                 self._expected.setdefault(node.outputs[0], self._expected[node.inputs[0]])
