@@ -15,6 +15,7 @@ from gopt.analysis.graph_walks import GraphIndex, depth, descendants
 from gopt.analysis.look_through import look_through
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
     match_copies,
@@ -104,6 +105,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     _settle_losses(index, losses, found, pairs, roles)
     training = assemble(step, found)
     refuse_unvalued(training, roles)
+    refuse_scaled(step, training)
     return training
 
 

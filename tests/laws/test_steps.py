@@ -120,6 +120,13 @@ def test_once_written_wrong(seed):
     assert judge(make(replace(draw(seed), scrambled=False)), setting(seed)).outcome == "refused"
 
 
+@pytest.mark.parametrize("how", [Setting(stage=0), Setting(stage=2), Setting("dp=2,shard=2", 3, "rows")])
+def test_a_function_that_turns_one_row_gets_its_column(how):
+    """Once the gradient was turned before the call, which turned it again: a column broadcast along a row."""
+    verdict = judge(make(Plan(widths=(6, 1, 2), scale="state", rules=("turned-state",), function=True)), how)
+    assert verdict.outcome == "proven", verdict
+
+
 def test_a_scalar_step_whose_rate_follows_the_loss_is_refused():
     assert judge(make(Plan(network="all-scalar", trap="loss-rate"))).outcome == "refused"
 
