@@ -148,3 +148,9 @@ def norm(value: np.ndarray) -> float:
     with np.errstate(all="ignore"):
         size = length(wide)
     return size if math.isfinite(size) else float(np.linalg.norm(wide[np.isfinite(wide)]))
+
+
+def largest(value: np.ndarray) -> float:
+    """Return the largest magnitude of a finite element; 0 without one."""
+    wide = np.abs(np.asarray(value, np.float64))
+    return float(wide[np.isfinite(wide)].max(initial=0.0))

@@ -23,7 +23,7 @@ from gopt.verification.compare import Ledger, Values, became_not_finite, distanc
 from gopt.verification.observations import Observations
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Verification
-from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, measure_sensitivity, norm
+from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, largest, measure_sensitivity, norm
 from gopt.verification.variants import PLAIN, Variant
 
 
@@ -187,9 +187,12 @@ class _StepComparison:
             for name in statistics
         }
         for name, value in base.states.items():
-            # A sum in another order turns the last place of a half: at most a unit of it is rounding.
+            # A sum in another order turns the last place of a half: at most a unit of it is rounding. Of one element it
+            # may be, whether the few measured runs turned it or not.
             if value.dtype.name in LOW_PRECISION and name not in statistics:
-                floors[name] = min(MULTIPLE * moved.states[name], UNITS[value.dtype.name] * norm(value))
+                unit = UNITS[value.dtype.name]
+                one = min(unit * largest(value), MOST * apart(value, self.own[name]))
+                floors[name] = max(one, min(MULTIPLE * moved.states[name], unit * norm(value)))
         return floors
 
     def _sent(self, local: LocalResults) -> LocalResults:

@@ -17,6 +17,7 @@ from steps_gen.plan import TRAPS, Plan, draw
 
 import gopt
 from gopt.mesh import Mesh
+from gopt.verification.verify import Verifier
 
 SEEDS = range(24)
 
@@ -114,6 +115,12 @@ def test_a_last_sign_that_is_as_large_as_the_batch_is_refused():
     assert judge(make(replace(draw(9046), scrambled=False))).outcome == "refused"
 
 
+def test_once_called_unequal():
+    """The last place of one element of a half turned: in a small update that is more than the tolerance."""
+    verdict = tried(draw(42075372), setting(42075372))
+    assert verdict.outcome == "proven", verdict
+
+
 @pytest.mark.parametrize("seed", [20113, 60408, 60415, 60479])
 def test_once_written_wrong(seed):
     """A rate of what the loss is cast from; a count behind a join; a mask for Rprop's sign; that sign as a metric."""
@@ -158,6 +165,21 @@ def test_a_sum_for_a_mean_is_seen(tmp_path):
 
     edit_ranks(out, double)
     assert list(differences(make(plan), out))
+
+
+def test_verify_sees_three_hundredths_of_an_update_of_halves(tmp_path):
+    """What it allows one element's last place hides no rate that is off."""
+    out = sharded(draw(42075372), tmp_path)
+
+    def faster(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            node.input[:] = ["faster" if name == "lr" else name for name in node.input]
+        model.graph.initializer.append(onnx.helper.make_tensor("factor", 1, [], [1.03]))
+        model.graph.node.insert(0, onnx.helper.make_node("Mul", ["lr", "factor"], ["faster"]))
+
+    assert Verifier(out).run(settings={"lr": 0.05}).equal
+    edit_ranks(out, faster)
+    assert not Verifier(out).run(settings={"lr": 0.05}).equal
 
 
 def test_a_gradient_that_stays_local_is_seen(tmp_path):
