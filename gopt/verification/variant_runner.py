@@ -186,6 +186,9 @@ class _StepComparison:
             name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
             for name in statistics
         }
+        for name in self._of_halves(base):
+            change = apart(base.states[name], self.own[name])
+            floors[name] = min(MULTIPLE * moved.states[name], MOST * change)
         for name, value in base.states.items():
             # A sum in another order turns the last place of a half: at most a unit of it is rounding. Of one element it
             # may be, whether the few measured runs turned it or not.
@@ -194,6 +197,14 @@ class _StepComparison:
                 one = min(unit * largest(value), MOST * apart(value, self.own[name]))
                 floors[name] = max(one, min(MULTIPLE * moved.states[name], unit * norm(value)))
         return floors
+
+    def _of_halves(self, base: ReferenceStep) -> list[str]:
+        """Return the states, of any type, that are updated by a gradient in halves: the mean is rounded too."""
+        training = self.runner.reference.training
+        halves = {name for name, mean in base.means.items() if mean.dtype.name in LOW_PRECISION}
+        return [
+            state.tensor for state in training.states if training.gradients.get(state.of or state.tensor, "") in halves
+        ]
 
     def _sent(self, local: LocalResults) -> LocalResults:
         """The gradients that the ranks had, where they could be seen; else the reference's."""
