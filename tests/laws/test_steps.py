@@ -51,6 +51,9 @@ ONCE_WRONG = {
     "a relative step": Plan(form="relative", rules=("soft-sign",), decay="decoupled"),
     "a pruning mask that the forward reads": Plan(rules=ADAM, mask="forward"),
     "a rate per row": Plan(rules=ADAM, rates="rows"),
+    "halves beside masters, reached through gradients": Plan(
+        network="weight-norm", widths=(1, 2, 5), precision="master", rules=("trust", "adagrad", "rms")
+    ),
     "a centred gradient under a clip": Plan(rules=("centred",), clip="value"),
 }
 DOUBTED = {
@@ -117,7 +120,7 @@ def test_a_last_sign_that_is_as_large_as_the_batch_is_refused():
 
 @pytest.mark.parametrize("seed", [42075372, 56854176])
 def test_once_called_unequal(seed):
-    """The last place of a half turned: of a parameter with a small update, of a gradient that is its state's maximum."""
+    """The last place of a half turned: of a parameter with a small update, of a gradient that is a state's maximum."""
     verdict = tried(draw(seed), setting(seed))
     assert verdict.outcome == "proven", verdict
 
