@@ -187,8 +187,9 @@ class _StepComparison:
             for name in statistics
         }
         for name in self._of_halves(base):
-            change = apart(base.states[name], self.own[name])
-            floors[name] = min(MULTIPLE * moved.states[name], MOST * change)
+            noise, change = moved.states[name], apart(base.states[name], self.own[name])
+            # A unit vector hardly turns by a gradient along it: its change is smaller than what rounding makes of it.
+            floors[name] = min(MULTIPLE * noise, MOST * change) if noise < change else MULTIPLE * noise
         for name, value in base.states.items():
             # A sum in another order turns the last place of a half: at most a unit of it is rounding. Of one element it
             # may be, whether the few measured runs turned it or not.
