@@ -188,7 +188,8 @@ def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
     for info in model.graph.output:
         kind = info.type.tensor_type
         for each in kind.shape.dim:
-            if not each.HasField("dim_value") and each.dim_param in dims:
-                each.dim_value = dims[each.dim_param]
-        if any(not each.HasField("dim_value") for each in kind.shape.dim):
-            kind.ClearField("shape")
+            if not each.HasField("dim_value"):
+                size = dims.get(each.dim_param)
+                each.Clear()  # another symbol: inference finds the size, or nobody knows it
+                if size is not None:
+                    each.dim_value = size
