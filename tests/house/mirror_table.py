@@ -83,7 +83,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "importers/artifacts/lowering/test_lowering_table.py",
     ),
     **_each(
-        "importers.training_info.bindings importers.training_info.gradient importers.training_info.initialization "
+        "importers.training_info.bindings importers.training_info.initialization "
         "importers.training_info.names importers.training_info.step",
         "one step of one file: every part is seen in what is read, or refused",
         "importers/test_training_info.py",
