@@ -6,7 +6,7 @@ arithmetic of the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,23 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
                 f"the optimizer graph computes {show(name)}, the {slot} of {found.op_type}",
                 "the inputs of the optimizer must be those of its graph",
             )
+    _check_order([value.name for value in body.input], slots, found.op_type)
     return OrtOptimizer(found, schema, slots.get("rate", ""), slots.get("count", ""), _norm(clip))
+
+
+def _check_order(inputs: Sequence[str], slots: Mapping[str, str], op_type: str) -> None:
+    """Raise UnsupportedError where the optimizer reads the graph's inputs in another order than it has them: the runtime
+    feeds weights, gradients and moments by their places."""
+    last, before = -1, ""
+    for slot, name in slots.items():
+        place = inputs.index(name)
+        if place <= last:
+            raise UnsupportedError(
+                f"{op_type} reads {show(before)} before {show(name)}, and the optimizer graph has them the other way round"
+                if before != name else f"{op_type} reads {show(name)} twice",
+                "generate the artifacts again: their runtime feeds these inputs by their places",
+            )  # fmt: skip
+        last, before = place, name
 
 
 def _norm(clip: NodeProto | None) -> float | None:
