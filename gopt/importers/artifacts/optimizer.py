@@ -88,17 +88,19 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
 
 
 def _check_order(inputs: Sequence[str], slots: Mapping[str, str], op_type: str) -> None:
-    """Raise UnsupportedError where the optimizer reads the graph's inputs in another order than it has them: the runtime
-    feeds weights, gradients and moments by their places."""
+    """Raise UnsupportedError where the optimizer reads the inputs of its graph in another order than the graph has them.
+
+    The runtime feeds weights, gradients and moments by their places.
+    """
     last, before = -1, ""
-    for slot, name in slots.items():
+    for name in slots.values():
         place = inputs.index(name)
         if place <= last:
+            apart = f"{show(before)} before {show(name)}, and the optimizer graph has them the other way round"
             raise UnsupportedError(
-                f"{op_type} reads {show(before)} before {show(name)}, and the optimizer graph has them the other way round"
-                if before != name else f"{op_type} reads {show(name)} twice",
+                f"{op_type} reads {apart if before != name else f'{show(name)} twice'}",
                 "generate the artifacts again: their runtime feeds these inputs by their places",
-            )  # fmt: skip
+            )
         last, before = place, name
 
 
