@@ -88,7 +88,7 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
 
 
 def _check_order(inputs: Sequence[str], slots: Mapping[str, str], op_type: str) -> None:
-    """Raise UnsupportedError where the optimizer reads the inputs of its graph in another order than the graph has them.
+    """Raise UnsupportedError where the optimizer reads inputs in another order than its graph has them.
 
     The runtime feeds weights, gradients and moments by their places.
     """
