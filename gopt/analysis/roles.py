@@ -13,8 +13,10 @@ from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, depth, descendants
 from gopt.analysis.look_through import look_through
+from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
     match_copies,
@@ -101,9 +103,13 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)
     found = find_gradients(step)
+    anew = paired_anew(step, found.gradients.values())
+    if anew:
+        return _recover(graph, replace(roles, states={**roles.states, **anew}))
     _settle_losses(index, losses, found, pairs, roles)
     training = assemble(step, found)
     refuse_unvalued(training, roles)
+    refuse_scaled(step, training)
     return training
 
 
