@@ -83,6 +83,11 @@ def _attach_loss(
     batch = list(forward.inputs)
     if options.loss not in LOSSES:
         return batch, _own_loss(forward, options)
+    if options.loss in forward.outputs and not options.prediction:
+        raise OptionError(
+            f"--loss {options.loss} is a loss to attach, and the model has an output of that name",
+            "--prediction OUTPUT attaches the loss; rename the output to take it as the loss itself",
+        )
     rule, prediction = LOSSES[options.loss], _prediction(forward, options.prediction)
     names = Names(free.take(rule.target), free.take(LOSS), free.prefix("criterion"))
     kind = forward.types[prediction]
