@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from onnx import NodeProto
 
+from gopt.analysis.hidden_draws import called_nodes
 from gopt.analysis.operators import MAY_DRAW, RANDOM
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph
@@ -31,15 +32,10 @@ def why_unusable(startup: Graph, training: TrainingGraph) -> str:
 
 def _all_nodes(startup: Graph) -> Iterator[NodeProto]:
     """The nodes of a graph, of its bodies, and of the functions that they call."""
-    functions = {(each.domain, each.name, each.overload): each for each in startup.header.functions}
-    protos = (node.proto for node in startup.nodes if functions or node.is_a(*MAY_DRAW))
-    reached = list(nested(proto for proto in protos if proto is not None))
-    while reached:
-        node = reached.pop()
-        yield node
-        called = functions.pop((node.domain, node.op_type, node.overload), None)
-        if called is not None:
-            reached += nested(called.node)
+    functions = bool(startup.header.functions)
+    protos = [node.to_proto() for node in startup.nodes if functions or node.is_a(*MAY_DRAW)]
+    yield from nested(protos)
+    yield from called_nodes(startup, protos)
 
 
 def _draws_anew(node: NodeProto) -> bool:
