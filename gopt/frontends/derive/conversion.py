@@ -1,4 +1,4 @@
-"""What onnx's version converter gets wrong: mended where it is known, refused where the results differ.
+"""Errors of onnx's version converter: mended where they are known, refused where results differ.
 
 The converter forgets that older operators resize without half pixels, and that an older Hardmax flattens its operand.
 """
