@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import cut
 from gopt.ir.types import LOW_PRECISION
@@ -200,12 +201,18 @@ class _StepComparison:
         return floors
 
     def _of_halves(self, base: ReferenceStep) -> list[str]:
-        """Return the states, of any type, that are updated by a gradient in halves: the mean is rounded too."""
+        """Return the states, of any type, that gradients in halves update: their mean is rounded too.
+
+        States without a parameter of their own are among them where any gradient is in halves.
+        """
         training = self.runner.reference.training
         halves = {name for name, mean in base.means.items() if mean.dtype.name in LOW_PRECISION}
+        owned = {name for name, gradient in training.gradients.items() if gradient in halves}
+        loose = (StateKind.OPTIMIZER_STATE, StateKind.SCALAR) if halves else ()
         return [
-            state.tensor for state in training.states if training.gradients.get(state.of or state.tensor, "") in halves
-        ]
+            state.tensor for state in training.states
+            if (state.of or state.tensor) in owned or (state.of is None and state.kind in loose)
+        ]  # fmt: skip
 
     def _sent(self, local: LocalResults) -> LocalResults:
         """The gradients that the ranks had, where they could be seen; else the reference's."""

@@ -16,6 +16,7 @@ from steps_gen.make import make
 from steps_gen.plan import TRAPS, Plan, draw
 
 import gopt
+from gopt.analysis.role_map import RoleMap
 from gopt.mesh import Mesh
 from gopt.verification.verify import Verifier
 
@@ -118,7 +119,7 @@ def test_a_last_sign_that_is_as_large_as_the_batch_is_refused():
     assert judge(make(replace(draw(9046), scrambled=False))).outcome == "refused"
 
 
-@pytest.mark.parametrize("seed", [42075372, 56854176, 730000804])
+@pytest.mark.parametrize("seed", [42075372, 56854176, 730000804, 750000436])
 def test_once_called_unequal(seed):
     """The last place of a half turned: of a parameter, of a gradient that is a state's maximum, or that a state, scaled
     to a length, already points along."""
@@ -170,6 +171,20 @@ def test_a_sum_for_a_mean_is_seen(tmp_path):
 
     edit_ranks(out, double)
     assert list(differences(make(plan), out))
+
+
+@pytest.mark.parametrize("widths", [(1, 1), (1, 1, 1)])
+def test_a_last_sign_of_one_element_is_refused_where_the_batch_has_one_too(widths, tmp_path):
+    """Once it passed for a metric; what the hint names settles it."""
+    plan = Plan(widths=widths, batch=1, rules=("rprop",))
+    verdict = judge(make(plan), Setting(stage=0))
+    assert verdict.outcome == "refused" and "'p0.sign'" in verdict.why, verdict
+    onnx.save(make(plan).model, tmp_path / "step.onnx")
+    signs = {f"p{n}.sign": f"p{n}.sign_new" for n in range(2 * len(widths) - 2)}
+    named = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=signs))
+    assert signs.keys() <= {state.tensor for state in named.training.states}
+    gopt.shard(named, 2, stage=0).write(tmp_path / "out")
+    assert list(differences(make(plan), tmp_path / "out")) == []
 
 
 def test_verify_sees_three_hundredths_of_an_update_of_halves(tmp_path):
