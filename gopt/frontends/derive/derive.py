@@ -15,7 +15,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.api import read_roles, with_stored_roles
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.errors import UnsupportedError
+from gopt.errors import RunError, UnsupportedError
 from gopt.frontends.derive.forward_model import read_forward
 from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
 from gopt.frontends.derive.step import Step, write_step
@@ -105,7 +105,13 @@ def _confirm(step: Step, options: DeriveOptions) -> tuple[list[GradientCheck], l
     copy, seed = step.graph.twin(), options.seed
     training = read_roles(copy, with_stored_roles(copy, RoleMap(), "the step"))
     sample = sample_gradients(training, seed)
-    checks = check_gradients(training, _points(training, seed), seed, names=sample.parameters if sample else None)
+    try:
+        checks = check_gradients(training, _points(training, seed), seed, names=sample.parameters if sample else None)
+    except RunError as error:
+        raise UnsupportedError(
+            f"gradients cannot be confirmed by finite differences: {error.message}", *error.hints,
+            "replace that operator in the model",
+        ) from None  # fmt: skip
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
     wrong = [each for each in checks if not _is_gradient(each, scale)]
     if wrong:

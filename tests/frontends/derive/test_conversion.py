@@ -59,3 +59,15 @@ def test_random_numbers_are_no_other_results(tmp_path: Path):
     onnx.save(model, path)
     options = DeriveOptions(loss="mse", optimizer="sgd", prediction="y")
     assert derive(path, tmp_path / "step.onnx", options).confirmed == 1
+
+
+def test_what_cannot_be_run_is_not_supported(tmp_path: Path):
+    """A mode of Resize that is in operator sets 11 and 12 alone: exit code 4, not that of a run."""
+    mode = 'mode="linear", coordinate_transformation_mode="tf_half_pixel_for_nn"'
+    path = written(
+        tmp_path, 12, f"u = Unsqueeze<axes=[1]>(h) q = Resize<{mode}>(u, r, s) y = Identity(q)",
+        r=np.zeros(0, np.float32), s=np.array([1, 1, 2, 1.5], np.float32),
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="cannot be confirmed by finite differences: Resize 'q'") as caught:
+        derive(path, tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd"))
+    assert caught.value.exit_code == 4 and caught.value.hints
