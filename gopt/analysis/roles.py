@@ -16,6 +16,7 @@ from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
+from gopt.analysis.rival_outputs import refuse_rivals
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
@@ -150,6 +151,7 @@ def _pair_tensors(index: GraphIndex, roles: RoleMap) -> dict[str, str]:
     found, unsettled = match_states(reach)
     refuse_open(unsettled)
     refuse_crossed(reach, found)
+    refuse_rivals(index, reach, found)
     pairs |= found
     pairs |= match_copies(index, pairs, free - set(pairs.values()))
     # States held as initializers only, with a matching updated output, count too.
@@ -245,6 +247,7 @@ def _pair_scalars(index: GraphIndex, pairs: Mapping[str, str], loss: str, roles:
     refuse_open(unsettled)
     refuse_contested(reach, found)
     refuse_crossed(reach, found)
+    refuse_rivals(index, reach, found)
     return found
 
 
