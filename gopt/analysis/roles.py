@@ -12,6 +12,7 @@ from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, depth, descendants
+from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
@@ -100,6 +101,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         )
     refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
+    refuse_hidden_draws(graph)
     step = StepSkeleton(index, pairs, loss, roles)
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)
