@@ -9,7 +9,7 @@ import onnx
 import pytest
 from helpers import calls, edit_ranks
 from products import part
-from steps_gen.__main__ import setting, tried
+from steps_gen.__main__ import alike, setting, tried
 from steps_gen.graphs import reordered
 from steps_gen.judge import GOOD, Setting, differences, judge
 from steps_gen.make import make
@@ -33,6 +33,13 @@ def test_a_drawn_step_is_right_and_proven_or_refused(seed):
 @pytest.mark.parametrize("seed", range(1000, 2000))
 def test_a_thousand_drawn_steps(seed):
     test_a_drawn_step_is_right_and_proven_or_refused(seed)
+
+
+@pytest.mark.parametrize("seed", part(range(9_000, 9_024), 6))
+def test_a_drawn_step_of_one_size_is_never_wrong(seed):
+    """Where shapes tell nothing apart, more is refused, or not confirmed."""
+    verdict = tried(alike(draw(seed)), setting(seed))
+    assert verdict.outcome in (*GOOD, "unjust", "unconfirmed"), f"{alike(draw(seed)).told()}: {verdict}"
 
 
 # --- once wrong, once doubted, once refused without need --------------------------------------------------------------
