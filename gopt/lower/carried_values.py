@@ -108,7 +108,7 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
         tensor = state.slices[0].tensor
         if tensor not in tensors:
             continue
-        wanted = new[masters[tensor]] if state.copy else source.get(states[tensor].updated, 0)
+        wanted = new.get(masters.get(tensor, ""), 0) if state.copy else source.get(states[tensor].updated, 0)
         left = wanted & ~found.get(state.output, 0)
         if left:
             missing = next(name for name, bit in (tensors | new).items() if left & bit)
