@@ -49,7 +49,7 @@ OF_SCRIPTS = {
     for name in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", path.read_text(encoding="utf-8"))
 }
 """Options of the repository's own scripts, which pages for developers name."""
-FOR_DEVELOPERS = {"benchmarks.md", "comparison.md", "tests.md", "disk.md"}
+FOR_DEVELOPERS = {"benchmarks.md", "comparison.md", "tests.md", "disk.md", "steps.md"}
 
 
 @dataclass(frozen=True, slots=True)
