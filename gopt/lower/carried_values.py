@@ -5,7 +5,7 @@ Shardings do not see either. A state whose new value is that of another state is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
@@ -15,6 +15,8 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import Accumulator, SpmdProgram
+
+_NONE: frozenset[str] = frozenset()
 
 
 def check_carried_values(program: SpmdProgram) -> None:
@@ -89,45 +91,54 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
     """Check that a new value that passes made follows the states that the update of the source reads for it, and a
     low-precision copy its master.
 
-    States of one element are not asked: any update may read a scalar of all others. Linear in the graphs.
+    States of one element are not asked: any update may read a scalar of all others. Linear in the graphs: a value
+    follows few states, and a bucket is one.
     """
-    made = [(state, producers[state.output]) for state in program.states if state.output in producers]
-    made = [(state, node) for state, node in made if node.added]
+    made = [state for state in program.states if state.output in producers and producers[state.output].added]
     if not made:
         return
     training = program.training
     states = training.state_of()
-    tensors = {name: 1 << place for place, name in enumerate(states) if training.graph.types[name].elements != 1}
+    tensors = {name for name in states if training.graph.types[name].elements != 1}
     records = [state for state in program.states if not state.copy]
-    held = {each.input: sum(tensors.get(name, 0) for name in {part.tensor for part in each.slices}) for each in records}
-    new = {each.output: 1 << len(states) + place for place, each in enumerate(records)}
+    held: dict[str, set[str]] = {}
+    """Tensor of the source -> the inputs that hold it or parts of it."""
+    for state in records:
+        for tensor in {part.tensor for part in state.slices} & tensors:
+            held.setdefault(tensor, set()).add(state.input)
     masters = {part.tensor: each.output for each in records for part in each.slices}
     source = _followed(training, training.graph, tensors)
-    found = _followed(training, program.graph, held | new)
-    for state, _ in made:
+    found = _followed(training, program.graph, {name for each in records for name in (each.input, each.output)})
+    for state in made:
         tensor = state.slices[0].tensor
         if tensor not in tensors:
             continue
-        wanted = new.get(masters.get(tensor, ""), 0) if state.copy else source.get(states[tensor].updated, 0)
-        left = wanted & ~found.get(state.output, 0)
-        if left:
-            missing = next(name for name, bit in (tensors | new).items() if left & bit)
+        if state.copy:
+            wanted = {master: {master} for master in (masters.get(tensor),) if master}
+        else:
+            wanted = {name: held.get(name, set()) for name in sorted(source.get(states[tensor].updated, _NONE))}
+        reads = found.get(state.output, _NONE)
+        missing = next((name for name, holders in wanted.items() if reads.isdisjoint(holders)), "")
+        if missing:
             raise InvariantError(
                 f"the new value {state.output!r} of state {tensor!r} does not follow {missing!r}, as in the source"
             )
 
 
-def _followed(training: TrainingGraph, graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
-    """Value -> the ``bits`` of the values that it is computed from in the update, and neither from gradients nor from
-    scalars."""
-    gradients, found = set(training.gradients.values()), dict(bits)
+def _followed(training: TrainingGraph, graph: Graph, starts: Collection[str]) -> dict[str, frozenset[str]]:
+    """Value -> those of ``starts`` that it is computed from in the update, and neither from gradients nor from
+    scalars; each follows itself."""
+    gradients = set(training.gradients.values())
+    found = {name: frozenset((name,)) for name in starts}
     for node in graph.nodes:
         if node.phase is not Phase.UPDATE and not node.added:
             continue
-        read = 0
+        read = _NONE
         for name in node.reads:
-            read |= found.get(name, 0)
+            more = found.get(name, _NONE)
+            if not more <= read:
+                read = more if read <= more else read | more
         for name in node.outputs if read else ():
             if name not in gradients and (name not in graph.types or graph.types[name].elements != 1):
-                found[name] = found.get(name, 0) | read
+                found[name] = found.get(name, _NONE) | read
     return found
