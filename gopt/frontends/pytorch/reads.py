@@ -1,4 +1,4 @@
-"""Optimizer code that asks a traced tensor for its value, refused with its line."""
+"""Code that asks a traced tensor for its value, refused with its line."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ READS = {
 
 
 @contextlib.contextmanager
-def no_reads(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Raise UnsupportedError where ``optimizer`` reads a value that the graph computes: its answer of one step would
-    hold for all."""
+def no_reads(reader: str) -> Iterator[None]:
+    """Raise UnsupportedError where code reads a value that the graph computes: its answer of one step would hold for
+    all. ``reader``: what the code is, for the message."""
     with contextlib.ExitStack() as stack:
         for name, what in READS.items():
-            stack.enter_context(mock.patch.object(FunctionalTensor, name, _reader(optimizer, name, what)))
+            stack.enter_context(mock.patch.object(FunctionalTensor, name, _reader(reader, name, what)))
         yield
 
 
-def _reader(optimizer: torch.optim.Optimizer, name: str, what: str) -> Any:
+def _reader(reader: str, name: str, what: str) -> Any:
     def read(value: FunctionalTensor) -> Any:
         inner: Any = from_fun(value)
         mode = get_proxy_mode()
@@ -43,7 +43,7 @@ def _reader(optimizer: torch.optim.Optimizer, name: str, what: str) -> Any:
         constant = inner if slot is None else slot.constant
         if constant is None:
             raise UnsupportedError(
-                f"{type(optimizer).__name__} {what} a value that the graph computes, {user_line()}",
+                f"{reader} {what} a value that the graph computes, {user_line()}",
                 "its value in the traced step would be used in every step; write it with torch.where",
             )
         with _disable_current_modes(), torch.no_grad():

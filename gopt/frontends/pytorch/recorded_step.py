@@ -26,7 +26,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.first_steps import first_steps_apart
 from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.frontends.pytorch.randomness import Draw, RecordedDraws
+from gopt.frontends.pytorch.randomness import Draw, RecordedDraws, no_draws_of_python
 from gopt.frontends.pytorch.samples import dimensions, resized, samples_of
 from gopt.frontends.pytorch.schedules import in_graph
 from gopt.frontends.pytorch.shapes import mode_of, one_step
@@ -83,7 +83,7 @@ class RecordedStep:
                 EagerTraining(tried, plain).step(recipe.batch)
 
         try:
-            with quiet():
+            with quiet(), no_draws_of_python():
                 seen = eager_steps(
                     recipe,
                     lambda tried: run(tried, recorded),
