@@ -50,8 +50,13 @@ def _is_mask(node: Any) -> bool:
 
 def _refusal(operator: Any, lines: Mapping[str, str]) -> UnsupportedError:
     where = lines.get(str(operator), "")
+    masks = (aten.index.Tensor, aten.masked_select.default, aten.nonzero.default)
+    hint = (
+        "keep the shape, and weigh by the mask: (loss * mask).sum() / mask.sum(), or torch.where (experts: "
+        "experts_implementation='batched_mm')"
+    )
     return UnsupportedError(
         f"the shape of a value depends on the batch or on states: {operator}{where and f', {where}'}",
-        "the step would hold for the example's number of elements alone; keep the shape, and weigh by the mask: "
-        "(loss * mask).sum() / mask.sum(), or torch.where (experts: experts_implementation='batched_mm')",
+        "the step would hold for the example's number of elements alone",
+        hint if operator in masks else "write it with operators whose results have one shape",
     )

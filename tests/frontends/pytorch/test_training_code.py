@@ -157,6 +157,53 @@ def test_layers_that_python_leaves_out_at_random_are_refused_by_that(tmp_path):
         export(step(plain, Dropped()), tmp_path / "step.onnx")
 
 
+def test_complex_parameters_are_refused_by_name(tmp_path):
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+            self.turn = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+        def forward(self, x):
+            return (self.inner(x) * self.turn).abs()
+
+    with pytest.raises(UnsupportedError, match="'turn' is complex"):
+        export(step(plain, Turned()), tmp_path / "step.onnx")
+
+
+def test_an_operator_that_onnx_lacks_is_named(tmp_path):
+    def loss(module, given):
+        return plain(module, given) + module[0].weight.cummax(1).values.sum()
+
+    with pytest.raises(UnsupportedError, match=r"ONNX has none of aten\.cummax"):
+        export(step(loss), tmp_path / "step.onnx")
+
+
+def test_what_cannot_be_traced_is_refused_with_its_line(tmp_path):
+    def loss(module, given):
+        return plain(module, given) + torch.linalg.inv(module[0].weight[:6] + 3 * torch.eye(6)).sum()
+
+    with pytest.raises(UnsupportedError, match=r"cannot be traced: .*in test_training_code.py, line .*linalg.inv"):
+        export(step(loss), tmp_path / "step.onnx")
+
+
+class Reshaped(torch.optim.SGD):
+    """Its state gets another shape in the step that stores it."""
+
+    def step(self, closure=None):
+        for each in self.param_groups[0]["params"]:
+            self.state[each]["sum"] = each.grad.detach().clone()
+            self.state[each]["sum"] = each.grad.sum().reshape(1, 1)
+        super().step(closure)
+
+
+def test_a_state_that_changes_its_shape_is_refused_by_name(tmp_path):
+    module = net()
+    made = module, plain, Reshaped(module.parameters(), 0.1), batch()
+    with pytest.raises(UnsupportedError, match=r"changes the shape of its state '0.weight.sum': \[8, 6\]"):
+        export(made, tmp_path / "step.onnx")
+
+
 def test_a_permutation_is_an_input(tmp_path):
     def mixed(module, given):
         order = torch.randperm(4)
