@@ -210,6 +210,8 @@ def swapped(
         own = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
         vars(optimizer).update({key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)})
     held = [(each, dict(each)) for one in recipe.optimizers for each in one.state.values() if isinstance(each, dict)]
+    kinds = [each for module in recipe.module.modules() for key, each in vars(module).items() if "hook" in key]
+    held += [(each, dict(each)) for each in kinds if isinstance(each, dict)]  # transformers adds some in a forward
     replaced: dict[int, torch.Tensor] = {}
     for place in places:
         value = values[place.name]

@@ -106,6 +106,31 @@ def test_hooks_of_an_optimizer_run_in_eager_steps_too(tmp_path):
     assert export(made, tmp_path / "step.onnx").checked
 
 
+class Capturing(nn.Module):
+    """As transformers: the first forward adds a hook, and an attribute says that it is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen = []
+        if not getattr(self, "hooked", False):
+            self.hooked = True
+            self.inner[0].register_forward_hook(_append)
+        self.inner[0].owner = [self]
+        return self.inner(x) * len(self.seen)
+
+
+def _append(module, given, found):
+    module.owner[0].seen.append(found)
+
+
+def test_hooks_that_a_forward_adds_are_gone_after_the_trace(tmp_path):
+    assert export(step(plain, Capturing()), tmp_path / "step.onnx").checked
+
+
 def test_an_input_that_gets_a_gradient(tmp_path):
     def loss(module, given):
         x = given["x"].requires_grad_(True)
