@@ -1,5 +1,5 @@
 """``python -m gopt.cli``."""
 
-from .main import entry
+from .start import entry
 
 entry()

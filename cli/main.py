@@ -15,7 +15,7 @@ from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
 from .reproducer_option import recording, save_failure, tell_failure, with_reproducer
-from .terminal import flush_stdout, open_streams, print_error, quiet_libraries
+from .terminal import flush_stdout, print_error, quiet_libraries
 from .verbosity import restored, with_verbosity
 
 COMMANDS = {
@@ -199,12 +199,6 @@ def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
     return code
 
 
-def entry() -> None:
-    """The installed command."""
-    open_streams()
-    leave(main())
-
-
 def leave(code: int) -> None:
     """End this process; at once where ranks are left behind that hang or compute: the interpreter cannot end around
     native code that runs in a thread, and would abort."""
@@ -216,7 +210,3 @@ def leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    entry()

@@ -187,7 +187,7 @@ def with_calls(folder: Path, group: str) -> Path:
 
 def test_calls_of_the_source_along_an_axis_of_another_name(tmp_path):
     path, mesh = with_calls(tmp_path, "zone"), Mesh.parse("zone=2,shard=2", axis_kinds({"zone": "data"}))
-    with pytest.raises(OptionError, match="not said when the source was loaded"):
+    with pytest.raises(OptionError, match="not declared when the source was loaded"):
         gopt.shard(gopt.load(path), Mesh.parse("zone=2", axis_kinds({"zone": "data"})))
     with pytest.raises(UnsupportedError, match="joins only a part of the ranks"):
         gopt.shard(gopt.load(path, axes={"zone": "data"}), mesh)

@@ -167,7 +167,8 @@ def random(node: Node) -> bool:
     if node.op_type not in MAY_DRAW:
         return False
     if node.is_in(RANDOM):
-        return "seed" not in node.attributes
+        passes = node.is_a("Dropout") and not any(node.inputs[2:])  # without a mode nothing is dropped
+        return "seed" not in node.attributes and not passes
     if not control_flow(node) or (proto := node.proto) is None:
         return False
     return any(

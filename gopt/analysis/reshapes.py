@@ -126,7 +126,10 @@ class _Finder:
         return None if type is None else type.shape
 
     def movable(self, run: _Run) -> bool:
-        """Return whether Reshapes and full reductions alone read the run, which take any shape; notes both."""
+        """Return whether Reshapes and full reductions alone read the run, which take any shape; notes both.
+
+        A call of a function or an opaque operator takes its operands in the shape they have in the file.
+        """
         inside = set(map(id, run.inner))
         flat = self._shape(run.inner[0].outputs[0])
         for node in run.inner:
@@ -138,6 +141,8 @@ class _Finder:
             for reader in self.users.get(name, ()):
                 if id(reader) in inside:
                     continue
+                if reader.origin is not None:
+                    return False
                 if self._reduces(reader, name):
                     run.reductions.append(reader)
                 elif keeps_order(self.graph, reader):
@@ -146,7 +151,12 @@ class _Finder:
                     return False
         if any(self.producers.get(name) is None for name in run.leaves):
             return False  # an input: the file holds it flat
-        run.reductions += [each for name in run.leaves for each in self.users[name] if self._reduces(each, name)]
+        run.reductions += [
+            each
+            for name in run.leaves
+            for each in self.users[name]
+            if each.origin is None and self._reduces(each, name)
+        ]
         return True
 
     def _broadcast(self, name: str, rank: int) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
+from gopt.ir.types import FLOATS, TensorType, known
 from gopt.option_records import check_types
 from gopt.suggestions import did_you_mean
 
@@ -30,12 +31,12 @@ class RoleMap:
 
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
-        known = {*graph.inputs, *graph.initializers}
+        given = {*graph.inputs, *graph.initializers}
         for name in (*self.states, *self.params, *self.batch):
-            if name not in known:
+            if name not in given:
                 raise OptionError(
                     f"the role map names {name!r}, which is not an input of the graph",
-                    did_you_mean(name, known) or "gopt inspect MODEL --text lists the graph's inputs",
+                    did_you_mean(name, given) or "gopt inspect MODEL --text lists the graph's inputs",
                 )
         for name in (*self.states.values(), *([self.loss] if self.loss else [])):
             if name not in graph.outputs:
@@ -43,6 +44,12 @@ class RoleMap:
                     f"the role map names {name!r}, which is not an output of the graph",
                     did_you_mean(name, graph.outputs) or "gopt inspect MODEL --text lists the graph's outputs",
                 )
+        kind = graph.outputs.get(self.loss)
+        if kind is not None and not _may_be_loss(kind):
+            raise OptionError(
+                f"{self.loss!r} cannot be the loss: it is {kind}, and a loss is one floating number",
+                "name a scalar output, such as the mean of it",
+            )
         first: dict[str, str] = {}
         for name, output in self.states.items():
             if first.setdefault(output, name) != name:
@@ -50,3 +57,8 @@ class RoleMap:
                     f"the role map says that {output!r} replaces both {first[output]!r} and {name!r}",
                     "name another output for one of them",
                 )
+
+
+def _may_be_loss(kind: TensorType) -> bool:
+    """Return whether what is known of a type is one floating number."""
+    return (not known(kind.dtype) or kind.dtype in FLOATS) and all(size == 1 for size in kind.shape or ())

@@ -12,9 +12,13 @@ from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, depth, descendants
+from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
+from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
+from gopt.analysis.rival_outputs import refuse_rivals
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
     match_copies,
@@ -97,13 +101,18 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         )
     refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
+    refuse_hidden_draws(graph)
     step = StepSkeleton(index, pairs, loss, roles)
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)
     found = find_gradients(step)
+    anew = paired_anew(step, found.gradients.values())
+    if anew:
+        return _recover(graph, replace(roles, states={**roles.states, **anew}))
     _settle_losses(index, losses, found, pairs, roles)
     training = assemble(step, found)
     refuse_unvalued(training, roles)
+    refuse_scaled(step, training)
     return training
 
 
@@ -142,6 +151,7 @@ def _pair_tensors(index: GraphIndex, roles: RoleMap) -> dict[str, str]:
     found, unsettled = match_states(reach)
     refuse_open(unsettled)
     refuse_crossed(reach, found)
+    refuse_rivals(index, reach, found)
     pairs |= found
     pairs |= match_copies(index, pairs, free - set(pairs.values()))
     # States held as initializers only, with a matching updated output, count too.
@@ -237,6 +247,7 @@ def _pair_scalars(index: GraphIndex, pairs: Mapping[str, str], loss: str, roles:
     refuse_open(unsettled)
     refuse_contested(reach, found)
     refuse_crossed(reach, found)
+    refuse_rivals(index, reach, found)
     return found
 
 

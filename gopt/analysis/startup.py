@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from onnx import NodeProto
 
+from gopt.analysis.hidden_draws import called_nodes
 from gopt.analysis.operators import MAY_DRAW, RANDOM
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph
@@ -17,8 +20,7 @@ def why_unusable(startup: Graph, training: TrainingGraph) -> str:
     Every rank runs its own part of the graph: numbers drawn without a seed would differ between ranks. A rank takes
     states from it alone: it has no other value that can be replaced.
     """
-    protos = [node.proto for node in startup.nodes if node.is_a(*MAY_DRAW)]
-    drawn = next(filter(_draws_anew, nested(proto for proto in protos if proto is not None)), None)
+    drawn = next(filter(_draws_anew, _all_nodes(startup)), None)
     if drawn is not None:
         return f"its {drawn.op_type} {show(drawn.name or drawn.output[0])} has no seed; give it one"
     states = {state.tensor for state in training.states}
@@ -26,6 +28,14 @@ def why_unusable(startup: Graph, training: TrainingGraph) -> str:
     if other is not None:
         return f"it sets {show(other)}, which no step changes; store the value instead"
     return ""
+
+
+def _all_nodes(startup: Graph) -> Iterator[NodeProto]:
+    """The nodes of a graph, of its bodies, and of the functions that they call."""
+    functions = bool(startup.header.functions)
+    protos = [node.to_proto() for node in startup.nodes if functions or node.is_a(*MAY_DRAW)]
+    yield from nested(protos)
+    yield from called_nodes(startup, protos)
 
 
 def _draws_anew(node: NodeProto) -> bool:

@@ -129,7 +129,11 @@ def _match_forced(unmatched: dict[str, dict[str, int]], pairs: dict[str, str]) -
         output = forced.popleft()
         if output not in unmatched or len(unmatched[output]) != 1 or min(unmatched[output].values()) >= DOUBT_COST:
             continue
-        (name,) = unmatched.pop(output)
+        (name,) = unmatched[output]
+        rivals = [each for each in users[name] if len(unmatched.get(each, ())) == 1]
+        if len(rivals) > 1:  # the nearest, in whatever order the file lists them
+            output = min(rivals, key=lambda each: (unmatched[each][name], each))
+        del unmatched[output]
         pairs[output] = name
         for other in sorted(users[name] & unmatched.keys()):
             unmatched[other].pop(name, None)
@@ -227,13 +231,13 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
     several are left.
     """
     graph = index.graph
-    root = {_uncopied(index, output): name for output, name in pairs.items()}
+    root = {uncopied(index, output): name for output, name in pairs.items()}
     master_of: dict[str, str] = {}
     for output in graph.outputs:
-        source = _uncopied(index, output)
+        source = uncopied(index, output)
         node = index.producers.get(source)
         if output not in pairs and node is not None and node.is_a("Cast"):
-            master = root.get(_uncopied(index, node.inputs[0]))
+            master = root.get(uncopied(index, node.inputs[0]))
             if master is not None and graph.types[output].shape == graph.types[master].shape:
                 master_of[output] = master
     found: dict[str, str] = {}
@@ -251,7 +255,8 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
     return found
 
 
-def _uncopied(index: GraphIndex, name: str) -> str:
+def uncopied(index: GraphIndex, name: str) -> str:
+    """The value that a value is a copy of, or itself."""
     node = index.producers.get(name)
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 

@@ -11,6 +11,7 @@ from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
 from gopt.analysis.gradients import LocalTaint
 from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, UnsupportedError
@@ -54,6 +55,7 @@ def _refuse_dropped_states(step: StepSkeleton, training: TrainingGraph, found: G
     for output in training.metrics:
         type = types.get(output)
         if type is None or step.index.one_element(output):
+            _refuse_doubted(step, output)
             continue
         producer = step.index.producers.get(output)
         inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
@@ -65,6 +67,14 @@ def _refuse_dropped_states(step: StepSkeleton, training: TrainingGraph, found: G
                 f"output {output!r} may be the new value of input {rival!r}: the data flow does not say",
                 f"name the pair with --states {rival}={output}, or say --batch {rival}",
             )
+
+
+def _refuse_doubted(step: StepSkeleton, output: str) -> None:
+    """An output of one element whose comparisons choose values of the batch may be a state that they read."""
+    free = {name for name in step.index.graph.inputs if name not in step.updated and name not in step.batch}
+    for name, depth in walk_to_states(step.index, output, free, step.tainted):
+        if depth >= DOUBT_COST:
+            refuse_open({output: [name]})
 
 
 def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozenset[str], check: LocalTaint) -> State:

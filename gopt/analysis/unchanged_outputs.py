@@ -9,6 +9,8 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 
+_DOUBTED = (StateKind.STATISTIC, StateKind.PARAMETER, StateKind.SCALAR)
+
 
 def refuse_unchanged(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> None:
     """Raise UnsupportedError for an output that is an input without a stored value, unchanged, and no declared state.
@@ -29,19 +31,21 @@ def refuse_unchanged(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap
 def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
     """Raise UnsupportedError for a state without gradient and stored value where others have values, unless declared.
 
-    A mask or an error by element, shown of a batch, has the data flow of a statistic, or of a frozen parameter.
+    A mask or an error by element, shown of a batch, has the data flow of a statistic, or of a frozen parameter. The
+    rate in effect, shown of the one that is fed, has that of a schedule.
     """
     held = training.graph.initializers
     if not any(state.tensor in held for state in training.states):
         return
     known = {*held, *roles.states, *training.gradients}
     for state in training.states:
-        if state.kind in (StateKind.STATISTIC, StateKind.PARAMETER) and state.tensor not in known:
+        if state.kind in _DOUBTED and state.tensor not in known:
             name, output = state.tensor, state.updated
+            fed = f"leave {output} out of the step" if state.kind is StateKind.SCALAR else f"say --batch {name}"
             raise UnsupportedError(
                 f"input {name!r} has no stored value, as other states have, and output {output!r} has the type of its "
                 "new value: the data flow does not say whether it is a state or fed anew in each step",
-                f"say --batch {name}, or --states {name}={output}",
+                f"{fed}, or say --states {name}={output}",
             )
 
 

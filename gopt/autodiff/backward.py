@@ -90,7 +90,8 @@ def _uncover(model: ModelProto, call: GradientCall) -> None:
 
 def _named_apart(graph: Graph, part: ModelProto, call: GradientCall) -> list[NodeProto]:
     """The nodes with their constants, new values under names that the rest of the model has not."""
-    own = {each.name for each in (*part.graph.input, *part.graph.initializer, *part.graph.output)}
+    stored = {each.name for each in (*part.graph.input, *part.graph.initializer)}
+    own = stored | {each.name for each in part.graph.output}
     own |= {name for node in part.graph.node for name in node.output} | set(call.results.values()) | {""}
     prefix = next(iter(call.results.values()))
 
@@ -100,7 +101,7 @@ def _named_apart(graph: Graph, part: ModelProto, call: GradientCall) -> list[Nod
     nodes = [
         helper.make_node("Constant", [], [named(name)], value=numpy_helper.from_array(tensor.numpy()))
         for name, tensor in graph.initializers.items()
-        if name not in own
+        if name not in stored
     ]
     for node in graph.nodes:
         proto = node.to_proto()

@@ -100,6 +100,16 @@ def _one_flat_sample(operator: Operator) -> bool:
     return kind is not None and kind.shape == (1, 2, 3)
 
 
+def _divides(operator: Operator) -> bool:
+    """Return whether onnx-ad divides by the elements of a product, which may be zero. ``gopt.autodiff.rewrites`` leaves
+    no such operator where shapes are known, but for bodies of control flow."""
+    kind = operator.types.get(operator.node.input[0])
+    few = kind is not None and kind.shape is not None and (not kind.shape or 0 in kind.shape)
+    axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None
+    none = axes.shape == (0,) if axes is not None else len(operator.node.input) < 2 or not operator.node.input[1]
+    return not few and not (none and operator.attributes.get("noop_with_empty_axes", 0))
+
+
 _SAME = frozenset({("com.microsoft", "Gelu")})
 """Operators of other domains that compute what ONNX's of the same name does."""
 _FOREIGN = Refusal("it is not an operator of ONNX")
@@ -120,9 +130,13 @@ REFUSALS: Mapping[str, Refusal] = {
     **dict.fromkeys(("Cast", "CastLike"), Refusal(_ROUNDS, (0,), _to_narrow, True)),
     "BitCast": Refusal("it reads bits", steps=True),
     **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-         "ReduceSumSquare"),
+        ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSumSquare"),
         Refusal("its list of axes is empty", (0,), _no_axes),
+    ),
+    **dict.fromkeys(
+        ("ReduceProd", "CumProd"),
+        Refusal("onnx-ad divides by elements that may be zero, and gopt writes it out where shapes and axes are known, "
+                "outside of control flow", (0,), _divides),
     ),
     "SpaceToDepth": Refusal("onnx-ad assumes mode DCR", (0,), lambda each: each.attributes.get("mode") == "CRD"),
     "RotaryEmbedding": Refusal(

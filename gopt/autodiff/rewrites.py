@@ -1,5 +1,5 @@
 """Operators written in other words, for which onnx-ad has a derivative: slices with steps, pads that repeat values,
-pools with automatic pads, products of zeros, reductions over an empty list of axes.
+pools with automatic pads, products of zeros, reductions over an empty list of axes, operands of two types.
 
 A rewrite changes no result. It needs shapes, and constants where an operator takes axes, bounds or pads; without them
 the operator stays as it is, and onnx-ad refuses it.
@@ -17,7 +17,7 @@ from gopt.autodiff.operators import Emitter, Operator, between, types_of
 from gopt.ir.attributes import attribute_value
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.opset import opset_of
-from gopt.ir.types import numpy_dtype
+from gopt.ir.types import FLOATS, dtype_code, numpy_dtype
 
 Constants = Mapping[str, np.ndarray]
 Rewrite = Callable[[Operator, Constants, Emitter], "str | None"]
@@ -229,6 +229,26 @@ def _space_to_depth(operator: Operator, constants: Constants, emit: Emitter) -> 
     return emit.reshape(value, [samples, channels * block * block, height // block, width // block])
 
 
+def _batch_norm(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """Operands of two types, as in a model in half precision, are brought into the type of the statistics."""
+    node, kinds = operator.node, [operator.dtype(name) for name in operator.node.input]
+    if len(set(kinds)) == 1 or "undefined" in kinds or any(node.output[1:]):
+        return None
+    wide = dtype_code(kinds[3])
+    given = [name if kind == kinds[3] else emit("Cast", [name], to=wide) for name, kind in zip(node.input, kinds)]
+    made = emit("BatchNormalization", given, **operator.attributes)
+    return emit("Cast", [made], to=dtype_code(kinds[0]))
+
+
+def _power(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """A whole exponent is brought into the type of its base."""
+    base, exponent = operator.node.input
+    kinds = operator.dtype(base), operator.dtype(exponent)
+    if kinds[0] not in FLOATS or kinds[1] in (*FLOATS, "undefined"):
+        return None
+    return emit("Pow", [base, emit("Cast", [exponent], to=dtype_code(kinds[0]))])
+
+
 EXPANDED = frozenset({"CausalConvWithState"})
 """Functions with a convolution in groups."""
 
@@ -243,5 +263,7 @@ REWRITES: Mapping[str, Rewrite] = {
     ),
     "CumProd": _cumulative_product,
     "SpaceToDepth": _space_to_depth,
+    "BatchNormalization": _batch_norm,
+    "Pow": _power,
 }  # fmt: skip
 """By operator."""

@@ -61,7 +61,7 @@ class Configuration:
 
 
 def read_configurations(graph: Graph) -> list[Configuration]:
-    """The device configurations of a file in order, with their specs; [] at once where the file has none.
+    """The device configurations of a file in order, with their specs; [] at once for a file of an older version.
 
     Raises InputError for what the format forbids: a name that is missing, or is there twice, a spec for a configuration
     that the model does not have, for a value that the node has not, of an axis or device that does not exist.
@@ -77,7 +77,8 @@ def read_configurations(graph: Graph) -> list[Configuration]:
         devices[each.name] = each.num_devices
     specs: dict[str, list[TensorSpec]] = {name: [] for name in devices}
     stages = dict.fromkeys(devices, 0)
-    for node in graph.file_nodes or graph.nodes if devices else ():
+    may_have = devices or graph.header.ir_version >= IR_VERSION
+    for node in graph.file_nodes or graph.nodes if may_have else ():
         for entry in _entries(node):
             if text(entry.configuration_id) not in devices:
                 raise InputError(
@@ -134,7 +135,7 @@ def _spec(proto: ShardingSpecProto, node: Node, graph: Graph, devices: int) -> T
 
 
 def spec_message(spec: TensorSpec) -> ShardingSpecProto:
-    """Convert a record to its protobuf message; groups of several devices are numbered -1, -2, ... in its map. in its
+    """Convert a record to its protobuf message; groups of several devices are numbered -1, -2, ... in its
     map.
     """
     proto = ShardingSpecProto(tensor_name=spec.tensor)

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import InputError, UnsupportedError
+from gopt.sanitize import show
 
 if TYPE_CHECKING:
     from gopt.opaque.body_builder import BodyBuilder
@@ -142,6 +143,13 @@ class OperatorSchema:
         missing = self.required - set(attributes)
         if missing:
             raise InputError(f"{self.op_type} {label!r} has no attribute {min(missing)!r}")
+        for name, value in attributes.items():
+            if not self._fits(name, value):
+                wanted = "text" if name == "mode" else "a whole number" if self._is_whole(name) else "a number"
+                raise InputError(
+                    f"{self.op_type} {label!r}: {name} is {show(value)}, and must be {wanted}",
+                    "correct it in the program that wrote the model",
+                )
         settled = {**self.attributes, **attributes}
         for name in self.lists:
             held = settled[name]
@@ -150,3 +158,16 @@ class OperatorSchema:
                 raise InputError(f"{self.op_type} {label!r}: {name} has {len(values)} numbers for {weights} weights")
             settled[name] = values[:weights]
         return settled
+
+    def _is_whole(self, name: str) -> bool:
+        return isinstance(self.attributes.get(name), int)
+
+    def _fits(self, name: str, value: object) -> bool:
+        """Return whether an attribute holds what its default does; one without a default is a number, but for
+        ``mode``."""
+        if name == "mode":
+            return isinstance(value, str)
+        kind = int if self._is_whole(name) else (int, float)
+        if name in self.lists and isinstance(value, (list, tuple)):
+            return all(isinstance(each, kind) for each in value)
+        return isinstance(value, kind)

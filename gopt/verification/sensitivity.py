@@ -2,7 +2,8 @@
 
 The disturbed states are read by forward and backward alone; the update works on the true ones, so that what is measured
 is what rounding does to gradients and by way of them, and not the disturbance itself. The mean of the gradients is
-disturbed too, by a unit of the mean of their magnitudes: ranks add them up in another order than the reference does.
+disturbed too, by a unit of the mean of their magnitudes, or a half's smallest number: ranks add them up in another
+order than the reference does.
 The batch is not: source and ranks read the same bits of it.
 """
 
@@ -23,6 +24,8 @@ from gopt.verification.reference_step import Batches, LocalResults, ReferencePro
 from gopt.verification.variants import Variant
 
 UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
+"""The smallest magnitude of a half: a unit in the last place of all below its normal numbers."""
 MOST = 0.1
 """Of a gradient that is not noise, the share that may be allowed: from equal states, a rank's bits are the source's."""
 RUNS = 3
@@ -112,7 +115,10 @@ def _rounded(reference: ReferenceProgram, local: LocalResults, generator: np.ran
         size = np.asarray(mean_of([np.abs(values[name]) for values in every]), np.float64)
         signs = np.where(generator.random(mean.shape) < 0.5, -1.0, 1.0)
         with np.errstate(all="ignore"):
-            moved = np.asarray(mean, np.float64) + signs * size * UNITS[str(mean.dtype)]
+            unit = np.where(
+                size > 0, np.maximum(size * UNITS[str(mean.dtype)], SMALLEST.get(str(mean.dtype), 0.0)), 0.0
+            )
+            moved = np.asarray(mean, np.float64) + signs * unit
             made[name] = np.where(np.isfinite(moved), moved, mean).astype(mean.dtype)
     return made
 
@@ -148,3 +154,9 @@ def norm(value: np.ndarray) -> float:
     with np.errstate(all="ignore"):
         size = length(wide)
     return size if math.isfinite(size) else float(np.linalg.norm(wide[np.isfinite(wide)]))
+
+
+def largest(value: np.ndarray) -> float:
+    """Return the largest magnitude of a finite element; 0 without one."""
+    wide = np.abs(np.asarray(value, np.float64))
+    return float(wide[np.isfinite(wide)].max(initial=0.0))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import cut
 from gopt.ir.types import LOW_PRECISION
@@ -23,7 +24,7 @@ from gopt.verification.compare import Ledger, Values, became_not_finite, distanc
 from gopt.verification.observations import Observations
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Verification
-from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, measure_sensitivity, norm
+from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, largest, measure_sensitivity, norm
 from gopt.verification.variants import PLAIN, Variant
 
 
@@ -186,11 +187,32 @@ class _StepComparison:
             name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
             for name in statistics
         }
+        for name in self._of_halves(base):
+            noise, change = moved.states[name], apart(base.states[name], self.own[name])
+            # A unit vector hardly turns by a gradient along it: its change is smaller than what rounding makes of it.
+            floors[name] = min(MULTIPLE * noise, MOST * change) if noise < change else MULTIPLE * noise
         for name, value in base.states.items():
-            # A sum in another order turns the last place of a half: at most a unit of it is rounding.
+            # A sum in another order turns the last place of a half: at most a unit of it is rounding. Of one element it
+            # may be, whether the few measured runs turned it or not.
             if value.dtype.name in LOW_PRECISION and name not in statistics:
-                floors[name] = min(MULTIPLE * moved.states[name], UNITS[value.dtype.name] * norm(value))
+                unit = UNITS[value.dtype.name]
+                one = min(unit * largest(value), MOST * apart(value, self.own[name]))
+                floors[name] = max(one, min(MULTIPLE * moved.states[name], unit * norm(value)))
         return floors
+
+    def _of_halves(self, base: ReferenceStep) -> list[str]:
+        """Return the states, of any type, that gradients in halves update: their mean is rounded too.
+
+        States without a parameter of their own are among them where any gradient is in halves.
+        """
+        training = self.runner.reference.training
+        halves = {name for name, mean in base.means.items() if mean.dtype.name in LOW_PRECISION}
+        owned = {name for name, gradient in training.gradients.items() if gradient in halves}
+        loose = (StateKind.OPTIMIZER_STATE, StateKind.SCALAR) if halves else ()
+        return [
+            state.tensor for state in training.states
+            if (state.of or state.tensor) in owned or (state.of is None and state.kind in loose)
+        ]  # fmt: skip
 
     def _sent(self, local: LocalResults) -> LocalResults:
         """The gradients that the ranks had, where they could be seen; else the reference's."""

@@ -134,6 +134,28 @@ def test_an_update_that_reads_a_flat_input_stays_flat(tmp_path):
     assert in_parameter_shape(graph) is graph
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("reads", ["turned", "summed"])
+def test_what_a_function_reads_keeps_its_shape(reads, stage, tmp_path):
+    """The call is written as the file has it: it would turn what was turned before it."""
+    b = Builder()
+    net = perceptron(b, (6, 1), bias=False)
+    row = b.op("Mul", b.op("Transpose", net.gradients["w0"], perm=[1, 0]), b.const(0.5))
+    body = [helper.make_node("Transpose", ["g"], ["turned"], perm=[1, 0])]
+    if reads == "summed":
+        body.append(helper.make_node("ReduceL2", ["g"], ["norm"], keepdims=0))
+        body.append(helper.make_node("Div", ["turned", "norm"], ["step"]))
+    body.append(helper.make_node("Sub", ["w", body[-1].output[0]], ["out"]))
+    b.output("loss", net.loss, ())
+    b.output("w0_out", b.op("Update", "w0", row, domain="own"), (6, 1))
+    model = b.model()
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.functions.append(helper.make_function("own", "Update", ["w", "g"], ["out"], body, model.opset_import[:1]))
+    onnx.save(model, tmp_path / "step.onnx")
+    gopt.shard(gopt.load(tmp_path / "step.onnx"), 2, stage=stage).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2).equal
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_fixtures_in_their_own_layout_are_left_alone(name):
     graph = load(FIXTURES / f"{name}.onnx")

@@ -5,6 +5,7 @@ from small_graphs import chain
 
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import OptionError
+from gopt.ir.types import TensorType
 
 GRAPH = chain("xa", "yb", outputs=["a", "b"])
 
@@ -18,6 +19,7 @@ GRAPH = chain("xa", "yb", outputs=["a", "b"])
         (RoleMap(states={"x": "x"}), "'x', which is not an output of the graph"),
         (RoleMap(loss="x"), "'x', which is not an output of the graph"),
         (RoleMap(states={"x": "a", "y": "a"}), "'a' replaces both 'x' and 'y'"),
+        (RoleMap(loss="b"), r"'b' cannot be the loss: it is float32\[2\], and a loss is one floating number"),
     ],
 )
 def test_names_that_the_graph_has_not_are_refused(roles, said):
@@ -25,5 +27,16 @@ def test_names_that_the_graph_has_not_are_refused(roles, said):
         roles.check(GRAPH)
 
 
-def test_a_map_that_fits_is_accepted():
-    RoleMap(loss="b", states={"x": "a"}, params={"x": ""}, batch=["y"]).check(GRAPH)
+@pytest.mark.parametrize("kind", [("float32", ()), ("float64", (1, 1)), ("bfloat16", None), ("undefined", None)])
+def test_a_map_that_fits_is_accepted(kind):
+    graph = GRAPH.twin()
+    graph.outputs["b"] = TensorType(*kind)
+    RoleMap(loss="b", states={"x": "a"}, params={"x": ""}, batch=["y"]).check(graph)
+
+
+@pytest.mark.parametrize("kind", [("int64", ()), ("float32", ("n",)), ("float32", (1, 2))])
+def test_a_loss_is_one_floating_number(kind):
+    graph = GRAPH.twin()
+    graph.outputs["b"] = TensorType(*kind)
+    with pytest.raises(OptionError, match="'b' cannot be the loss"):
+        RoleMap(loss="b").check(graph)

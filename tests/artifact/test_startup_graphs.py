@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from gopt.cli.main import main
@@ -47,6 +48,21 @@ def starting(*bound: str, seed: float | None = 5.0, scale: float = 0.3) -> Model
     )  # fmt: skip
     for key in bound:
         info.initialization_binding.add(key=key, value={"w": "w", "b": "b0", "count": "count0"}[key])
+    return model
+
+
+def in_functions(model: ModelProto) -> ModelProto:
+    """The step with the draw of its initialization in a function that another one calls."""
+    node = model.training_info[0].initialization.node[0]
+    seed = "".join(f", seed={each.f}" for each in node.attribute if each.name == "seed")
+    for text in (
+        f'<domain: "my", opset_import: ["" : 20]> Draw () => (drawn) '
+        f"{{ drawn = RandomNormal<shape=[{ROWS}, {COLUMNS}]{seed}>() }}",
+        '<domain: "my", opset_import: ["" : 20, "my" : 1]> First () => (first) { first = my.Draw() }',
+    ):
+        model.functions.append(onnx.parser.parse_function(text))
+    model.opset_import.add(domain="my", version=1)
+    node.CopyFrom(helper.make_node("First", [], list(node.output), domain="my"))
     return model
 
 
@@ -345,6 +361,7 @@ def test_what_ranks_cannot_compute_alike_is_not_run_with_a_note(tmp_path: Path):
     infinite = starting("w")
     for model, why in (
         (starting("w", seed=None), "its RandomNormal 'startup/w' has no seed; give it one"),
+        (in_functions(starting("w", seed=None)), "its RandomNormal 'drawn' has no seed; give it one"),
         (frozen, "it sets 'kept', which no step changes; store the value instead"),
     ):
         source = gopt.load(saved(model, tmp_path))
@@ -355,6 +372,7 @@ def test_what_ranks_cannot_compute_alike_is_not_run_with_a_note(tmp_path: Path):
         report = gopt.shard(source, 2).write(tmp_path / "ranks", force=True)
         assert not list((tmp_path / "ranks").glob("*startup*")) and any(why in note for note in report.notes)
     assert gopt.load(saved(infinite, tmp_path)).rank_startup is not None
+    assert gopt.load(saved(in_functions(infinite), tmp_path)).rank_startup is not None
 
 
 def test_trainers_and_servers_say_that_they_start_from_stored_values(tmp_path: Path):

@@ -124,3 +124,22 @@ def test_reductions_over_nothing_in_a_body_are_refused():
         loss = ReduceSum<keepdims=0>(y) }"""
     with pytest.raises(UnsupportedError, match=r"ReduceMean 'p' .* its list of axes is empty"):
         differentiate(onnx.parser.parse_model(text), "loss", ["x"])
+
+
+@pytest.mark.parametrize("product", ["ReduceProd(x, axis)", "CumProd(x, place)"])
+def test_products_in_a_body_are_refused(product: str):
+    """onnx-ad divides by elements, and a body may be given a zero that no drawn batch has."""
+    size = 1 if "Reduce" in product else 3
+    text = f"""<ir_version: 10, opset_import: ["" : 26]> g (float[3] x, bool c) => (float loss) {{
+        axis = Constant<value = int64[1] {{0}}>() place = Constant<value = int64 {{0}}>()
+        y = If (c) <then_branch = a () => (float[{size}] p) {{ p = {product} }},
+                    else_branch = b () => (float[{size}] q) {{ q = Identity(x) }}>
+        loss = ReduceSum<keepdims=0>(y) }}"""
+    with pytest.raises(UnsupportedError, match=r"Prod 'p' .* divides by elements that may be zero"):
+        differentiate(onnx.parser.parse_model(text), "loss", ["x"])
+
+
+def test_every_refusal_has_a_case():
+    """Of those that rewrites leave in bodies alone, the tests above have some."""
+    refused = {case.operator for case in REFUSED}
+    assert set(refusals.REFUSALS) - refused <= set(rewrites.REWRITES)

@@ -66,7 +66,7 @@ def test_a_folder_without_a_step_says_so_when_inspected(tmp_path, capsys):
     (folder / "checkpoint").unlink()
     assert main(["inspect", str(folder)]) == 0
     text = capsys.readouterr().out
-    assert "no training step:" in text and "no checkpoint here" in text
+    assert "not a training step:" in text and "no checkpoint here" in text
     assert main(["shard", str(folder), "--ranks", "2", "-o", str(tmp_path / "out")]) == 3
     assert "no checkpoint here" in capsys.readouterr().err
 

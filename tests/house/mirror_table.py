@@ -84,7 +84,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "importers/artifacts/lowering/test_lowering_table.py",
     ),
     **_each(
-        "importers.training_info.bindings importers.training_info.gradient importers.training_info.initialization "
+        "importers.training_info.bindings importers.training_info.initialization "
         "importers.training_info.names importers.training_info.step",
         "one step of one file: every part is seen in what is read, or refused",
         "importers/test_training_info.py",
@@ -206,8 +206,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "autodiff.refusals autodiff.rewrites "
         "autodiff.repairs autodiff.seed_axis autodiff.shapes autodiff.seed_rules autodiff.sequences autodiff.values "
         "frontends.derive.functions frontends.derive.gradient_rules "
-        "frontends.derive.losses frontends.derive.optimizers frontends.derive.options frontends.derive.parameters "
-        "frontends.derive.schedules frontends.derive.training_mode frontends.derive.update "
+        "frontends.derive.losses frontends.derive.optimizers frontends.derive.options "
+        "frontends.derive.schedules frontends.derive.update "
         "frontends.functional_step verbs.derive cli.derive cli.render_derive",
         "whole derivations against PyTorch's numbers; rewrites of graphs, run before and after",
         "frontends/derive/test_derive.py", "autodiff/test_simplify.py", "autodiff/test_differentiate.py",

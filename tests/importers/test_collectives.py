@@ -96,7 +96,7 @@ def test_torch_s_functional_collectives(op_type, attributes, rows, made):
 @pytest.mark.parametrize(
     ("op_type", "attributes", "said"),
     [
-        ("all_to_all_single", {"group_name": "0"}, "cuts and joins the same axis"),
+        ("all_to_all_single", {"group_name": "0"}, "splits and concatenates the same axis"),
         ("reduce_scatter_tensor", {"group_name": "0", "group_size": 3}, "2 rows cannot be shared out evenly"),
         ("all_reduce", {"group_name": "7"}, "has group_type 7"),
         ("broadcast", {"group_name": "0"}, "cannot take"),

@@ -66,6 +66,11 @@ def fewer_names(model):
     model.configuration[0].device.append("one")
 
 
+def no_configurations(model):
+    say(model, "fc1.weight", {0: [(64, 2)]})
+    model.ClearField("configuration")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -76,6 +81,7 @@ def fewer_names(model):
         (lambda model: say(model, "fc1.weight", {0: [(64, 2)]}, devices=[0, 2]), "names device 2: there are 2"),
         (lambda model: say(model, "fc1.weight", {0: [(64, 2)]}, devices=[]), "names no device"),
         (lambda model: say(model, "fc1.weight", {0: [(64, 0)]}), r"divides axis 0 into \[0\] shards"),
+        (no_configurations, "'two', which the model does not have"),
         (other_name, "has no name of its own"),
         (fewer_names, "says 2 devices and names 1"),
     ],

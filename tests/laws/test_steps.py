@@ -9,14 +9,16 @@ import onnx
 import pytest
 from helpers import calls, edit_ranks
 from products import part
-from steps_gen.__main__ import setting, tried
+from steps_gen.__main__ import alike, setting, tried
 from steps_gen.graphs import reordered
 from steps_gen.judge import GOOD, Setting, differences, judge
 from steps_gen.make import make
 from steps_gen.plan import TRAPS, Plan, draw
 
 import gopt
+from gopt.analysis.role_map import RoleMap
 from gopt.mesh import Mesh
+from gopt.verification.verify import Verifier
 
 SEEDS = range(24)
 
@@ -31,6 +33,13 @@ def test_a_drawn_step_is_right_and_proven_or_refused(seed):
 @pytest.mark.parametrize("seed", range(1000, 2000))
 def test_a_thousand_drawn_steps(seed):
     test_a_drawn_step_is_right_and_proven_or_refused(seed)
+
+
+@pytest.mark.parametrize("seed", part(range(9_000, 9_024), 6))
+def test_a_drawn_step_of_one_size_is_never_wrong(seed):
+    """Where shapes tell nothing apart, more is refused, or not confirmed."""
+    verdict = tried(alike(draw(seed)), setting(seed))
+    assert verdict.outcome in (*GOOD, "unjust", "unconfirmed"), f"{alike(draw(seed)).told()}: {verdict}"
 
 
 # --- once wrong, once doubted, once refused without need --------------------------------------------------------------
@@ -50,6 +59,9 @@ ONCE_WRONG = {
     "a relative step": Plan(form="relative", rules=("soft-sign",), decay="decoupled"),
     "a pruning mask that the forward reads": Plan(rules=ADAM, mask="forward"),
     "a rate per row": Plan(rules=ADAM, rates="rows"),
+    "halves beside masters, reached through gradients": Plan(
+        network="weight-norm", widths=(1, 2, 5), precision="master", rules=("trust", "adagrad", "rms")
+    ),
     "a centred gradient under a clip": Plan(rules=("centred",), clip="value"),
 }
 DOUBTED = {
@@ -114,10 +126,25 @@ def test_a_last_sign_that_is_as_large_as_the_batch_is_refused():
     assert judge(make(replace(draw(9046), scrambled=False))).outcome == "refused"
 
 
+@pytest.mark.parametrize("seed", [42075372, 56854176, 730000804, 750000436])
+def test_once_called_unequal(seed):
+    """The last place of a half turned: of a parameter, of a gradient that is a state's maximum, or that a state, scaled
+    to a length, already points along."""
+    verdict = tried(draw(seed), setting(seed))
+    assert verdict.outcome == "proven", verdict
+
+
 @pytest.mark.parametrize("seed", [20113, 60408, 60415, 60479])
 def test_once_written_wrong(seed):
     """A rate of what the loss is cast from; a count behind a join; a mask for Rprop's sign; that sign as a metric."""
     assert judge(make(replace(draw(seed), scrambled=False)), setting(seed)).outcome == "refused"
+
+
+@pytest.mark.parametrize("how", [Setting(stage=0), Setting(stage=2), Setting("dp=2,shard=2", 3, "rows")])
+def test_a_function_that_turns_one_row_gets_its_column(how):
+    """Once the gradient was turned before the call, which turned it again: a column broadcast along a row."""
+    verdict = judge(make(Plan(widths=(6, 1, 2), scale="state", rules=("turned-state",), function=True)), how)
+    assert verdict.outcome == "proven", verdict
 
 
 def test_a_scalar_step_whose_rate_follows_the_loss_is_refused():
@@ -151,6 +178,35 @@ def test_a_sum_for_a_mean_is_seen(tmp_path):
 
     edit_ranks(out, double)
     assert list(differences(make(plan), out))
+
+
+@pytest.mark.parametrize("widths", [(1, 1), (1, 1, 1)])
+def test_a_last_sign_of_one_element_is_refused_where_the_batch_has_one_too(widths, tmp_path):
+    """Once it passed for a metric; what the hint names settles it."""
+    plan = Plan(widths=widths, batch=1, rules=("rprop",))
+    verdict = judge(make(plan), Setting(stage=0))
+    assert verdict.outcome == "refused" and "'p0.sign'" in verdict.why, verdict
+    onnx.save(make(plan).model, tmp_path / "step.onnx")
+    signs = {f"p{n}.sign": f"p{n}.sign_new" for n in range(2 * len(widths) - 2)}
+    named = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=signs))
+    assert signs.keys() <= {state.tensor for state in named.training.states}
+    gopt.shard(named, 2, stage=0).write(tmp_path / "out")
+    assert list(differences(make(plan), tmp_path / "out")) == []
+
+
+def test_verify_sees_three_hundredths_of_an_update_of_halves(tmp_path):
+    """What it allows one element's last place hides no rate that is off."""
+    out = sharded(draw(42075372), tmp_path)
+
+    def faster(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            node.input[:] = ["faster" if name == "lr" else name for name in node.input]
+        model.graph.initializer.append(onnx.helper.make_tensor("factor", 1, [], [1.03]))
+        model.graph.node.insert(0, onnx.helper.make_node("Mul", ["lr", "factor"], ["faster"]))
+
+    assert Verifier(out).run(settings={"lr": 0.05}).equal
+    edit_ranks(out, faster)
+    assert not Verifier(out).run(settings={"lr": 0.05}).equal
 
 
 def test_a_gradient_that_stays_local_is_seen(tmp_path):

@@ -282,7 +282,7 @@ def test_a_forward_over_data_axes(tmp_path):
     def change(b, net):
         net.loss = comm(b, "AllReduce", net.loss, reduce="mean")
 
-    refused(tmp_path, UnsupportedError, "stands in the forward", change)
+    refused(tmp_path, UnsupportedError, "is in the forward", change)
 
 
 def test_a_metric_over_data_axes(tmp_path):
@@ -334,7 +334,7 @@ def test_a_maximum_of_gradients(tmp_path):
         for name in net.params:
             net.gradients[name] = comm(b, "AllReduce", net.gradients[name], reduce="max")
 
-    refused(tmp_path, UnsupportedError, "no sum or mean", change)
+    refused(tmp_path, UnsupportedError, "not a sum or mean", change)
 
 
 def test_an_axis_that_the_mesh_has_not(tmp_path):

@@ -79,7 +79,7 @@ def test_what_does_not_go_with_it(tmp_path):
         (Coupled(loss="summed"), "the loss is made of sums"),
         (Coupled(loss="largest"), "the loss is made of sums or maxima"),
         (Coupled(loss="shares"), "is made of sums"),
-        (Coupled(loss="pairs"), "sets samples against each other"),
+        (Coupled(loss="pairs"), "compares samples with each other"),
         (Coupled(loss="first"), "some samples are picked"),
     ],
     ids=lambda value: getattr(value, "loss", ""),

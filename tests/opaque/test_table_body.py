@@ -10,10 +10,11 @@ import pytest
 from formulas import FORMULAS
 from onnx import helper
 
+from gopt.errors import InputError
 from gopt.ir.load import load
 from gopt.opaque.expand import expand
 from gopt.opaque.operator_schema import Arrangement, OperatorSchema
-from gopt.opaque.table import OPERATORS
+from gopt.opaque.table import MICROSOFT, OPERATORS, PREVIEW
 from gopt.runtime.reference_eval import run_graph
 
 SHAPES = ((3, 4), (5,))
@@ -183,3 +184,19 @@ def test_onnx_itself_agrees(operator, tmp_path):
     wanted = ReferenceEvaluator(onnx.load(tmp_path / "one.onnx")).run(None, feeds)
     for value, made in zip(wanted, run_graph(graph, feeds).values()):
         np.testing.assert_allclose(made, value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "message"),
+    [
+        ((MICROSOFT, "AdamWOptimizer"), {"alpha": "x"}, "AdamWOptimizer 'o': alpha is 'x', and must be a number"),
+        ((MICROSOFT, "AdamWOptimizer"), {"adam_mode": 1.5}, "adam_mode is 1.5, and must be a whole number"),
+        ((MICROSOFT, "AdamWOptimizer"), {"beta": [0.9]}, r"beta is \[0.9\], and must be a number"),
+        ((MICROSOFT, "LambOptimizer"), {"alpha": ["x"]}, r"alpha is \['x'\], and must be a number"),
+        ((PREVIEW, "Momentum"), {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0, "mode": 1}, "mode is 1, and must"),
+    ],
+)
+def test_attributes_of_another_type_are_refused(key, given, message):
+    with pytest.raises(InputError, match=message) as caught:
+        OPERATORS[key].resolve_attributes("o", given, 1)
+    assert caught.value.hints

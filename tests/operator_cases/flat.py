@@ -127,6 +127,10 @@ add("Cast", "h = Cast<to=10>(x) w = Cast<to=11>(h) z = Sub(w, w) y = Add(z, x)",
 add("Cast", "h = Cast<to=7>(x) f = Cast<to=11>(h) y = Add(f, x)", "x", "whole numbers", x=(3, 4))
 add("Cast", "h = Cast<to=17>(x) y = Cast<to=11>(h)", "x", "float8", refused="Cast", x=(3, 4))
 add("CastLike", "h = CastLike(x, s) y = Cast<to=11>(h)", "x", how=SINGLE, s=np.ones(2, np.float32), x=(3, 4))
+add(
+    "CastLike", "e = Constant<value = float[1] {1}>() n = Cast<to=17>(e) h = CastLike(x, n) y = Cast<to=11>(h)", "x",
+    "float8", refused="CastLike", x=(3, 4),
+)  # fmt: skip
 add("CastLike", "y = CastLike(c, x)", "x", "zero", c=np.ones((3, 4), np.float32), x=(3, 4))
 add("BitCast", "i = BitCast<to=7>(x) y = BitCast<to=11>(i)", "x", refused="BitCast", x=(3, 4))
 add(

@@ -114,6 +114,18 @@ for shape in ((2, 4), (2, 4, 3), (2, 4, 3, 2)):
 add(
     "BatchNormalization",
     "y = BatchNormalization(x, s, b, m, v)",
+    "x s b",
+    "two types",
+    x=(2, 4),
+    s=Draw((4,)).numbers("s").astype(np.float32),
+    b=Draw((4,)).numbers("b").astype(np.float32),
+    m=Draw((4,)).numbers("m").astype(np.float32),
+    v=Draw((4,), 0.5, 2).numbers("v").astype(np.float32),
+    how=SINGLE,
+)
+add(
+    "BatchNormalization",
+    "y = BatchNormalization(x, s, b, m, v)",
     "x m v",
     "statistics",
     refused="BatchNormalization",

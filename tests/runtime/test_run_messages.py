@@ -104,7 +104,7 @@ def test_a_loss_that_is_no_number_is_told_at_the_end(tmp_path, capsys):
     assert ran(folder, data, 5, lr="nan") == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
     assert len(warnings) == 1
-    assert "no finite number in 4 steps, first in step 2" in warnings[0]
+    assert "not finite in 4 steps, first in step 2" in warnings[0]
     log = tmp_path / "log"
     assert ran(folder, data, 5, "--json", "--log", str(log), lr="nan") == 0
     said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

@@ -220,7 +220,7 @@ REFUSED = [
     ("Add", (FLAT, OTHER), "the shard that it reads beside it"),
     ("Add", (FLAT, PER_MEMBER), "the shard that it reads beside it"),
     ("ReduceMean", (FLAT,), "the mean of unequal shards' means is not the mean"),
-    ("ReduceL2", (FLAT,), "no term of ReduceL2"),
+    ("ReduceL2", (FLAT,), "not a term of ReduceL2"),
     ("MatMul", (FLAT, REPLICATED), "equal on all members, or each member's own"),
     ("Softmax", (ROWS,), "equal on all members, or each member's own"),
     ("CumSum", (ROWS, REPLICATED), "equal on all members, or each member's own"),

@@ -9,8 +9,9 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -38,8 +39,18 @@ def tried(plan: Plan, how: Setting, verify: bool = True) -> Verdict:
         return Verdict("crash", f"the test itself: {error!r}\n{traceback.format_exc()}")
 
 
+def alike(plan: Plan) -> Plan:
+    """The same with layers and batch of one size, 1 to 3: shapes tell nothing apart."""
+    size = 1 + plan.seed % 3
+    return replace(plan, widths=(size,) * len(plan.widths), batch=size)
+
+
 def one(seed: int) -> tuple[int, Verdict]:
     return seed, tried(draw(seed), setting(seed))
+
+
+def one_alike(seed: int) -> tuple[int, Verdict]:
+    return seed, tried(alike(draw(seed)), setting(seed))
 
 
 Case = tuple[Plan, Setting, Verdict]
@@ -67,12 +78,12 @@ def smallest(case: Case, budget: int = 80) -> Case:
     return case
 
 
-def sweep(seeds: range, jobs: int) -> Iterator[tuple[int, Verdict]]:
+def sweep(seeds: range, jobs: int, of: Callable[[int], tuple[int, Verdict]]) -> Iterator[tuple[int, Verdict]]:
     if jobs == 1:
-        yield from map(one, seeds)
+        yield from map(of, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(one, seeds, chunksize=4)
+        yield from pool.map(of, seeds, chunksize=4)
 
 
 def main() -> int:
@@ -82,15 +93,18 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("failing"), help="where failing models are written")
     parser.add_argument("--shrink", type=int, default=2, help="how many of each kind are made small")
+    parser.add_argument("--alike", action="store_true", help="layers and batch of one size, 1 to 3")
     options = parser.parse_args()
+    drawn = (lambda seed: alike(draw(seed))) if options.alike else draw
     print(f"seeds {options.seed} to {options.seed + options.count - 1}", flush=True)
     outcomes: collections.Counter[str] = collections.Counter()
     kinds: dict[str, list[tuple[int, Verdict]]] = {}
     began = time.monotonic()
-    for seed, verdict in sweep(range(options.seed, options.seed + options.count), options.jobs):
+    seeds = range(options.seed, options.seed + options.count)
+    for seed, verdict in sweep(seeds, options.jobs, one_alike if options.alike else one):
         outcomes[verdict.outcome] += 1
         if verdict.outcome not in GOOD:
-            print(f"seed {seed}: {verdict.kind}: {draw(seed).told()}", file=sys.stderr, flush=True)
+            print(f"seed {seed}: {verdict.kind}: {drawn(seed).told()}", file=sys.stderr, flush=True)
         if verdict.outcome != "proven":
             key = verdict.outcome + f" (verify {verdict.verify})" if verdict.outcome == "WRONG" else verdict.kind
             kinds.setdefault(key, []).append((seed, verdict))
@@ -101,7 +115,7 @@ def main() -> int:
         print(f"{len(found):6} {kind}")
         told: set[str] = set()
         for seed, verdict in found[: options.shrink]:
-            plan, how, last = smallest((draw(seed), setting(seed), verdict))
+            plan, how, last = smallest((drawn(seed), setting(seed), verdict))
             if plan.told() in told:
                 continue
             told.add(plan.told())

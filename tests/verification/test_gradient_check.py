@@ -181,7 +181,7 @@ def sharpness_aware(loss: str, candidate: str) -> str:
 def test_a_sharpness_aware_gradient_is_confirmed_for_what_it_is(loss, tmp_path):
     found = confirm(training_of(sharpness_aware(loss, "c = Identity(g)"), tmp_path, {"w": "c"}))["w"]
     assert found.verdict is Verdict.CONFIRMED
-    assert "no step of one large batch" in found.why
+    assert "not the step of one large batch" in found.why
 
 
 @pytest.mark.parametrize("loss", ["first", "second"])
@@ -291,7 +291,7 @@ def test_what_the_backward_scales_by_its_own_batch_is_refuted(name, loss, tmp_pa
     text = layer(loss, f"{name}  df = Mul(delta, f)  c = MatMul(xt, df)").replace("g = MatMul(xt, delta)", "")
     found = confirm(training_of(text, tmp_path, {"w": "c"}))["w"]
     assert found.verdict is Verdict.REFUTED
-    assert ("no sum over samples" in found.why) == (loss == "decoupled")
+    assert ("not a sum over samples" in found.why) == (loss == "decoupled")
 
 
 # --- what other numbers hide ----------------------------------------------------------------------------------------

@@ -15,18 +15,17 @@ from gopt.analysis.training import TrainingGraph
 from gopt.api import read_roles, with_stored_roles
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.errors import UnsupportedError
+from gopt.errors import RunError, UnsupportedError
 from gopt.frontends.derive.forward_model import read_forward
 from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
-from gopt.frontends.derive.step import write_step
+from gopt.frontends.derive.step import Step, write_step
 from gopt.frontends.derive.update import FIRST_SCALE
-from gopt.ir.graph import Graph
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
 from gopt.sanitize import show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, check_gradients
-from gopt.verification.gradient_check.verdict import PROPORTIONAL, ZERO
+from gopt.verification.gradient_check.verdict import PROPORTIONAL, UNSTEADY, ZERO
 from gopt.verification.gradient_sample import sample_gradients
 
 NEAR = 0.05
@@ -89,32 +88,43 @@ def derive(
     advance("differentiating")
     step = write_step(model, options)
     advance("confirming gradients by finite differences")
-    checks = _confirm(step.graph, options)
+    checks, constant = _confirm(step, options)
     data = save_model(target, step.graph, Path(output), force=force)
     graph = step.graph
     fed = tuple(name for name in graph.inputs if name not in graph.initializers)
     return Derived(
         str(Path(output)), data, len(model.model.graph.node), len(graph.nodes), len(step.parameters), step.states,
         sum(each.nbytes for each in graph.initializers.values()), fed,
-        options.rule.lr if options.lr is None else None, step.lr, len(checks), step.notes,
+        options.rule.lr if options.lr is None else None, step.lr, len(checks), (*step.notes, *constant),
     )  # fmt: skip
 
 
-def _confirm(graph: Graph, options: DeriveOptions) -> list[GradientCheck]:
-    """The number of gradients that were checked; raises UnsupportedError where one is not confirmed."""
-    copy, seed = graph.twin(), options.seed
+def _confirm(step: Step, options: DeriveOptions) -> tuple[list[GradientCheck], list[str]]:
+    """The gradients that were checked, and a remark on those that no batch changes; raises UnsupportedError where one
+    is not confirmed."""
+    copy, seed = step.graph.twin(), options.seed
     training = read_roles(copy, with_stored_roles(copy, RoleMap(), "the step"))
     sample = sample_gradients(training, seed)
-    checks = check_gradients(training, _points(training, seed), seed, names=sample.parameters if sample else None)
+    try:
+        checks = check_gradients(training, _points(training, seed), seed, names=sample.parameters if sample else None)
+    except RunError as error:
+        raise UnsupportedError(
+            f"gradients cannot be confirmed by finite differences: {error.message}", *error.hints,
+            "replace that operator in the model",
+        ) from None  # fmt: skip
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
     wrong = [each for each in checks if not _is_gradient(each, scale)]
     if wrong:
         names = ", ".join(show(each.parameter) for each in wrong[:4])
         raise UnsupportedError(
             f"the gradient of {names} is not confirmed: {wrong[0].why}",
+            "make its random numbers an input of the model" if wrong[0].why == UNSTEADY else
             "--freeze what is not a parameter, or derive from a model whose inputs have the sizes of real data",
-        )
-    return checks
+        )  # fmt: skip
+    apart = [name for name in step.parameters if name not in training.gradients]
+    more = f", and {len(apart) - 4} more" if len(apart) > 4 else ""
+    names = ", ".join(map(show, apart[:4])) + more
+    return checks, [f"not confirmed, for no batch changes their gradients: {names}"] if apart else []
 
 
 def _is_gradient(check: GradientCheck, scale: float) -> bool:

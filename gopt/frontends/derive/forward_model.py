@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from gopt.autodiff.shapes import fold_integers, settle_shapes
 from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.frontends.derive.conversion import check_conversion, mend_resizes
 from gopt.frontends.derive.functions import OPSET
 from gopt.ir.functions import inline_functions
 from gopt.ir.graph import Graph
@@ -51,7 +52,8 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     graph = load(path)
     for name in graph.initializers:
         graph.inputs.pop(name, None)  # values that may be fed: here they are constants
-    model = _converted(_inlined(_bare(graph)))
+    given = _inlined(_bare(graph))
+    model = _converted(given)
     stored = dict(graph.initializers)
     for each in model.graph.initializer:  # the converter's
         stored[each.name] = Tensor(TensorType(dtype_name(each.data_type), tuple(each.dims)), proto=each)
@@ -64,7 +66,11 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     forward = ForwardModel(model, stored, literals, inputs, outputs, {})
     _fold(forward)
     inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True).graph
-    return replace(forward, types={each.name: read_type(each.type) for each in (*inferred.input, *inferred.output)})
+    types = {each.name: read_type(each.type) for each in (*inferred.input, *inferred.output)}
+    if model is not given:
+        values = {name: np.asarray(each.numpy()) for name, each in stored.items()}
+        check_conversion(given, model, values, {name: types[name] for name in inputs})
+    return replace(forward, types=types)
 
 
 def _fold(forward: ForwardModel) -> None:
@@ -122,13 +128,15 @@ def _converted(model: ModelProto) -> ModelProto:
     if version >= OPSET:
         return model
     try:
-        return onnx.version_converter.convert_version(model, OPSET)
+        converted = onnx.version_converter.convert_version(model, OPSET)
     except Exception as error:  # the converter's own have no common base
         line = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise UnsupportedError(
             f"the model is of operator set {version}, and onnx cannot convert it to {OPSET}: {show(line[:200])}",
             f"export it for operator set {OPSET}",
         ) from None
+    mend_resizes(model, converted)
+    return converted
 
 
 def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[str]:
@@ -188,7 +196,8 @@ def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
     for info in model.graph.output:
         kind = info.type.tensor_type
         for each in kind.shape.dim:
-            if not each.HasField("dim_value") and each.dim_param in dims:
-                each.dim_value = dims[each.dim_param]
-        if any(not each.HasField("dim_value") for each in kind.shape.dim):
-            kind.ClearField("shape")
+            if not each.HasField("dim_value"):
+                size = dims.get(each.dim_param)
+                each.Clear()  # another symbol: inference finds the size, or nobody knows it
+                if size is not None:
+                    each.dim_value = size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -25,20 +25,23 @@ _STATISTICS = 3
 """The operand of a BatchNormalization from which on they are running statistics."""
 _NO_WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "RNN": (5,), "GRU": (5,), "LSTM": (5, 6), "Resize": (1, 2), "Clip": (1, 2), "Pad": (2,), "Where": (0,),
+    "OneHot": (2,), "RotaryEmbedding": (1, 2), "STFT": (2,), "Attention": (3, 4, 5), "CausalConvWithState": (3,),
+    "LinearAttention": (3,), "NegativeLogLikelihoodLoss": (2,), "SoftmaxCrossEntropyLoss": (2,),
 }  # fmt: skip
-"""Operands that are not weights, such as the state in which a recurrent layer begins."""
+"""Operands that are not weights: the state in which a recurrent layer begins, masks and caches of attention, tables of
+angles, windows, weights of classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The trained constants.
 
-    ``trained``: names in the order of the file. ``asked``: those that ``--trainable`` names. ``notes``: remarks for the
-    user.
+    ``trained``: names in the order of the file. ``asked``: what each pattern of ``--trainable`` names.
+    ``notes``: remarks for the user.
     """
 
     trained: tuple[str, ...]
-    asked: frozenset[str]
+    asked: tuple[frozenset[str], ...]
     notes: tuple[str, ...]
 
 
@@ -50,22 +53,17 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     for a pattern that matches nothing, and where no parameter is left.
     """
     floats = [name for name, each in forward.stored.items() if each.type.dtype in FLOATS]
-    asked = _matching(floats, trainable, "--trainable")
-    frozen = _matching(floats, freeze, "--freeze")
     statistics, others = running_statistics(forward), _no_weights(forward)
-    wrong = sorted(asked & statistics)
-    if wrong:
-        raise OptionError(
-            f"--trainable: {show(wrong[0])} is a running statistic of a BatchNormalization, which is not trained",
-            "--batchnorm train updates it as PyTorch does",
-        )
+    patterns = _matching(floats, trainable, "--trainable", statistics)
+    asked = frozenset[str]().union(*patterns)
+    frozen = frozenset[str]().union(*_matching(floats, freeze, "--freeze"))
     notes, trained = [], []
     masks = []
     for name in floats:
         if name in frozen or name in statistics or (asked and name not in asked):
             continue
         tensor = forward.stored[name]
-        if name not in asked and (not tensor.type.shape or name in others):
+        if name not in asked and (not tensor.type.shape or not tensor.type.elements or name in others):
             continue
         if name not in asked and _is_mask(tensor):
             masks.append(name)
@@ -93,7 +91,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
             "nothing is left to train: no floating constant of one dimension or more matches the options",
             "gopt inspect MODEL --text lists its constants",
         )
-    return Choice(tuple(trained), frozenset(asked), tuple(notes))
+    return Choice(tuple(trained), tuple(patterns), tuple(notes))
 
 
 def running_statistics(forward: ForwardModel) -> set[str]:
@@ -144,14 +142,26 @@ def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, s
     return found
 
 
-def _matching(names: Sequence[str], patterns: Sequence[str], option: str) -> set[str]:
-    found: set[str] = set()
+def _matching(
+    names: Sequence[str], patterns: Sequence[str], option: str, statistics: Collection[str] = ()
+) -> list[frozenset[str]]:
+    """The names that match each pattern; raises OptionError for a pattern that matches none, or ``statistics`` alone.
+
+    One that matches others too, such as those of a whole layer, passes over statistics.
+    """
+    found: list[frozenset[str]] = []
     for pattern in patterns:
-        match = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
+        match = frozenset(name for name in names if name == pattern or fnmatchcase(name, pattern))
         if not match:
             some = ", ".join(map(show, names[:4]))
             raise OptionError(f"{option} {show(pattern)} matches no floating constant", f"there are {some or 'none'}")
-        found |= match
+        others = match.difference(statistics)
+        if not others:
+            raise OptionError(
+                f"{option}: {show(min(match))} is a running statistic of a BatchNormalization, which is not trained",
+                "--batchnorm train updates it as PyTorch does",
+            )
+        found.append(others)
     return found
 
 

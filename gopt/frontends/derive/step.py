@@ -15,9 +15,9 @@ from gopt.autodiff.operators import FreeNames, names_of
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, with_constants
 from gopt.frontends.derive.losses import LOSS, LOSSES, Names
-from gopt.frontends.derive.options import DYNAMIC, DeriveOptions, Norms
-from gopt.frontends.derive.parameters import Choice, choose, running_statistics
-from gopt.frontends.derive.training_mode import add_outputs, write_out
+from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
+from gopt.frontends.derive.parameters import Choice, choose
+from gopt.frontends.derive.training_mode import add_outputs, updated_statistics, write_out
 from gopt.frontends.derive.update import FIRST_SCALE, SCALE, Update
 from gopt.frontends.derive.writer import StepWriter, scalar
 from gopt.frontends.functional_step import add_roles
@@ -46,8 +46,7 @@ class Step:
 def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     """The training step of a forward model. Raises OptionError, UnsupportedError."""
     choice = choose(forward, options.trainable, options.freeze)
-    statistics = running_statistics(forward) if options.batchnorm is Norms.TRAIN else ()
-    model = with_constants(forward, {*choice.trained, *statistics})
+    model = with_constants(forward, {*choice.trained, *updated_statistics(forward, options)})
     free = FreeNames({*names_of(model), *forward.stored})
     mode = write_out(model, forward, options, free)
     batch, loss = _attach_loss(model, forward, options, free)
@@ -72,7 +71,7 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     graph = graph_of(made.model)
     _store(graph, forward, writer)
     tidy(graph, made, {name for node in model.graph.node for name in node.output})
-    _add_roles(graph, loss, writer, batch, made.gradients)
+    _add_roles(graph, loss, writer, batch, _of_batch(graph, batch, made.gradients))
     notes += [*_vanishing(options, parameters), *_renamed(graph, free)]
     return Step(graph, loss, update.lr, tuple(parameters), len(writer.states), tuple(notes))
 
@@ -84,6 +83,11 @@ def _attach_loss(
     batch = list(forward.inputs)
     if options.loss not in LOSSES:
         return batch, _own_loss(forward, options)
+    if options.loss in forward.outputs and not options.prediction:
+        raise OptionError(
+            f"--loss {options.loss} is a loss to attach, and the model has an output of that name",
+            "--prediction OUTPUT attaches the loss; rename the output to take it as the loss itself",
+        )
     rule, prediction = LOSSES[options.loss], _prediction(forward, options.prediction)
     names = Names(free.take(rule.target), free.take(LOSS), free.prefix("criterion"))
     kind = forward.types[prediction]
@@ -142,10 +146,11 @@ def _scale(model: ModelProto, options: DeriveOptions, free: FreeNames) -> str:
 
 
 def _unread(choice: Choice, unread: tuple[str, ...]) -> list[str]:
-    """Remarks on parameters without a gradient; raises OptionError for one that ``--trainable`` names."""
-    asked = [name for name in unread if name in choice.asked]
-    if asked:
-        raise OptionError(f"--trainable: the loss does not depend on {show(asked[0])}", "leave it out")
+    """Remarks on parameters without a gradient; raises OptionError where a pattern of ``--trainable`` names no
+    others."""
+    for names in choice.asked:
+        if names.issubset(unread):
+            raise OptionError(f"--trainable: the loss does not depend on {show(min(names))}", "leave it out")
     if not unread:
         return []
     more = f", and {len(unread) - 4} more" if len(unread) > 4 else ""
@@ -183,10 +188,18 @@ def _renamed(graph: Graph, free: FreeNames) -> list[str]:
 
 def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str], gradients: Mapping[str, str]) -> None:
     """Write roles as metadata. Gradients are among them, so that the check confirms these values."""
-    known = {name for node in graph.nodes for name in node.outputs}
-    confirmed = {name: gradient for name, gradient in gradients.items() if gradient in known}
-    add_roles(graph.header, loss, writer.states, batch, confirmed)
+    add_roles(graph.header, loss, writer.states, batch, gradients)
     graph.metadata.update((entry.key, entry.value) for entry in graph.header.metadata_props)
+
+
+def _of_batch(graph: Graph, batch: Sequence[str], gradients: Mapping[str, str]) -> dict[str, str]:
+    """The gradients that depend on the batch. Others are constants, or follow from states alone, as a penalty's."""
+    read, made = set(batch), set[str]()
+    for node in graph.nodes:
+        if not read.isdisjoint(node.reads):
+            made.update(node.outputs)
+            read.update(node.outputs)
+    return {name: gradient for name, gradient in gradients.items() if gradient in made}
 
 
 def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:

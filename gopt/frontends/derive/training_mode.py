@@ -5,7 +5,7 @@ onnx-ad differentiates neither in training mode. Expanded into elementary operat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,13 @@ import onnx
 from onnx import ModelProto, NodeProto, helper
 
 from gopt.autodiff.operators import FreeNames, bodies
+from gopt.autodiff.rewrites import constants_of
 from gopt.errors import UnsupportedError
 from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.frontends.derive.functions import call
 from gopt.frontends.derive.options import DeriveOptions, Norms
 from gopt.ir.type_proto import read_type, value_info
-from gopt.ir.types import TensorType, numpy_dtype
+from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.sanitize import show
 
 DRAW = "draw_"
@@ -56,9 +57,9 @@ _NORMALIZE = """batch_norm <axes, channel, eps, one, momentum, unbiased>
   add_var = Mul (rest, batch_var)
   new_var = Add (old_var, add_var)
 }"""
-"""Over batch and space, with the biased variance; running statistics take the unbiased one, as PyTorch's do."""
+"""Over batch and space, with the biased variance; running statistics take it times ``unbiased``."""
 
-_DROP = """dropout <ratio, factor> (x, draw) => (y)
+_DROP = """dropout <ratio, factor> (x, draw) => (y, keep)
 {
   r = Constant <value: tensor = @ratio> ()
   f = Constant <value: tensor = @factor> ()
@@ -82,7 +83,7 @@ class TrainingMode:
 def write_out(model: ModelProto, forward: ForwardModel, options: DeriveOptions, free: FreeNames) -> TrainingMode:
     """Expand the operators of the model in place. Raises UnsupportedError for a Dropout whose ratio is computed."""
     _refuse_in_bodies(model, options)
-    types, inner = _types(model), free.prefix("train")
+    types, inner, constants = _types(model), free.prefix("train"), constants_of(model)
     statistics: dict[str, str] = {}
     draws: list[str] = []
     left = {"BatchNormalization": 0, "Dropout": 0}
@@ -91,14 +92,13 @@ def write_out(model: ModelProto, forward: ForwardModel, options: DeriveOptions, 
         if node.domain in ("", "ai.onnx") and node.op_type in left:
             kind = types.get(node.input[0], TensorType("undefined", None))
             if node.op_type == "BatchNormalization":
-                wanted = options.batchnorm is Norms.TRAIN or _number(node, "training_mode", 0)
-                made = _normalized(node, kind, statistics, free, inner) if wanted else [node]
+                wanted = _updates(node, options)
+                made = _BatchNorm(node, types, forward, options).written(statistics, free, inner) if wanted else [node]
             else:
-                ratio, active = _dropout(node, forward)
+                ratio, active = _dropout(node, forward, constants)
                 wanted = options.dropout is Norms.TRAIN or active
-                made = (
-                    list(_dropped(model, node, kind, ratio, draws, free, inner)) if wanted and ratio else [_same(node)]
-                )
+                drops = wanted and ratio
+                made = list(_dropped(model, node, kind, ratio, draws, free, inner) if drops else _same(node, free))
             left[node.op_type] += not wanted
             nodes += made
         else:
@@ -141,49 +141,120 @@ def _number(node: NodeProto, name: str, default: float) -> float:
     return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
 
 
-def _normalized(
-    node: NodeProto, kind: TensorType, statistics: dict[str, str], free: FreeNames, inner: str
-) -> list[NodeProto]:
-    if not kind.static or len(kind.dims) < 2:
-        raise UnsupportedError(
-            f"BatchNormalization {show(node.output[0])} reads a value of unknown shape", "export with fixed shapes"
-        )
-    dims, (mean, var) = kind.dims, node.input[3:5]
-    count = kind.elements // dims[1]
-    if mean in statistics or count < 2:
-        why = "two operators share it" if mean in statistics else "each channel has one element in a batch"
-        raise UnsupportedError(f"running statistic {show(mean)} cannot be updated: {why}", "--batchnorm keep")
-    dtype = numpy_dtype(kind.dtype)
-    numbers = {
-        "axes": np.array([axis for axis in range(len(dims)) if axis != 1], np.int64),
-        "channel": np.array([1, dims[1], *[1] * (len(dims) - 2)], np.int64),
-        "eps": np.array(_number(node, "epsilon", 1e-5), dtype),
-        "one": np.array(1, dtype),
-        "momentum": np.array(_number(node, "momentum", 0.9), dtype),
-        "unbiased": np.array(count / (count - 1), dtype),
-    }
-    statistics[mean], statistics[var] = (free.take(f"{name}_out") for name in (mean, var))
-    outputs = [node.output[0], statistics[mean], statistics[var]]
-    return call(_NORMALIZE, list(node.input), outputs, numbers, f"{inner}.{node.output[0]}")
+def updated_statistics(forward: ForwardModel, options: DeriveOptions) -> set[str]:
+    """Stored running statistics that a step updates: states, not constants."""
+    nodes = (each for each in forward.model.graph.node if each.op_type == "BatchNormalization")
+    return {name for node in nodes if _updates(node, options) for name in node.input[3:5]} & set(forward.stored)
 
 
-def _dropout(node: NodeProto, forward: ForwardModel) -> tuple[float, bool]:
-    """The ratio of a Dropout, and whether the file gives it; raises UnsupportedError where it is computed."""
+def _updates(node: NodeProto, options: DeriveOptions) -> bool:
+    """Return whether a BatchNormalization normalizes by the batch: the options say so, or the file."""
+    return options.batchnorm is Norms.TRAIN or bool(_number(node, "training_mode", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchNorm:
+    """A BatchNormalization that normalizes by the batch."""
+
+    node: NodeProto
+    types: Mapping[str, TensorType]
+    forward: ForwardModel
+    options: DeriveOptions
+
+    def written(self, statistics: dict[str, str], free: FreeNames, inner: str) -> list[NodeProto]:
+        """Its nodes; the new values of its statistics are added to ``statistics``."""
+        node, kind = self.node, self.types.get(self.node.input[0], TensorType("undefined", None))
+        if not kind.static or len(kind.dims) < 2:
+            raise UnsupportedError(
+                f"BatchNormalization {show(node.output[0])} reads a value of unknown shape", "export with fixed shapes"
+            )
+        mean, var = node.input[3:5]
+        self._check(statistics, kind.elements // kind.dims[1])
+        statistics[mean], statistics[var] = (free.take(f"{name}_out") for name in (mean, var))
+        wide = self.forward.stored[mean].type.dtype
+        operands, before = list(node.input), []
+        for place in range(3):
+            name = operands[place]
+            if name in self.types and self.types[name].dtype != wide:
+                operands[place] = free.take(f"{inner}.{node.output[0]}.wide{place}")
+                before.append(helper.make_node("Cast", [name], [operands[place]], to=dtype_code(wide)))
+        narrow = kind.dtype != wide
+        result = free.take(f"{inner}.{node.output[0]}.wide") if narrow else node.output[0]
+        made = call(
+            _NORMALIZE, operands, [result, statistics[mean], statistics[var]], self._numbers(kind, wide),
+            f"{inner}.{node.output[0]}",
+        )  # fmt: skip
+        after = [helper.make_node("Cast", [result], [node.output[0]], to=dtype_code(kind.dtype))] if narrow else []
+        for shown, name in zip(node.output[1:], (mean, var)):
+            if shown:
+                after.append(helper.make_node("Identity", [statistics[name]], [shown]))
+        return [*before, *made, *after]
+
+    def _check(self, statistics: Mapping[str, str], count: int) -> None:
+        """Raise UnsupportedError for statistics that cannot be states. ``count``: the elements of a channel."""
+        mean, var = self.node.input[3:5]
+        for name in (mean, var):
+            if name not in self.forward.stored:
+                raise UnsupportedError(
+                    f"running statistic {show(name)} cannot be updated: it is an input of the model, or computed",
+                    "store it in the model as an initializer", "or normalize by it: training_mode 0, --batchnorm keep",
+                )  # fmt: skip
+            if name in statistics or mean == var:
+                raise UnsupportedError(
+                    f"running statistic {show(name)} cannot be updated: it stands for two of them",
+                    "store one for each operator", "or normalize by it: training_mode 0, --batchnorm keep",
+                )  # fmt: skip
+        if self._unbiased and count < 2:
+            raise UnsupportedError(
+                f"running statistic {show(mean)} cannot be updated: each channel has one element in a batch",
+                "--batchnorm keep",
+            )
+
+    @property
+    def _unbiased(self) -> bool:
+        """PyTorch's running variance is the unbiased one; the standard's, of an operator in training mode, is not."""
+        return self.options.batchnorm is Norms.TRAIN
+
+    def _numbers(self, kind: TensorType, wide: str) -> dict[str, np.ndarray]:
+        dims, dtype = kind.dims, numpy_dtype(wide)
+        count = kind.elements // dims[1]
+        return {
+            "axes": np.array([axis for axis in range(len(dims)) if axis != 1], np.int64),
+            "channel": np.array([1, dims[1], *[1] * (len(dims) - 2)], np.int64),
+            "eps": np.array(_number(self.node, "epsilon", 1e-5), dtype),
+            "one": np.array(1, dtype),
+            "momentum": np.array(_number(self.node, "momentum", 0.9), dtype),
+            "unbiased": np.array(count / (count - 1) if self._unbiased else 1, dtype),
+        }
+
+
+def _dropout(node: NodeProto, forward: ForwardModel, constants: Mapping[str, np.ndarray]) -> tuple[float, bool]:
+    """The ratio of a Dropout, and whether the file says that it trains; raises UnsupportedError where one of them is
+    computed, or an input. ``constants``: initializers and Constant nodes."""
     given = [*node.input[1:], "", ""][:2]
     values = []
-    for name, default in zip(given, (0.5, False)):
-        if name and name not in forward.stored:
+    for name, default, what in zip(given, (0.5, False), ("ratio", "mode")):
+        if name in forward.stored:
+            values.append(np.asarray(forward.stored[name].numpy()).reshape(-1)[0])
+        elif name in constants:
+            values.append(constants[name].reshape(-1)[0])
+        elif name:
             raise UnsupportedError(
-                f"Dropout {show(node.output[0])} computes {show(name)}", "store its ratio and mode in the model"
+                f"the {what} of Dropout {show(node.output[0])} is {show(name)}, an input of the model or computed",
+                "store its ratio and mode in the model",
             )
-        values.append(forward.stored[name].numpy().reshape(-1)[0] if name else default)
-    if len(node.output) > 1 and node.output[1]:
-        raise UnsupportedError(f"Dropout {show(node.output[0])} returns its mask", "remove that output")
+        else:
+            values.append(default)
     return float(values[0]), bool(values[1])
 
 
-def _same(node: NodeProto) -> NodeProto:
-    return helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
+def _same(node: NodeProto, free: FreeNames) -> Iterator[NodeProto]:
+    """Nothing is dropped, and the mask is true."""
+    yield helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
+    if len(node.output) > 1 and node.output[1]:
+        shape, true = free.take(f"{node.output[1]}.shape"), onnx.numpy_helper.from_array(np.array([True]))
+        yield helper.make_node("Shape", [node.input[0]], [shape])
+        yield helper.make_node("ConstantOfShape", [shape], [node.output[1]], value=true)
 
 
 def _dropped(
@@ -197,7 +268,8 @@ def _dropped(
     draws.append(draw)
     model.graph.input.append(value_info(draw, TensorType("float32", kind.dims)))
     numbers = {"ratio": np.array(ratio, np.float32), "factor": np.array(1 / (1 - ratio), numpy_dtype(kind.dtype))}
-    yield from call(_DROP, [node.input[0], draw], [node.output[0]], numbers, f"{inner}.{node.output[0]}")
+    mask = (len(node.output) > 1 and node.output[1]) or free.take(f"{inner}.{node.output[0]}.keep")
+    yield from call(_DROP, [node.input[0], draw], [node.output[0], mask], numbers, f"{inner}.{node.output[0]}")
 
 
 def add_outputs(model: ModelProto, mode: TrainingMode) -> None:

@@ -6,7 +6,7 @@ arithmetic of the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,25 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
                 f"the optimizer graph computes {show(name)}, the {slot} of {found.op_type}",
                 "the inputs of the optimizer must be those of its graph",
             )
+    _check_order([value.name for value in body.input], slots, found.op_type)
     return OrtOptimizer(found, schema, slots.get("rate", ""), slots.get("count", ""), _norm(clip))
+
+
+def _check_order(inputs: Sequence[str], slots: Mapping[str, str], op_type: str) -> None:
+    """Raise UnsupportedError where the optimizer reads inputs in another order than its graph has them.
+
+    The runtime feeds weights, gradients and moments by their places.
+    """
+    last, before = -1, ""
+    for name in slots.values():
+        place = inputs.index(name)
+        if place <= last:
+            apart = f"{show(before)} before {show(name)}, and the optimizer graph has them the other way round"
+            raise UnsupportedError(
+                f"{op_type} reads {apart if before != name else f'{show(name)} twice'}",
+                "generate the artifacts again: their runtime feeds these inputs by their places",
+            )
+        last, before = place, name
 
 
 def _norm(clip: NodeProto | None) -> float | None:

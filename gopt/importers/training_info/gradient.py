@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from gopt.autodiff.backward import GradientCall, expand_gradient
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.training_info.bindings import value_infos
-from gopt.ir.nodes import reads
+from gopt.ir.nodes import nested, reads
+from gopt.ir.type_proto import read_type
 from gopt.sanitize import show
 
 PREVIEW = "ai.onnx.preview.training"
@@ -32,7 +33,8 @@ def expand_gradients(model: ModelProto) -> list[GradientCall]:
 
 
 def _uses_preview(model: ModelProto) -> bool:
-    return any(node.domain == PREVIEW for node in model.graph.node)
+    parts = (model.graph.node, *(function.node for function in model.functions))
+    return any(node.domain == PREVIEW for nodes in parts for node in nested(nodes))
 
 
 def _is_gradient(node: NodeProto) -> bool:
@@ -40,10 +42,9 @@ def _is_gradient(node: NodeProto) -> bool:
 
 
 def _read(node: NodeProto, graph: GraphProto) -> GradientCall:
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    xs, zs = ([each.decode() for each in attributes.get(name, ())] for name in ("xs", "zs"))
-    scalar = attributes.get("y", b"").decode()
     label = show(next((name for name in node.output if name), "Gradient"))
+    xs, zs = (_names(node, name, AttributeProto.STRINGS, label) for name in ("xs", "zs"))
+    scalar = next(iter(_names(node, "y", AttributeProto.STRING, label)), "")
     if not scalar or not xs:
         raise InputError(f"Gradient {label} names no y or no xs", "correct it in the program that wrote the model")
     if list(node.input) != [*xs, *zs]:
@@ -51,6 +52,11 @@ def _read(node: NodeProto, graph: GraphProto) -> GradientCall:
             f"Gradient {label} reads {show(', '.join(node.input))}, and differentiates by "
             f"{show(', '.join([*xs, *zs]))}: a gradient at other values than those of the step",
             "let it read the values that xs and zs name, in that order",
+        )
+    twice = next((name for place, name in enumerate(xs) if name in xs[:place]), None)
+    if twice is not None:
+        raise InputError(
+            f"Gradient {label} names {show(twice)} twice in xs", "name it once, and read that result twice"
         )
     free = {each.name for each in (*graph.input, *graph.initializer)}
     for name in xs:
@@ -60,6 +66,22 @@ def _read(node: NodeProto, graph: GraphProto) -> GradientCall:
                 "differentiate by initializers and inputs",
             )
     return GradientCall(scalar, {name: made for name, made in zip(xs, node.output) if made})
+
+
+def _names(node: NodeProto, name: str, kind: int, label: str) -> list[str]:
+    """The names in an attribute; raises InputError where it holds something else."""
+    found = next((each for each in node.attribute if each.name == name), None)
+    if found is None:
+        return []
+    try:
+        if found.type == kind:
+            return [each.decode() for each in (found.strings if kind == AttributeProto.STRINGS else [found.s])]
+    except UnicodeDecodeError:
+        pass
+    wanted = "a list of names" if kind == AttributeProto.STRINGS else "a name"
+    raise InputError(
+        f"Gradient {label}: its attribute {name} is not {wanted}", "correct it in the program that wrote the model"
+    )
 
 
 def _part(model: ModelProto, scalar: str) -> ModelProto:
@@ -83,6 +105,12 @@ def _part(model: ModelProto, scalar: str) -> ModelProto:
     others = [node for node in graph.node if not made & set(node.output)]
     wanted = {name for node in others for name in reads(node)} | {each.name for each in graph.output} | {scalar}
     types = value_infos(part, "the step")
+    kind = read_type(types[scalar].type) if scalar in types else None
+    if kind is not None and kind.static and kind.elements != 1:
+        raise UnsupportedError(
+            f"Gradient differentiates {show(scalar)}, which is {kind} and no scalar",
+            "reduce it to one number first, such as its sum or its mean",
+        )
     wanted_here = sorted(made & wanted, key=lambda name: name != scalar)
     part.graph.output.extend(types.get(name, ValueInfoProto(name=name)) for name in wanted_here)
     return part

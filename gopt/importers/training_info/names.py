@@ -9,7 +9,7 @@ from onnx import GraphProto
 from gopt.errors import InputError
 from gopt.ir.nodes import reads
 from gopt.ir.type_proto import read_type
-from gopt.ir.types import TensorType, dtype_name
+from gopt.ir.types import TensorType, dtype_name, known
 from gopt.sanitize import show
 
 
@@ -30,7 +30,7 @@ def join(graph: GraphProto, algorithm: GraphProto) -> None:
     """
     _refuse_second_definitions(graph, algorithm)
     shared = _shared_inputs(graph, algorithm)
-    outputs = {each.name for each in graph.output}
+    outputs = _outputs(graph, algorithm)
     graph.node.extend(algorithm.node)
     graph.initializer.extend(algorithm.initializer)
     graph.sparse_initializer.extend(algorithm.sparse_initializer)
@@ -83,6 +83,20 @@ def _refuse_second_definitions(graph: GraphProto, algorithm: GraphProto) -> None
                 f"{show(each.name)} is an input of the algorithm, and the inference graph makes it",
                 "leave it out of the algorithm's inputs: it reads values of the inference graph by their names",
             )
+
+
+def _outputs(graph: GraphProto, algorithm: GraphProto) -> set[str]:
+    """Outputs of the inference graph; raises InputError for one that the algorithm declares as another type."""
+    types = {each.name: read_type(each.type) for each in graph.output}
+    for each in algorithm.output:
+        first, second = types.get(each.name), read_type(each.type)
+        agrees = first is None or (second.dtype == first.dtype and second.may_have_shape_of(first))
+        if not agrees and known(second.dtype):
+            raise broken(
+                f"output {show(each.name)} of the algorithm is {second}, in the inference graph it is {first}",
+                "declare it the same way in both",
+            )
+    return set(types)
 
 
 def _shared_inputs(graph: GraphProto, algorithm: GraphProto) -> set[str]:

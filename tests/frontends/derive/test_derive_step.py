@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from derive_cases import NAMED_MODELS, RECORDED, DerivedRun
 
 import gopt
+from gopt.errors import OptionError
 from gopt.frontends.derive.derive import derive
 from gopt.frontends.derive.options import DeriveOptions
 
@@ -53,3 +56,14 @@ def test_recorded_gradients_are_pytorchs_by_name(name: str):
     recorded = np.load(RECORDED / f"{name}.npz")
     for key, value in gradients(name).items():
         np.testing.assert_allclose(value, recorded[key], rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def test_an_output_with_the_name_of_a_loss_is_ambiguous(tmp_path: Path):
+    text = '<ir_version: 10, opset_import: ["" : 20]> g (float[4,3] x) => (float[4,3] y, float mse) '
+    model = onnx.parser.parse_model(text + "{ y = MatMul(x, w) mse = ReduceSum<keepdims=0>(y) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 3), np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(OptionError, match="--loss mse is a loss to attach, and the model has an output of that name"):
+        derive(tmp_path / "m.onnx", tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd"))
+    options = DeriveOptions(loss="mse", optimizer="sgd", prediction="y")
+    assert "target" in derive(tmp_path / "m.onnx", tmp_path / "step.onnx", options).inputs

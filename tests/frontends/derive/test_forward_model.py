@@ -222,3 +222,10 @@ def test_older_operator_sets(tmp_path: Path, opset: int):
     )
     ends = [mean_square(forward, {**used, "x": x, "w": used["w"] + side * direction}) for side in (1e-3, -1e-3)]
     assert float((found["w"] * direction).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("two", ["value_int = 2", "value = int32 {2}", "value_ints = [2]"])
+def test_a_whole_exponent(tmp_path: Path, two: str):
+    text = f"two = Constant<{two}>() h = MatMul(x, w) y = Pow(h, two)"
+    path = written(tmp_path, text, {"w": weights()["w"]})
+    assert derive(path, tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd")).confirmed == 1

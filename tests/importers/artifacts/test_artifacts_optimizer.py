@@ -45,9 +45,24 @@ def two_optimizers(body):
     body.node.append(body.node[1])
 
 
+def exchanged(one, two):
+    def change(body):
+        node = body.node[-1]
+        node.input[one], node.input[two] = node.input[two], node.input[one]
+
+    return change
+
+
+def one_moment_twice(body):
+    body.node[-1].input[5] = body.node[-1].input[4]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (exchanged(4, 5), "reads 'second_order_moments' before 'first_order_moments', and the optimizer graph has"),
+        (exchanged(2, 4), "reads 'first_order_moments' before 'gradients'"),
+        (one_moment_twice, "AdamWOptimizer reads 'first_order_moments' twice"),
         (other_operator, "the optimizer graph has ReduceAllL2 'norm'"),
         (two_clips, "the optimizer graph has 2 clips"),
         (scaled_rate, "computes 'other', the rate of AdamWOptimizer"),

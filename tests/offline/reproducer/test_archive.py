@@ -61,15 +61,15 @@ def one(**changes: object) -> list[dict[str, object]]:
 
 
 HOSTILE: dict[str, tuple[dict[str, object], dict[str, bytes], str]] = {
-    "climbing name": ({"inputs": one(name="..")}, {}, "no name of a file"),
-    "a path": ({"inputs": one(files={"../x": 3})}, {"input_0/../x": b"a=1"}, "no name of a file"),
-    "an option as name": ({"inputs": one(name="--force")}, {}, "no name of a file"),
+    "climbing name": ({"inputs": one(name="..")}, {}, "not the name of a file"),
+    "a path": ({"inputs": one(files={"../x": 3})}, {"input_0/../x": b"a=1"}, "not the name of a file"),
+    "an option as name": ({"inputs": one(name="--force")}, {}, "not the name of a file"),
     "another file": ({"inputs": one(files={"x": 3})}, {"input_0/x": b"a=1"}, "other files than its own"),
     "unlisted": ({}, {"input_0/gopt.toml": b"a=1", "more": b""}, "'more' is not as reproducer.json lists it"),
     "missing": ({}, {}, "is not as reproducer.json lists it"),
     "another size": ({}, {"input_0/gopt.toml": b"a=12"}, "is not as reproducer.json lists it"),
     "no such input": ({"arguments": [{"input": 1}]}, {"input_0/gopt.toml": b"a=1"}, "names input 1"),
-    "output elsewhere": ({"arguments": [{"output": "/etc"}]}, {"input_0/gopt.toml": b"a=1"}, "no name of an output"),
+    "output elsewhere": ({"arguments": [{"output": "/etc"}]}, {"input_0/gopt.toml": b"a=1"}, "not the name of an out"),
     "another version": ({"format": "gopt-reproducer/2"}, {"input_0/gopt.toml": b"a=1"}, "another version|format"),
     "unknown key": ({"run": "rm"}, {"input_0/gopt.toml": b"a=1"}, "run"),
 }

@@ -177,7 +177,7 @@ def test_a_receiver_that_expects_another_shape_is_told(tmp_path):
 
 def test_a_peer_must_be_of_the_group():
     group = ThreadGroup(TWO)
-    with pytest.raises(RunError, match=r"rank 7 is not a peer"):
+    with pytest.raises(RunError, match=r"rank 7 is not a member of that group"):
         group.call(0, 0, node("Send", outputs=(), peer=7, tag=0), [ONES])
 
 

@@ -49,7 +49,7 @@ def test_a_header_alone_comes_back():
 def test_what_cannot_travel_is_refused():
     with pytest.raises(InvariantError, match="string"):
         ArraySpec.of(np.array(["a"], object))
-    for note, said in ((object(), "no JSON"), ("a" * NOTE_BYTES, "are the most")):
+    for note, said in ((object(), "not JSON"), ("a" * NOTE_BYTES, "are the most")):
         with pytest.raises(InvariantError, match=said):
             encode(Header(Kind.HELLO, 0, 0, 0, note=note), None)
 

@@ -1,0 +1,39 @@
+"""The start of the installed command: an interrupt ends it quietly while Python still imports the rest.
+
+This module imports nothing but ``os`` and ``signal``. It sets its handler before the command line, and the
+libraries behind it, are imported; ``main`` then says "interrupted" itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+INTERRUPTED = 130
+"""The exit code after an interrupt (contract section 3)."""
+
+
+def entry() -> None:
+    """Run the command line of this process, and end the process."""
+    mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # an ignored one, as under nohup, stays so
+    if mine:
+        signal.signal(signal.SIGINT, _end)
+    from .main import leave, main
+    from .terminal import open_streams
+
+    open_streams()
+    try:
+        if mine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = main()
+        if mine:
+            signal.signal(signal.SIGINT, _end)
+    except KeyboardInterrupt:  # just before or after what main guards
+        code = INTERRUPTED
+    leave(code)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End at once: what is being imported holds nothing that needs an end, and prints no traceback."""
+    os._exit(INTERRUPTED)

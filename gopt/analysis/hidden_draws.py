@@ -1,0 +1,51 @@
+"""Random numbers that functions of the model draw. Analyses read the nodes of a graph, and never see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from onnx import NodeProto
+
+from gopt.analysis.operators import RANDOM, control_flow
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Graph
+from gopt.ir.nodes import nested
+from gopt.sanitize import show
+
+
+def refuse_hidden_draws(graph: Graph) -> None:
+    """Raise UnsupportedError where a function that the graph calls draws random numbers.
+
+    Ranks that must compute the same would draw different ones, and ``gopt verify`` could not feed them.
+    """
+    names = {each.name for each in graph.header.functions}
+    for node in graph.nodes if names else ():
+        if node.op_type not in names and not control_flow(node):
+            continue
+        for inner in called_nodes(graph, [node.to_proto()]):
+            if _draws(inner):
+                raise UnsupportedError(
+                    f"{node.op_type} {show(node.label)} is a function that draws random numbers, by {inner.op_type} "
+                    f"{show(inner.name or inner.output[0])}: gopt looks for draws in the graph alone",
+                    "inline it first: onnx.inliner.inline_local_functions(model)",
+                )
+
+
+def called_nodes(graph: Graph, nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes of the functions that ``nodes`` call, of those that these call, and of all bodies in them."""
+    functions = {(each.domain, each.name, each.overload): each for each in graph.header.functions}
+    waiting = list(nested(nodes))
+    while waiting:
+        node = waiting.pop()
+        called = functions.pop((node.domain, node.op_type, node.overload), None)
+        if called is not None:
+            inner = list(nested(called.node))
+            yield from inner
+            waiting += inner
+
+
+def _draws(node: NodeProto) -> bool:
+    """Return whether a node draws; a Dropout without a mode passes its operand on."""
+    if node.op_type not in RANDOM or node.domain not in ("", "ai.onnx"):
+        return False
+    return node.op_type != "Dropout" or (len(node.input) > 2 and node.input[2] != "")

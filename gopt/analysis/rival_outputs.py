@@ -1,0 +1,84 @@
+"""Outputs that could be the new value of a state that another output was paired with: metrics, or the state's own.
+
+A step may show the momentum before it is clipped, or a rate beside the step counter that it is made of. Which of two
+outputs replaces the state is no matter of their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.operators import ELEMENTWISE
+from gopt.analysis.state_matching import FACTOR_COST, uncopied, walk_to_states
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Node
+
+_CURVES = frozenset(["Pow", "Exp", "Log", "Sqrt", "Cos", "Sin", "Tanh", "Sigmoid", "Reciprocal"])
+"""Operators of schedules and bias corrections, which no counter or scale goes through from step to step."""
+
+
+def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str]) -> None:
+    """Raise UnsupportedError where an output without a pair reads a paired input as the pair's own output does.
+
+    ``reach``: output -> {input: distance}; ``pairs``: output -> input. Told apart are: a copy of the paired output; an
+    output with the input as a factor alone; of tensors, what joins the paired output with a gradient or another state,
+    as an update made of a momentum does; of single elements, a curve over the paired output.
+    """
+    taken = {name: output for output, name in pairs.items()}
+    for output, found in reach.items():
+        if output in pairs:
+            continue
+        for name, depth in found.items():
+            other = taken.get(name)
+            if other is None or _factor(reach, name, other, depth) or _made_of(index, taken, name, other, output):
+                continue
+            raise UnsupportedError(
+                f"outputs {other!r} and {output!r} may each be the new value of {name!r}: "
+                "the data flow does not say which",
+                f"name the pair: --states {name}={other}, or leave the other output out of the step",
+            )
+
+
+def _factor(reach: Mapping[str, Mapping[str, int]], name: str, other: str, depth: int) -> bool:
+    """Return whether the input is a factor alone for one output, and more than that for the ``other``."""
+    return depth >= FACTOR_COST > reach.get(other, {}).get(name, 0)
+
+
+def _made_of(index: GraphIndex, taken: Collection[str], name: str, other: str, output: str) -> bool:
+    """Return whether ``output`` is a copy of ``other``, or made of it and of more."""
+    if uncopied(index, output) == uncopied(index, other):
+        return True
+    if any(each == name for each, _ in walk_to_states(index, output, {name, other})):
+        return False
+    nodes, leaves = _slice(index, output, other)
+    if index.one_element(name):
+        held = index.graph.initializers
+        return any(node.is_in(_CURVES) or (node.is_a("Div") and node.inputs[1] not in held) for node in nodes)
+    shape = index.graph.types[name].shape
+    whole = [leaf for leaf in leaves - {other} if index.graph.type_of(leaf).shape == shape]
+    return any(leaf in taken or not _constant(index, leaf) for leaf in whole)
+
+
+def _constant(index: GraphIndex, name: str) -> bool:
+    node = index.producers.get(name)
+    return node is None or node.is_a("Constant", "ConstantOfShape")
+
+
+def _slice(index: GraphIndex, output: str, other: str) -> tuple[list[Node], set[str]]:
+    """The nodes that make ``output`` element by element of ``other`` and of leaves, and these leaves."""
+    nodes: list[Node] = []
+    leaves: set[str] = set()
+    stack, seen = [output], set()
+    while stack:
+        name = stack.pop()
+        if name in seen or not name:
+            continue
+        seen.add(name)
+        node = index.producers.get(name)
+        if name == other or node is None or not node.is_in(ELEMENTWISE):
+            leaves.add(name)
+            continue
+        nodes.append(node)
+        stack.extend(node.inputs)
+    return nodes, leaves

@@ -1,0 +1,122 @@
+"""Outputs that are a factor times a gradient, or times a statistic of the batch: shown, or the factor's new value?
+
+The product of a pruning mask and a gradient has the mask's type, and is made of it element by element. Taken for the
+mask's new value, it would replace the mask in the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.linearity import is_zero
+from gopt.analysis.operators import LAYOUT, elementwise
+from gopt.analysis.state_matching import FACTOR_COST, walk_to_states
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
+
+_VANISHING = frozenset(
+    [
+        "Abs", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Clip", "Elu", "Erf", "Floor", "Gelu", "HardSwish",
+        "LeakyRelu", "Mish", "Neg", "Pow", "Relu", "Round", "Sign", "Sin", "Sinh", "Softsign", "Sqrt", "Tan", "Tanh",
+    ]
+)  # fmt: skip
+"""Operators whose result is zero where their first operand is, for the constants that steps have."""
+
+
+def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
+    """Raise UnsupportedError for a state, not named by the user, that may be a factor of what its output shows.
+
+    A new value that is zero wherever a gradient is zero keeps nothing of the old value. A running statistic adds to its
+    old value; one that is multiplied by values of the batch is none.
+    """
+    behind = _vanishing(step.index, frozenset(training.gradients.values()))
+    for state in training.states:
+        name, output = state.tensor, state.updated
+        if name in step.roles.states or step.index.one_element(name) or output not in step.tainted:
+            continue
+        if state.kind is StateKind.STATISTIC:
+            factor = _never_added(step, output, name)
+        else:
+            factor = output in behind and _masks(step, output, name)
+        if factor:
+            raise _open(step, name, output)
+
+
+def _open(step: StepSkeleton, name: str, output: str) -> UnsupportedError:
+    if name in step.index.graph.inputs and name not in step.index.graph.initializers:
+        other = f"say --batch {name} if it is fed with the batch"
+    else:
+        other = f"make {name} the output of a Constant node if it stays as it is"
+    return UnsupportedError(
+        f"output {output!r} is a product of {name!r} and values of the batch: the data flow does not say whether it "
+        f"replaces {name!r}",
+        f"leave the output out of the step, or {other}, or say --states {name}={output}",
+    )
+
+
+def _vanishing(index: GraphIndex, gradients: AbstractSet[str]) -> set[str]:
+    """Return the gradients and all values that are zero wherever they are. One sweep in order."""
+    found = set(gradients)
+    for node in index.graph.nodes:
+        if found.isdisjoint(node.inputs) or node.captures or len(node.outputs) != 1:
+            continue
+        if _vanishes(index, node, found):
+            found.add(node.outputs[0])
+    return found
+
+
+def _vanishes(index: GraphIndex, node: Node, found: AbstractSet[str]) -> bool:
+    if node.is_a("Mul"):
+        return True
+    if node.is_a("Add", "Sub", "Sum", "Max", "Min", "Mean"):
+        return _all_vanish(index, node.inputs, found)
+    if node.is_a("Where"):
+        return _all_vanish(index, node.inputs[1:], found)
+    return node.inputs[0] in found and (node.is_a("Div") or node.is_in(_VANISHING) or node.is_in(LAYOUT))
+
+
+def _all_vanish(index: GraphIndex, names: Iterable[str], found: AbstractSet[str]) -> bool:
+    return all(name in found or is_zero(index, name) for name in names)
+
+
+def _masks(step: StepSkeleton, output: str, state: str) -> bool:
+    """Return whether values of the batch are scaled or chosen by the state, or by something made of it alone."""
+    index, stack, seen = step.index, [output], set()
+    while stack:
+        name = stack.pop()
+        node = index.producers.get(name)
+        if name in seen or node is None or not elementwise(node):
+            continue
+        seen.add(name)
+        for operand in node.inputs:
+            if operand not in step.tainted:
+                if _made_of(step, operand, state):
+                    return True
+            elif index.graph.type_of(operand).dtype in FLOATS:
+                stack.append(operand)
+    return False
+
+
+def _made_of(step: StepSkeleton, value: str, state: str) -> bool:
+    """Return whether a value that follows no batch is made of a state element by element."""
+    stack, seen = [value], set()
+    while stack:
+        name = stack.pop()
+        if name == state:
+            return True
+        node = step.index.producers.get(name)
+        if name not in seen and node is not None and elementwise(node):
+            seen.add(name)
+            stack.extend(node.inputs)
+    return False
+
+
+def _never_added(step: StepSkeleton, output: str, state: str) -> bool:
+    """Return whether the old value is in the new one as a factor alone."""
+    found = dict(walk_to_states(step.index, output, {state}, step.tainted))
+    return found.get(state, 0) >= FACTOR_COST
