@@ -41,6 +41,7 @@ OTHERS = {
     "offline/training_info/test_training_info_law.py": "what is written as training_info, run by three readers",
     "frontends/pytorch/test_dynamic_export.py": "steps of any number of samples, where torch is installed",
     "frontends/pytorch/test_torch_optimizers.py": "every optimizer of torch.optim with each of its flags",
+    "frontends/pytorch/test_training_code.py": "training code as users write it, and its traps",
     "frontends/pytorch/test_export_options.py": "options of an export, and the command without torch",
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
+
+from gopt.frontends.pytorch.linear_maps import linear_maps
 
 aten = torch.ops.aten
 
@@ -57,29 +60,49 @@ def weight_gradient(g: Any, x: Any, w: Any, stride: Any, pad: Any, dilation: Any
     return gw
 
 
-def max_pool_backward(
-    g: Any, x: Any, kernel: Any, stride: Any, pad: Any, dilation: Any, ceil_mode: Any, indices: Any
-) -> Any:
-    """Gradient of max pooling as a scatter in float32."""
-    *lead, h, w = x.shape
-    flat = torch.zeros([*lead, h * w], device=x.device)
-    flat = flat.scatter_add(-1, indices.reshape(*lead, -1), g.reshape(*lead, -1).float())
-    return flat.reshape(x.shape).to(g.dtype)
+def max_pool_backward(axes: int) -> Any:
+    """Gradient of max pooling over the last ``axes`` as a scatter in float32. ``given``: options, then the indices."""
+
+    def backward(g: Any, x: Any, *given: Any) -> Any:
+        lead, flat = x.shape[:-axes], math.prod(x.shape[-axes:])
+        found = torch.zeros([*lead, flat], dtype=torch.float64 if g.dtype is torch.float64 else torch.float32)
+        places, values = (each.reshape(*lead, -1) for each in (given[-1], g.to(found.dtype)))
+        return found.scatter_add(-1, places, values).reshape(x.shape).to(g.dtype)
+
+    return backward
 
 
-def resampling(size: Any, scale: Any, align: Any) -> Any:
-    """The matrix that interpolates ``size`` samples of a line linearly to ``scale`` samples."""
-    eye = torch.eye(size)[None]
-    return torch.nn.functional.interpolate(eye, size=scale, mode="linear", align_corners=align)[0]
+def adaptive_max_pool(x: Any, output_size: Any) -> Any:
+    """Where windows have one size: max pooling."""
+    sizes = list(zip(x.shape[-2:], output_size))
+    if any(size % outputs for size, outputs in sizes):
+        return NotImplemented
+    kernel = [size // outputs for size, outputs in sizes]
+    return aten.max_pool2d_with_indices.default(x, kernel, kernel)
 
 
-def bilinear_backward(
-    g: Any, output_size: Any, input_size: Any, align: Any, scale_h: Any = None, scale_w: Any = None
-) -> Any:
-    """Gradient of bilinear resampling: two products with constant matrices."""
-    rows = resampling(input_size[2], output_size[0], align)
-    columns = resampling(input_size[3], output_size[1], align)
-    return rows.to(g.dtype) @ g @ columns.to(g.dtype).T
+def weight_norm_backward(g: Any, v: Any, scale: Any, norms: Any, dim: Any) -> Any:
+    """Gradients of ``v`` and ``scale`` in ``v * scale / norms``, norms over all dimensions but one."""
+    axes = [each for each in range(v.dim()) if each != dim % v.dim()]
+    unit = v / norms
+    along = (g * unit).sum(axes, keepdim=True)
+    return (g - unit * along) * (scale / norms), along.reshape(scale.shape)
+
+
+def scatter_reduce(x: Any, dim: Any, index: Any, source: Any, reduce: Any, include_self: Any = True) -> Any:
+    """Means, and results without the old elements, which the exporter has no form for."""
+    if reduce not in ("sum", "mean", "amax", "amin") or (include_self and reduce != "mean"):
+        return NotImplemented
+    neutral = {"amax": -math.inf, "amin": math.inf}.get(reduce, 0.0)
+    base = x if include_self else x.scatter(dim, index, neutral)
+    if reduce in ("amax", "amin"):
+        return aten.scatter_reduce.two(base, dim, index, source, reduce)
+    total = base.scatter_add(dim, index, source)
+    if reduce == "sum":
+        return total
+    one = torch.ones_like(x)
+    count = (one if include_self else one.scatter(dim, index, 0.0)).scatter_add(dim, index, torch.ones_like(source))
+    return total / count.clamp(min=1.0)
 
 
 def empty_permuted(size: Any, order: Any, **options: Any) -> Any:
@@ -207,8 +230,11 @@ def table() -> Any:
     )
     own = {
         aten.convolution_backward.default: convolution_backward,
-        aten.max_pool2d_with_indices_backward.default: max_pool_backward,
-        aten.upsample_bilinear2d_backward.default: bilinear_backward,
+        aten.max_pool2d_with_indices_backward.default: max_pool_backward(2),
+        aten.max_pool3d_with_indices_backward.default: max_pool_backward(3),
+        aten.adaptive_max_pool2d.default: adaptive_max_pool,
+        aten.adaptive_max_pool2d_backward.default: max_pool_backward(2),
+        aten._weight_norm_interface_backward.default: weight_norm_backward,
         aten.empty_permuted.default: empty_permuted,
         aten.new_empty_strided.default: new_empty_strided,
         aten.empty_strided.default: empty_strided,
@@ -221,6 +247,7 @@ def table() -> Any:
         aten.squeeze.dims: squeeze,
         aten.pow.Scalar: pow_scalar,
         aten.pow.Tensor_Tensor: pow_of_two_types,
+        aten.scatter_reduce.two: scatter_reduce,
         aten.as_strided_scatter.default: as_strided_scatter,
     }
-    return found | own | {each: in_float32(each) for each in NO_BFLOAT16}
+    return found | linear_maps() | own | {each: in_float32(each) for each in NO_BFLOAT16}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.python_values import Path, changed, is_number, is_value, python_values, said
+from gopt.frontends.pytorch.reads import user_line
 from gopt.frontends.pytorch.surroundings import surroundings
 from gopt.sanitize import show
 
@@ -25,9 +26,10 @@ class EagerSteps:
     """Values that the first eager step, taken by a copy, stored.
 
     ``states``: by optimizer, parameter name and key, the value before the first step. ``counters``: by optimizer and
-    group, numeric options that changed, with their first value. ``buffers``: names of buffers that changed. ``read``:
-    optimizer, parameter name and key of states that code took the value of. ``others``: what is stored in states beside
-    tensors and numbers.
+    group, numeric options that changed, with their first value. ``buffers``: names of buffers and of frozen parameters
+    that code wrote to. ``read``: optimizer, parameter name and key of states that code took the value of. ``others``:
+    what is stored in states beside tensors and numbers. ``selections``: operator whose result has a shape that depends
+    on values -> the line that calls it.
     """
 
     states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class EagerSteps:
     buffers: set[str] = field(default_factory=set)
     read: set[tuple[int, str, str]] = field(default_factory=set)
     others: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+    selections: dict[str, str] = field(default_factory=dict)
 
 
 class _Recorded(dict[str, Any]):
@@ -82,15 +85,19 @@ class _RecordedStates(dict[Any, Any]):
 
 
 class _Reads(TorchDispatchMode):
-    """Records the tensors whose value becomes a number: by ``item()`` and the like, or in a fused kernel."""
+    """Records the tensors whose value becomes a number: by ``item()`` and the like, or in a fused kernel.
+    ``selections``: as in EagerSteps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[int, torch.Tensor] = {}
+        self.selections: dict[str, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default or "_fused_" in str(func):
             self.found |= {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self.selections.setdefault(str(func), user_line())
         return func(*args, **(kwargs or {}))
 
 
@@ -102,7 +109,7 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
     """
     tried = copy.deepcopy(recipe)
     names = parameter_names(tried)
-    before = {name: _kept(value) for name, value in tried.module.named_buffers(remove_duplicate=False)}
+    before = {name: (value, value._version, _kept(value)) for name, value in _untrained(tried)}
     start = [python_values(optimizer, names) for optimizer in tried.optimizers]
     for optimizer in tried.optimizers:
         kept = dict(optimizer.state)
@@ -126,17 +133,14 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
             found.others[index, names[id(parameter)]] = {
                 key: value for key, value in state.items() if not is_value(value)
             }
-    found.buffers = {
-        name
-        for name, value in tried.module.named_buffers(remove_duplicate=False)
-        if name in before and _changed(value, before[name])
-    }
     middle = [python_values(optimizer, names) for optimizer in tried.optimizers]
     around = surroundings(tried)
     stored = [{key: dict(state) for key, state in optimizer.state.items()} for optimizer in tried.optimizers]
     with reads:
         second(tried)
     _refuse_changes(around, surroundings(tried))
+    found.selections = reads.selections
+    found.buffers = {name for name, value in _untrained(tried) if name in before and _written(value, *before[name])}
     for index, optimizer in enumerate(tried.optimizers):
         _add_counters(found, index, (start[index], middle[index], python_values(optimizer, names)), recipe)
         for parameter, state in optimizer.state.items():
@@ -147,6 +151,24 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
                 if any(id(each) in reads.found for each in held):
                     found.read.add((index, names[id(parameter)], key))
     return found
+
+
+def _untrained(recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield buffers, and parameters that no optimizer updates, by all of their names."""
+    trained = {
+        id(each) for optimizer in recipe.optimizers for group in optimizer.param_groups for each in group["params"]
+        if each.requires_grad
+    }  # fmt: skip
+    yield from recipe.module.named_buffers(remove_duplicate=False)
+    for name, value in recipe.module.named_parameters(remove_duplicate=False):
+        if id(value) not in trained:
+            yield name, value
+
+
+def _written(value: torch.Tensor, held: torch.Tensor, version: int, before: torch.Tensor | int) -> bool:
+    """Return whether code wrote to a tensor, or put another one in its place, be it with the same values: in a later
+    step they may differ."""
+    return value is not held or value._version != version or _changed(value, before)
 
 
 def _refuse_changes(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> None:

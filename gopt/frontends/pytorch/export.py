@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.errors import GoptError, InputError, UnsupportedError
+from gopt.errors import GoptError, InputError, RunError, UnsupportedError
 from gopt.frontends.pytorch.check import Checked, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
@@ -128,7 +128,10 @@ def _compared(step: RecordedStep, traced: TracedStep, graph: Graph, advance: Cal
     advance(f"comparing {options.check} steps with eager PyTorch")
     hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
     with quiet():
-        checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper)
+        try:
+            checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper)
+        except RunError as error:
+            raise UnsupportedError(f"the exported step cannot be run: {error.message}", *error.hints) from error
         if not checked.updates:
             raise UnsupportedError(
                 f"--loss-scale: gradients overflow in each of {options.check} compared steps: no update is compared",

@@ -21,6 +21,10 @@ from gopt.suggestions import did_you_mean
 SHAPE = "(module, loss function or None, optimizer, example batch[, scheduler])"
 
 
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Attributes of an optimizer that its copy lacks."""
+
+
 @dataclass(slots=True)
 class Recipe:
     """A training step as its user writes it: plain eager code.
@@ -53,11 +57,13 @@ class Recipe:
             for key, value in vars(old).items():
                 if key not in vars(new) and key != "step":  # that of a scheduler is bound to the old one
                     vars(new)[key] = copy.deepcopy(value, memo)
+                elif key in _HOOKS:
+                    vars(new)[key] = copy.copy(value)
         return made
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch, a tensor of one element; raises InputError where there is none."""
-        given = _filled(self.form, batch)
+        given = _filled(self.form, {name: value.detach() for name, value in batch.items()})  # it may get a gradient
         if self.loss is not None and not self.positional:
             found = self.loss(self.module, given)
         elif self.loss is not None:

@@ -21,6 +21,7 @@ from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.randomness import GivenDraws, RecordedDraws
 from gopt.frontends.pytorch.stand_in import stand_in
 from gopt.frontends.pytorch.states import Kind, Place, find_places, store_others
+from gopt.sanitize import show
 
 _SHARE, _ROUNDING = 1e-4, 1e-6
 """Differences of rounding: as a share of a state's change, and of its norm."""
@@ -56,6 +57,13 @@ def first_steps_apart(recipe: Recipe, seen: EagerSteps, draws: Sequence[torch.Te
         _step(given, draws[taken:])
     except Exception:  # the trace meets the same error, and reports it
         return frozenset()
+    changed = next((each for each in places if each.current.shape != first[each.name].shape), None)
+    if changed is not None:
+        old, new = list(first[changed.name].shape), list(changed.current.shape)
+        raise UnsupportedError(
+            f"the optimizer changes the shape of its state {show(changed.name)}: {old} becomes {new}",
+            "a state of a graph has one shape in all steps",
+        )
     return frozenset(
         place.owner
         for place, other in zip(places, others)

@@ -61,7 +61,7 @@ def run_optimizers(
 
 def _run(optimizer: torch.optim.Optimizer, places: Sequence[Place]) -> None:
     counted = [each.current for each in places if each.number]
-    with no_reads(optimizer), PythonNumbers(counted):
+    with no_reads(type(optimizer).__name__), PythonNumbers(counted):
         optimizer.step()
 
 

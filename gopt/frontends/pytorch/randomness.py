@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import pickle
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gopt.errors import UnsupportedError
+from gopt.errors import GoptError, UnsupportedError
 
 aten = torch.ops.aten
 
@@ -65,6 +69,28 @@ class _Source(TorchDispatchMode):
                 "draw them outside and put them into the batch",
             )
         return rule(self, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def no_draws_of_python() -> Iterator[None]:
+    """Raise UnsupportedError where code draws by ``random`` or by NumPy: the trace sees a number like any other."""
+    before = _generators()
+    refusal = None
+    try:
+        yield
+    except GoptError as error:  # perhaps for what follows from the numbers
+        refusal = error
+    if _generators() != before:
+        raise UnsupportedError(
+            "the step draws random numbers by Python's random or by NumPy, which would be constants of the graph",
+            "draw them outside and put them into the batch, or draw tensors by torch (torch.rand)",
+        )
+    if refusal is not None:
+        raise refusal
+
+
+def _generators() -> tuple[Any, ...]:
+    return random.getstate(), pickle.dumps(np.random.get_state())
 
 
 class RecordedDraws(_Source):
@@ -158,6 +184,14 @@ def _integers(source: _Source, low: int, high: int, size: Any, **options: Any) -
     return torch.floor(drawn * (high - low) + low).to(options.get("dtype") or torch.int64)
 
 
+def _permutation(source: _Source, count: int, **options: Any) -> Any:
+    return torch.argsort(source.next(Distribution.UNIFORM, (count,))).to(options.get("dtype") or torch.int64)
+
+
+def _integers_like(source: _Source, x: torch.Tensor, low: int, high: int, **options: Any) -> Any:
+    return _integers(source, low, high, x.shape, dtype=options.get("dtype") or x.dtype)
+
+
 _RULES: dict[Any, Any] = {
     aten.bernoulli_.float: _bernoulli_in_place,
     aten.bernoulli_.Tensor: _bernoulli_in_place,
@@ -173,4 +207,7 @@ _RULES: dict[Any, Any] = {
     aten.exponential_.default: _exponential_in_place,
     aten.randint.default: lambda source, high, size, **options: _integers(source, 0, high, size, **options),
     aten.randint.low: _integers,
+    aten.randint_like.default: lambda source, x, high, **options: _integers_like(source, x, 0, high, **options),
+    aten.randint_like.low_dtype: _integers_like,
+    aten.randperm.default: _permutation,
 }

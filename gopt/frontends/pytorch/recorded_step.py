@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +27,8 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.first_steps import first_steps_apart
 from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.frontends.pytorch.randomness import Draw, RecordedDraws
+from gopt.frontends.pytorch.randomness import Draw, RecordedDraws, no_draws_of_python
+from gopt.frontends.pytorch.reads import line_of
 from gopt.frontends.pytorch.samples import dimensions, resized, samples_of
 from gopt.frontends.pytorch.schedules import in_graph
 from gopt.frontends.pytorch.shapes import mode_of, one_step
@@ -83,7 +85,7 @@ class RecordedStep:
                 EagerTraining(tried, plain).step(recipe.batch)
 
         try:
-            with quiet():
+            with quiet(), no_draws_of_python():
                 seen = eager_steps(
                     recipe,
                     lambda tried: run(tried, recorded),
@@ -182,17 +184,28 @@ class RecordedStep:
         except Exception as error:
             if isinstance(error.__cause__, GoptError):
                 raise error.__cause__ from None
+            if "tracing tensor" in str(error):
+                raise UnsupportedError(
+                    f"the step reads a value that the graph computes{line_of(error)}",
+                    "its value in the traced step would be used in every step; lengths of packed sequences are such",
+                ) from error
             raise UnsupportedError(
-                f"the step cannot be traced: {type(error).__name__}: {_line(error)}",
+                f"the step cannot be traced: {type(error).__name__}: {_line(error)}{line_of(error)}",
                 "code that looks at the values of tensors (item(), if x > 0) has no graph; --debug shows where",
             ) from error
 
     def convert(self, traced: TracedStep, name: str) -> onnx.ModelProto:
         """Convert to a model without values; raises UnsupportedError where an operator has no ONNX form."""
+        for name, value in traced.arguments.items():
+            if value.is_complex():
+                raise UnsupportedError(
+                    f"{show(name)} is complex, and ONNX Runtime computes no complex numbers",
+                    "keep real and imaginary parts in a last dimension (torch.view_as_real), and compute with those",
+                )
         try:
             model = to_onnx(traced, name)
         except torch.onnx.OnnxExporterError as error:
-            raise UnsupportedError(f"the step has no ONNX form: {_root(error)}", "--debug shows where") from error
+            raise _no_form(error) from error
         dead = set(unread_inputs(model))
         unread = [name for name in (*traced.batch, *traced.draws, *traced.hyper, *traced.constants) if name in dead]
         self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
@@ -203,6 +216,16 @@ class RecordedStep:
         ]
         _add_roles(model, traced)
         return model
+
+
+def _no_form(error: BaseException) -> UnsupportedError:
+    said = _root(error)
+    operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", said)
+    complexly = " of complex numbers" if "complex-valued" in said else ""
+    return UnsupportedError(
+        f"the step has no ONNX form: {f'ONNX has none of {operator[1]}{complexly}' if operator else said}",
+        "write it with other operators, or compute it outside of the step; --debug shows where",
+    )
 
 
 def _root(error: BaseException) -> str:

@@ -63,7 +63,7 @@ class Place:
 def find_places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
     """Every place of a recipe: parameters, optimizer states, buffers, constants. Raises UnsupportedError where
     nothing is trained."""
-    parameters, constants = _parameters(recipe)
+    parameters, constants = _parameters(recipe, seen)
     if not parameters:
         raise UnsupportedError(
             "the optimizer has no parameter that needs a gradient", "give it module.parameters(), with requires_grad"
@@ -84,13 +84,12 @@ def find_places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
             places.append(_counter(f"optimizer{index}.{key}", index, vars(optimizer), key, value))
     for spots in tensors_of(recipe.module, "_buffers").values():
         held, key, name = spots[0]
-        kind = Kind.BUFFER if any(spot[2] in seen.buffers for spot in spots) else Kind.CONSTANT
-        places.append(_module_place(name, kind, held[key], spots))
+        places.append(_module_place(name, _kind(spots, seen), held[key], spots))
     return [*_unique(places), *constants]
 
 
-def _parameters(recipe: Recipe) -> tuple[list[Place], list[Place]]:
-    """Parameters that an optimizer updates, and all others."""
+def _parameters(recipe: Recipe, seen: EagerSteps) -> tuple[list[Place], list[Place]]:
+    """Parameters that an optimizer updates, and all others: constants, or buffers where the module changes them."""
     owners = {
         id(parameter): index
         for index, optimizer in enumerate(recipe.optimizers)
@@ -104,7 +103,7 @@ def _parameters(recipe: Recipe) -> tuple[list[Place], list[Place]]:
         if value.requires_grad and key in owners:
             trained.append(_module_place(name, Kind.PARAMETER, value, spots, owners[key]))
         else:
-            constant.append(_module_place(name, Kind.CONSTANT, value, spots))
+            constant.append(_module_place(name, _kind(spots, seen), value, spots))
     known = {id(place.read()) for place in trained}
     lost = next((key for key in owners if key not in known and key not in map(_id_of, constant)), None)
     if lost is not None:
@@ -112,6 +111,10 @@ def _parameters(recipe: Recipe) -> tuple[list[Place], list[Place]]:
             "the optimizer has a parameter that is not in the module", "register it in the module that is returned"
         )
     return trained, constant
+
+
+def _kind(spots: Any, seen: EagerSteps) -> Kind:
+    return Kind.BUFFER if any(spot[2] in seen.buffers for spot in spots) else Kind.CONSTANT
 
 
 def _id_of(place: Place) -> int:

@@ -31,8 +31,11 @@ from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists, run_optimi
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
+from gopt.frontends.pytorch.reads import no_reads
+from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
 from gopt.frontends.pytorch.states import Kind, Place
+from gopt.frontends.pytorch.value_shapes import refuse_shapes_of_values
 
 SCALE, TRACKER, EPOCH = "loss_scale", "loss_scale.growth_tracker", "scheduler.step"
 FIRST_SCALE, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
@@ -100,6 +103,7 @@ def trace(
     def run(*flat: Any) -> list[Any]:
         with (
             FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH),
+            dropout_between_layers(),
             torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
         ):  # fmt: skip
             values = dict(zip(names, (to_fun(value) for value in flat)))
@@ -123,6 +127,7 @@ def trace(
     else:
         traced = make_fx(run, decomposition_table=table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     graph = traced(*arguments.values())
+    refuse_shapes_of_values(graph, names, constants, seen.selections)
     for node in reversed(graph.graph.nodes):
         if "profiler" in str(node.target):
             graph.graph.erase_node(node)
@@ -137,10 +142,11 @@ def _step(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The loss, and the new value of every state, on traced tensors."""
     old = {each.name: values[each.name].clone() for each in places if each.owner is not None and options.scales_loss}
-    with autocast(options):
+    with autocast(options), no_reads("the step"):
         loss = recipe.loss_of({name: values[name] for name in recipe.batch})
     scale = values.get(SCALE, options.loss_scale)
-    (loss if scale is None else loss * scale).backward()
+    with no_reads("the backward of the step"):
+        (loss if scale is None else loss * scale).backward()
     overflowed = [] if scale is None else [_unscale(optimizer, scale) for optimizer in recipe.optimizers]
     clip(recipe, options)
     new = run_optimizers(recipe, places, seen, way, absent, values)
@@ -204,6 +210,8 @@ def swapped(
         own = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
         vars(optimizer).update({key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)})
     held = [(each, dict(each)) for one in recipe.optimizers for each in one.state.values() if isinstance(each, dict)]
+    kinds = [each for module in recipe.module.modules() for key, each in vars(module).items() if "hook" in key]
+    held += [(each, dict(each)) for each in kinds if isinstance(each, dict)]  # transformers adds some in a forward
     replaced: dict[int, torch.Tensor] = {}
     for place in places:
         value = values[place.name]
@@ -212,7 +220,7 @@ def swapped(
         if place.kind is Kind.PARAMETER:
             value = value.requires_grad_(True)
             replaced[id(place.read())] = value
-        elif place.kind is Kind.CONSTANT and isinstance(place.read(), torch.nn.Parameter):
+        elif place.kind in (Kind.CONSTANT, Kind.BUFFER) and isinstance(place.read(), torch.nn.Parameter):
             replaced[id(place.read())] = value
         place.write(value)
     alone = [each for each in recipe.optimizers if not (way.lists and chooses_lists(each))]
@@ -226,8 +234,8 @@ def swapped(
             hyper.apply(group, index, position, settings)
             if rates is not None:
                 group["lr"] = rates[position]
-            if "capturable" in group:
-                group["capturable"] = True  # no branch on the count of steps
+            if "capturable" in group:  # no branch on the count of steps; Adam has none, and divides by the rate there
+                group["capturable"] = not isinstance(optimizer, torch.optim.Adam)
             for fast in ("foreach", "fused") if optimizer in alone else ("fused",):
                 if group.get(fast, False) is not False:  # None is a choice of the optimizer's own
                     group[fast] = False  # the same arithmetic, tensor by tensor

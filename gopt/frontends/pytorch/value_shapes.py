@@ -1,0 +1,62 @@
+"""Refuses steps whose shapes depend on values: a trace has the shapes of the example in its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gopt.errors import UnsupportedError
+
+aten = torch.ops.aten
+
+
+def refuse_shapes_of_values(
+    graph: torch.fx.GraphModule, inputs: Sequence[str], constants: Container[str], lines: Mapping[str, str]
+) -> None:
+    """Raise UnsupportedError for an operator such as ``nonzero`` on what the batch or the states decide.
+
+    ``inputs``: names of the graph's inputs; ``constants``: those that no step changes. ``lines``: operator -> where
+    code calls it.
+    """
+    varying: set[torch.fx.Node] = set()
+    names = iter(inputs)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            if next(names) not in constants:
+                varying.add(node)
+        elif varying.intersection(node.all_input_nodes):
+            varying.add(node)
+            if varying.intersection(_deciding(node)):
+                raise _refusal(node.target, lines)
+
+
+def _deciding(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The operands whose values decide the shape of a result."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        return []
+    if node.target is aten.index.Tensor:
+        return [each for each in node.args[1] if each is not None and _is_mask(each)]
+    if node.target is aten.masked_select.default:
+        return [node.args[1]]
+    return node.all_input_nodes
+
+
+def _is_mask(node: Any) -> bool:
+    value = node.meta.get("val", node.meta.get("tensor_meta"))
+    return value is None or value.dtype in (torch.bool, torch.uint8)
+
+
+def _refusal(operator: Any, lines: Mapping[str, str]) -> UnsupportedError:
+    where = lines.get(str(operator), "")
+    masks = (aten.index.Tensor, aten.masked_select.default, aten.nonzero.default)
+    hint = (
+        "keep the shape, and weigh by the mask: (loss * mask).sum() / mask.sum(), or torch.where (experts: "
+        "experts_implementation='batched_mm')"
+    )
+    return UnsupportedError(
+        f"the shape of a value depends on the batch or on states: {operator}{where and f', {where}'}",
+        "the step would hold for the example's number of elements alone",
+        hint if operator in masks else "write it with operators whose results have one shape",
+    )
