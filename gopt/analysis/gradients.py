@@ -116,6 +116,8 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
     walk = Walk([], [])
     heap = [(-index.defined_at(updated), updated)]
     queued = {updated}
+    backward: set[str] = set()
+    """Values in front of nodes that are known to belong to the backward."""
     for _ in range(MAX_VISITED):
         if not heap:
             break
@@ -140,6 +142,8 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
             # A clip coefficient looks like a gradient: it is the operand that knows other gradients.
             clean = _derived(context, tainted)
             tainted = [operand for operand in tainted if operand not in clean] or tainted
+        elif id(node) in context.barrier or name in backward:
+            backward.update(tainted)  # no clip stands there: a sum of an adjoint is a factor of its other part
         elif elementwise(node):
             tainted = [operand for operand in tainted if operand not in index.scalars]
         for operand in tainted:

@@ -89,9 +89,8 @@ class _Finder:
         subgraph = self.subgraphs[name] = UpdateSubgraph(state, gradient, [state])
         full[name] = name
         subgraph.whole_gradient = whole_gradient
-        if self.graph.types[name].elements <= 1:
-            why = "it has one element" if self.graph.types[name].elements else "it has no elements"
-            subgraph.weaken(Mode.REPLICATED, why)
+        if self.graph.types[name].elements == 1:
+            subgraph.weaken(Mode.REPLICATED, "it has one element")
         if self.first.setdefault(gradient, name) != name:
             first = self.subgraphs[self.first[gradient]]
             for each in (subgraph, first):

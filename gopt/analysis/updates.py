@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -62,9 +63,10 @@ class Updates:
     reduction_of: dict[str, str]
     """Reduction output -> root of its scalar reduction."""
 
-    def replicated(self, why: str) -> Updates:
-        """The same updates, run by every rank."""
+    def replicated(self, why: str, names: Collection[str] | None = None) -> Updates:
+        """The same updates, all of them or those of ``names`` run by every rank."""
         subgraphs = {
-            name: replace(subgraph, mode=Mode.REPLICATED, why=why) for name, subgraph in self.subgraphs.items()
+            name: replace(subgraph, mode=Mode.REPLICATED, why=why) if names is None or name in names else subgraph
+            for name, subgraph in self.subgraphs.items()
         }
         return replace(self, subgraphs=subgraphs)

@@ -10,6 +10,7 @@ import pytest
 from helpers import FIXTURES, Builder, Network, perceptron
 
 import gopt
+from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
 from gopt.errors import UnsupportedError
 from gopt.verification.verify import Verifier
@@ -276,3 +277,34 @@ def test_a_gradient_of_another_shape_is_refused_by_name(tmp_path):
     b.output("w_out", sgd(b, "w", clipped), (2, 3))
     with pytest.raises(UnsupportedError, match=f"{turned}.*shape"):
         gopt.load(b.save(tmp_path / "step.onnx"))
+
+
+def test_an_adjoint_behind_a_sum_of_itself_belongs_to_the_backward(tmp_path):
+    """Spectral norm: W / (uᵀ W v). Its gradient adds u vᵀ times a sum over the adjoint: no clip coefficient."""
+    b = Builder()
+    x, y = b.input("x", (4, 3)), b.input("y", (4, 5))
+    w, u, v = (
+        b.parameter("w", (3, 5)),
+        b.state("u", np.full(3, 3**-0.5, np.float32)),
+        b.state("v", np.full(5, 5**-0.5, np.float32)),
+    )
+    row, column = b.op("Reshape", u, b.const([1, 3], "int64")), b.op("Reshape", v, b.const([5, 1], "int64"))
+    turned = b.op("MatMul", w, column)
+    sigma = b.op("Reshape", b.op("MatMul", row, turned), b.const([], "int64"))
+    scaled = b.op("Div", w, sigma)
+    rest = b.op("Sub", b.op("MatMul", x, scaled), y)
+    b.output("loss", b.op("ReduceMean", b.op("Mul", rest, rest), keepdims=0), ())
+    delta = b.op("Mul", rest, b.const(2.0 / 20))
+    turned_adjoint = b.op("MatMul", b.op("Transpose", delta, perm=[1, 0]), x)
+    adjoint, twin = (b.op("Transpose", turned_adjoint, perm=[1, 0]) for _ in range(2))
+    share = b.op("Neg", b.op("Div", b.op("ReduceSum", b.op("Mul", twin, scaled), keepdims=0), sigma))
+    outer = b.op("Mul", b.op("Mul", b.op("Transpose", row, perm=[1, 0]), share), b.op("Transpose", column, perm=[1, 0]))
+    gradient = b.op("Add", b.op("Div", adjoint, sigma), outer)
+    length = b.op("Reshape", b.op("ReduceL2", turned, keepdims=0), b.const([], "int64"))
+    b.output("u_new", b.op("Div", b.op("Reshape", turned, b.const([3], "int64")), length), (3,))
+    b.output("w_new", b.op("Sub", w, b.op("Mul", gradient, b.const(0.1))), (3, 5))
+    path = b.save(tmp_path / "step.onnx")
+    source = gopt.load(path, roles=RoleMap(states={"u": "u_new"}))
+    assert source.training.gradients == {"w": gradient}
+    gopt.shard(source, 3).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=3).exit_code == 0

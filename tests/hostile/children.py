@@ -38,7 +38,7 @@ with open(sys.argv[1], "w") as file:
 def run(*arguments: str, folder: Path, timeout: float = 120) -> Ended:
     """``gopt`` with arguments; TimeoutExpired where it does not end."""
     said, used = folder / ".stderr", folder / ".used"
-    command = [sys.executable, "-m", "gopt.cli.main", *arguments]
+    command = [sys.executable, "-m", "gopt.cli", *arguments]
     with said.open("wb") as file:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(used), *command], cwd=folder, stdout=file, stderr=file,

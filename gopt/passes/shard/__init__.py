@@ -48,6 +48,9 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     updates = find_updates(training, whole_accumulators=options.stage is Stage.STATES, uncut=uncut)
     if options.stage is Stage.NONE or not axis:
         updates = updates.replicated("stage 0" if options.stage is Stage.NONE else "no axis shards the states")
+    whole = program.source.graph.types
+    if empty := {name for name in updates.subgraphs if name in whole and whole[name].elements == 0}:
+        updates = updates.replicated("it has no elements", empty)
     layout = layout_of(program, options)
     rewriter = GraphRewriter(program.graph, "shard")
     scalars = ScalarReductions(rewriter, training.graph, updates, axis)
