@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import ELEMENTWISE
+from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.state_matching import FACTOR_COST, uncopied, walk_to_states
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
@@ -26,6 +27,7 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
     as an update made of a momentum does; of single elements, a curve over the paired output.
     """
     taken = {name: output for output, name in pairs.items()}
+    rivals: dict[str, str] = {}  # state -> the first output that could replace it as well
     for output, found in reach.items():
         if output in pairs:
             continue
@@ -33,11 +35,21 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
             other = taken.get(name)
             if other is None or _factor(reach, name, other, depth) or _made_of(index, taken, name, other, output):
                 continue
-            raise UnsupportedError(
-                f"outputs {other!r} and {output!r} may each be the new value of {name!r}: "
-                "the data flow does not say which",
-                f"name the pair: --states {name}={other}, or leave the other output out of the step",
-            )
+            rivals.setdefault(name, output)
+    if rivals:
+        raise _open(rivals, taken)
+
+
+def _open(rivals: Mapping[str, str], taken: Mapping[str, str]) -> UnsupportedError:
+    """The refusal of all ``rivals``, so that one answer settles them. Both: state -> output."""
+    name, output = next(iter(rivals.items()))
+    pair, other = ("pairs", "outputs") if len(rivals) > 1 else ("pair", "output")
+    return UnsupportedError(
+        f"outputs {taken[name]!r} and {output!r} may each be the new value of {name!r}"
+        f"{others(len(rivals) - 1, 'state')}: the data flow does not say which",
+        f"name the {pair}: {states_option({each: taken[each] for each in rivals})}, or leave the other {other} out of "
+        "the step",
+    )
 
 
 def _factor(reach: Mapping[str, Mapping[str, int]], name: str, other: str, depth: int) -> bool:

@@ -6,12 +6,13 @@ mask's new value, it would replace the mask in the next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import LAYOUT, elementwise
+from gopt.analysis.role_hints import batch_option, others, states_option
 from gopt.analysis.state_matching import FACTOR_COST, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
@@ -34,6 +35,7 @@ def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
     A new value that is zero wherever a gradient is zero keeps nothing of the old value. A running statistic adds to its
     old value; one that is multiplied by values of the batch is none.
     """
+    pairs: dict[str, str] = {}
     behind = _vanishing(step.index, frozenset(training.gradients.values()))
     for state in training.states:
         name, output = state.tensor, state.updated
@@ -44,19 +46,33 @@ def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
         else:
             factor = output in behind and _masks(step, output, name)
         if factor:
-            raise _open(step, name, output)
+            pairs[name] = output
+    if pairs:
+        raise _open(step, pairs)
 
 
-def _open(step: StepSkeleton, name: str, output: str) -> UnsupportedError:
-    if name in step.index.graph.inputs and name not in step.index.graph.initializers:
-        other = f"say --batch {name} if it is fed with the batch"
+def _open(step: StepSkeleton, found: Mapping[str, str]) -> UnsupportedError:
+    """The refusal of all that are of one kind with the first, fed or stored. ``found``: state -> output."""
+    name, output = next(iter(found.items()))
+    fed = _fed(step, name)
+    pairs = {each: shown for each, shown in found.items() if _fed(step, each) is fed}
+    it, shown = ("they are", "outputs") if len(pairs) > 1 else ("it is", "output")
+    if fed:
+        other = f"say {batch_option(pairs)} if {it} fed with the batch"
+    elif len(pairs) > 1:
+        other = "make the factors outputs of Constant nodes if they stay as they are"
     else:
         other = f"make {name} the output of a Constant node if it stays as it is"
     return UnsupportedError(
-        f"output {output!r} is a product of {name!r} and values of the batch: the data flow does not say whether it "
-        f"replaces {name!r}",
-        f"leave the output out of the step, or {other}, or say --states {name}={output}",
+        f"output {output!r}{others(len(pairs) - 1, 'output')} is a product of {name!r} and values of the batch: the "
+        f"data flow does not say whether it replaces {name!r}",
+        f"leave the {shown} out of the step, or {other}, or say {states_option(pairs)}",
     )
+
+
+def _fed(step: StepSkeleton, name: str) -> bool:
+    """Return whether a value is an input without a stored value."""
+    return name in step.index.graph.inputs and name not in step.index.graph.initializers
 
 
 def _vanishing(index: GraphIndex, gradients: AbstractSet[str]) -> set[str]:

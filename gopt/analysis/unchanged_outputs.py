@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.role_hints import batch_option, others, states_option
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -38,15 +39,19 @@ def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
     if not any(state.tensor in held for state in training.states):
         return
     known = {*held, *roles.states, *training.gradients}
-    for state in training.states:
-        if state.kind in _DOUBTED and state.tensor not in known:
-            name, output = state.tensor, state.updated
-            fed = f"leave {output} out of the step" if state.kind is StateKind.SCALAR else f"say --batch {name}"
-            raise UnsupportedError(
-                f"input {name!r} has no stored value, as other states have, and output {output!r} has the type of its "
-                "new value: the data flow does not say whether it is a state or fed anew in each step",
-                f"{fed}, or say --states {name}={output}",
-            )
+    doubted = [each for each in training.states if each.kind in _DOUBTED and each.tensor not in known]
+    if not doubted:
+        return
+    first = doubted[0]
+    scalar = first.kind is StateKind.SCALAR
+    pairs = {each.tensor: each.updated for each in doubted if (each.kind is StateKind.SCALAR) is scalar}
+    fed = f"leave {', '.join(pairs.values())} out of the step" if scalar else f"say {batch_option(pairs)}"
+    raise UnsupportedError(
+        f"input {first.tensor!r}{others(len(pairs) - 1, 'input')} has no stored value, as other states have, and "
+        f"output {first.updated!r} has the type of its new value: the data flow does not say whether it is a state or "
+        "fed anew in each step",
+        f"{fed}, or say {states_option(pairs)}",
+    )
 
 
 def _source(index: GraphIndex, name: str) -> str:

@@ -91,6 +91,23 @@ def test_what_the_hint_names_settles_it(tmp_path):
     assert Verifier(tmp_path / "out").run(steps=2).equal
 
 
+def test_one_hint_names_all_masks(tmp_path):
+    b = Builder()
+    net = perceptron(b, (3, 5, 2), bias=False)
+    b.output("loss", net.loss, ())
+    for name, dims in net.params.items():
+        mask = b.input(f"{name}.mask", dims)
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", net.gradients[name], b.const(0.1))), dims)
+        b.output(f"{name}.shown", b.op("Mul", mask, net.gradients[name]), dims)
+    path = b.save(tmp_path / "step.onnx")
+    with pytest.raises(UnsupportedError, match=r"output 'w0\.shown' \(and 1 other output\)") as refused:
+        gopt.load(path)
+    (hint,) = refused.value.hints
+    assert "--batch w0.mask,w1.mask if they are fed" in hint
+    assert "--states w0.mask=w0.shown,w1.mask=w1.shown" in hint
+    assert gopt.load(path, roles=RoleMap(batch=("w0.mask", "w1.mask"))).training.metrics == ["w0.shown", "w1.shown"]
+
+
 def gain(b: Builder, mask: str, gradient: str) -> str:
     """A rate for each weight that grows where the gradient is positive: old · (1 + 0.1 · sign)."""
     return b.op("Mul", mask, b.op("Add", b.const(1.0), b.op("Mul", b.op("Sign", gradient), b.const(0.1))))
