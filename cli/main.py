@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import nullcontext, suppress
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -119,7 +120,7 @@ def run(arguments: list[str]) -> int:
         return 2
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        message, hints = _of_usage(error)
+        message, hints = _of_usage(error, arguments)
         tell_failure(click.UsageError(message), 2)
         help_of = context.command_path if context is not None else "gopt"
         return _fail(message, (*hints, f"see {help_of} --help"), 2)
@@ -138,12 +139,25 @@ def run(arguments: list[str]) -> int:
         return explain_error(error, debug)
 
 
-def _of_usage(error: click.ClickException) -> tuple[str, tuple[str, ...]]:
+def _of_usage(error: click.ClickException, arguments: list[str]) -> tuple[str, tuple[str, ...]]:
     """The message and the hints for an error in the arguments; of names like an unknown option's, the nearest."""
     if isinstance(error, click.NoSuchOption):
         near = tuple(f"did you mean {name}?" for name in (error.possibilities or ())[:1])
         return f"there is no option {error.option_name}", near
-    return error.format_message(), ()
+    message = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None and message.startswith("Got unexpected extra"):
+        return message, tuple(
+            f"{before} takes no value"
+            for before, after in pairwise(arguments)
+            if before in _switches(error.ctx.command) and not after.startswith("-") and f"({after}" in message
+        )
+    return message, ()
+
+
+def _switches(command: click.Command) -> set[str]:
+    """The names of options that take no value."""
+    found = (each for each in command.params if isinstance(each, click.Option) and (each.is_flag or each.count))
+    return {name for each in found for name in (*each.opts, *each.secondary_opts)}
 
 
 def _unwritten(error: OSError) -> int:

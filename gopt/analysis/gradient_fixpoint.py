@@ -5,7 +5,7 @@ When an update does read one, the node that combines the two belongs to the back
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.gradients import AnalysisContext, LocalTaint, find_gradient, local_taint
@@ -41,7 +41,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
         check = local_taint(context, set(gradients.values()), backward)
         bad = _reaching_states(step, check.mixed)
         _refuse_loss(step, context, bad)
-        _refuse_factor(step, context, bad, check.reduced)
+        _refuse_factor(step, context, bad, check.reduced, gradients)
         local = [name for name in gradients if not _reads_reduced(step, name, check)]
         fresh = {id(node) for node in bad}
         if local:
@@ -57,20 +57,30 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
             f"name its gradient: --params {local[0]}=VALUE",
         )
     if bad:
-        raise _own_value(_culprit(step, bad[0].inputs, check.rank_local), bad[0])
+        raise _own_value(step, _culprit(step, bad[0].inputs, check.rank_local), bad[0], gradients)
     _refuse_found(step, context, gradients)
     _refuse_drawn(step, backward)
     return GradientMap(context, gradients, backward, check)
 
 
-def _own_value(value: str, node: Node) -> UnsupportedError:
+def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection[str]) -> UnsupportedError:
+    """The refusal of a value that a node reads; ``gradients``: the parameters that have one.
+
+    What a node without a parameter behind it makes may be no new value at all, but shown, and taken for a constant's.
+    """
+    behind = ((name, new) for name, new in step.updated.items() if id(node) in ancestors(step.index, [new])[0])
+    name, new = next(behind, ("", ""))
+    shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
     return UnsupportedError(
         f"the update reads {value!r}, a value of one rank's own batch, beside a gradient (in {node.label!r})",
         "an update may depend on the batch through gradients alone",
+        *shown,
     )
 
 
-def _refuse_factor(step: StepSkeleton, context: AnalysisContext, mixed: list[Node], reduced: set[str]) -> None:
+def _refuse_factor(
+    step: StepSkeleton, context: AnalysisContext, mixed: list[Node], reduced: set[str], gradients: Collection[str]
+) -> None:
     """Refuse a one-element value of one rank that no backward would multiply by.
 
     A backward behind a contraction scales by what the forward divides by: a token count. Everything else, such as a
@@ -81,7 +91,7 @@ def _refuse_factor(step: StepSkeleton, context: AnalysisContext, mixed: list[Nod
             if not step.index.one_element(name) or name in reduced or name not in step.tainted:
                 continue
             if not _of_divisors(step, context, name):
-                raise _own_value(name, node)
+                raise _own_value(step, name, node, gradients)
 
 
 def _of_divisors(step: StepSkeleton, context: AnalysisContext, name: str) -> bool:

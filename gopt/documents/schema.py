@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal  # noqa: F401  jsonschema_rs panics where an interrupt ends its own import of it
 import functools
 import json
 from importlib import resources

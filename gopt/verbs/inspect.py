@@ -69,4 +69,4 @@ def _with_step(found: OrtArtifactsInspection, path: str | os.PathLike[str], role
     try:
         return replace(found, step=inspect_model(api.load(path, roles=roles)))
     except (InputError, UnsupportedError) as refusal:
-        return replace(found, refusal=refusal.message)
+        return replace(found, refusal=refusal.message, next="; ".join(refusal.hints))

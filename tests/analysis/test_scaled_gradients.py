@@ -91,6 +91,14 @@ def test_what_the_hint_names_settles_it(tmp_path):
     assert Verifier(tmp_path / "out").run(steps=2).equal
 
 
+def test_what_is_shown_by_a_fed_mask_may_be_left_out(tmp_path):
+    """The zeros that stand for what is masked are taken for a state: the hint names the output, and it settles it."""
+    path = step(tmp_path, chosen, "input")
+    with pytest.raises(UnsupportedError, match="a value of one rank's own batch") as refused:
+        gopt.load(path, roles=RoleMap(batch=("mask",)))
+    assert any("if shown does not replace c" in hint and "out of the step" in hint for hint in refused.value.hints)
+
+
 def test_one_hint_names_all_masks(tmp_path):
     b = Builder()
     net = perceptron(b, (3, 5, 2), bias=False)

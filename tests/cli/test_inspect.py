@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,17 @@ def test_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(capsys.readouterr().out)
     assert (record["format"], record["what"], record["file"]) == ("gopt-inspection/1", "model", path.name)
     assert record["optimizers"] and record["parameters"]
+
+
+def test_artifacts_that_make_no_step_are_not_sent_to_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(FIXTURES / "ort" / "mlp_adamw", tmp_path / "half")
+    (folder / "optimizer_model.onnx").unlink()
+    assert main(["inspect", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "not a training step" in shown and "no optimizer graph here" in shown
+    assert (
+        "gopt shard" not in shown and "next: gopt finds no part of a step in 'eval_model.onnx'; artifacts are" in shown
+    )
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:

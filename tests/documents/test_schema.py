@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from refusals import many, refused
 
 from gopt.documents import MANIFEST
+
+INTERRUPTED = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name in ("decimal", "_decimal", "numbers"):
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder())
+try:
+    from gopt.documents.schema import first_error
+    first_error("manifest", {})
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_an_interrupt_while_the_validator_is_imported_is_one():
+    """jsonschema_rs imports decimal itself and panics where that fails: gopt run ended with 1 and a traceback."""
+    assert subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, check=False).returncode == 7
 
 
 @pytest.mark.parametrize("place", [0, 63, 64, 1000, 1999])

@@ -185,13 +185,12 @@ def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
     if open_:
         example = " ".join(f"--dim {name}=16" for name in open_)
         raise OptionError(
-            f"dimension {show(next(iter(open_)))} of input {show(next(iter(open_.values())))} is open: a step has "
-            "fixed shapes",
+            f"dimension {show(next(iter(open_)))} of input {show(next(iter(open_.values())))} is open: gopt derive "
+            "writes steps of fixed shapes",
             f"give sizes, such as {example}",
         )
     if unused:
-        known = sorted(open_) or ["none"]
-        raise OptionError(f"--dim {show(min(unused))}: no input has this open dimension", f"open are: {known[0]}")
+        raise OptionError(f"--dim {show(min(unused))}: no input has this open dimension", "leave it out")
     del model.graph.value_info[:]
     for info in model.graph.output:
         kind = info.type.tensor_type

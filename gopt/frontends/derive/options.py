@@ -61,14 +61,14 @@ class DeriveOptions:
         if self.optimizer not in OPTIMIZERS:
             hint = did_you_mean(self.optimizer, OPTIMIZERS) or f"there are {', '.join(OPTIMIZERS)}"
             raise OptionError(f"--optimizer {self.optimizer!r} is unknown", hint)
-        _check_knobs(f"--optimizer {self.optimizer}", self.knobs, self.rule.knobs)
+        _check_knobs(f"--optimizer {self.optimizer}", self.knobs, self.rule.knobs, "--optimizer", OPTIMIZERS)
         if self.schedule is not None and self.schedule not in SCHEDULES:
             hint = did_you_mean(self.schedule, SCHEDULES) or f"there are {', '.join(SCHEDULES)}"
             raise OptionError(f"--schedule {self.schedule!r} is unknown", hint)
         scheduled = self.scheduled
         _check_knobs(
             f"--schedule {self.schedule}" if scheduled else "a step without --schedule", self.schedule_knobs,
-            scheduled.knobs if scheduled else {},
+            scheduled.knobs if scheduled else {}, "--schedule", SCHEDULES,
         )  # fmt: skip
         if scheduled:
             for name, value in scheduled.knobs.items():
@@ -104,12 +104,22 @@ def flag(name: str) -> str:
     return "--betas" if name in ("beta1", "beta2") else f"--{name.replace('_', '-')}"
 
 
-def _check_knobs(owner: str, given: Mapping[str, float], known: Mapping[str, object]) -> None:
-    """Raise OptionError for a knob that ``owner`` does not have, or that is out of range."""
+def _check_knobs(
+    owner: str, given: Mapping[str, float], known: Mapping[str, object], option: str,
+    table: Mapping[str, Optimizer] | Mapping[str, Schedule],
+) -> None:  # fmt: skip
+    """Raise OptionError for a knob that ``owner`` does not have, or that is out of range.
+
+    ``option``: what chooses the owner in ``table``.
+    """
     for name, value in given.items():
         if name not in known:
+            takers = " or ".join(each for each, rule in table.items() if name in rule.knobs)
             has = ", ".join(dict.fromkeys(map(flag, known))) or "none"
-            raise OptionError(f"{owner} has no {flag(name)}", f"it has {has}")
+            raise OptionError(
+                f"{owner} has no {flag(name)}",
+                f"it has {has}" if known else f"leave {flag(name)} out, or take {option} {takers}",
+            )
         low = name in ("total_steps", "step_size")
         share = name in ("beta1", "beta2", "alpha", "momentum")
         if (
