@@ -27,10 +27,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {show(close)}?" if close is not None else None
 
 
-def near_file(path: str | os.PathLike[str]) -> tuple[str, ...]:
+def near_file(path: str | os.PathLike[str], *, folders: bool = False) -> tuple[str, ...]:
     """The hint, if there is one, for a path that does not exist.
 
     It names the first missing folder of the path, else the file with the nearest name, else files with its suffix.
+    ``folders``: only folders are named.
     """
     folder, name = os.path.split(os.fsdecode(path).rstrip(os.sep))
     try:
@@ -39,12 +40,14 @@ def near_file(path: str | os.PathLike[str]) -> tuple[str, ...]:
         return (f"there is no folder {show(_first_missing(folder))}",)
     except (OSError, ValueError):  # it cannot be read; ValueError: a NUL in the path
         return ()
+    if folders:
+        names = [each for each in names if os.path.isdir(os.path.join(folder, each))]
     stem, suffix = os.path.splitext(name)
     near = nearest(stem, (os.path.splitext(each)[0] for each in names))  # equal suffixes make no names alike
     if near is not None:
         alike = [each for each in names if os.path.splitext(each)[0] == near]
         return (f"did you mean {show(os.path.join(folder, nearest(name, alike) or alike[0]))}?",)
-    alike = files_with_suffix(folder, suffix)[:LISTED] if suffix else []
+    alike = files_with_suffix(folder, suffix)[:LISTED] if suffix and not folders else []
     return (f"there are {', '.join(map(show, alike))}",) if alike else ()
 
 

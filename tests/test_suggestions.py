@@ -43,5 +43,7 @@ def test_a_missing_file_has_a_hint(path, hint, tmp_path, monkeypatch):
     for name in ("step.onnx", "b.onnx", "a.onnx"):
         open(f"d/{name}", "w").close()
     assert near_file(path) == (() if hint is None else (hint,))
+    assert near_file("d/stpe", folders=True) == near_file("d/q.onnx", folders=True) == ()
+    assert near_file("dd", folders=True) == ("did you mean 'd'?",)
     assert files_with_suffix("d", ".onnx") == ["d/a.onnx", "d/b.onnx", "d/step.onnx"]
     assert files_with_suffix("missing", ".onnx") == []

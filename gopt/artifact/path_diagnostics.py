@@ -68,7 +68,7 @@ def _of_other(path: Path, checkpoints: bool) -> tuple[str, ...]:
         return (f"it is a part of one: give {path.parent}",)
     if path.is_file() and path.suffix == ".onnx":
         return (f"shard it first: gopt shard {path} --ranks N",)
-    if not path.exists() and (near := near_file(path)):
+    if not path.exists() and (near := near_file(path, folders=True)):
         return near
     if checkpoints:
         return ("give a folder of gopt shard, or a checkpoint of gopt run --checkpoint, such as CKPT/step_00000100",)

@@ -45,7 +45,8 @@ def says(capsys, arguments: list[str], code: int, *words: str) -> str:
 
 def test_a_value_behind_a_switch_is_named(capsys):
     """``--resume ckpt`` is easily written; the folder is ``--checkpoint``'s."""
-    line = says(capsys, ["run", "d", "--data", "x.npz", "--steps", "3", "--resume", "ckpt"], 2, "hint: --resume takes no value")
+    given = ["run", "d", "--data", "x.npz", "--steps", "3", "--resume", "ckpt"]
+    line = says(capsys, given, 2, "hint: --resume takes no value")
     assert "extra argument (ckpt)" in line
 
 
