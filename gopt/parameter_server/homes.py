@@ -60,7 +60,7 @@ def find_homes(
         new = [name for name in found if name in by_input and name not in served]
         served.update(dict.fromkeys(new))
         pending = [by_input[name].updated for name in new]
-    _refuse_batch(training, server_ids, reached)
+    _refuse_batch(index, training, metrics, cut, server_ids, reached)
     local = [state.updated for state in training.states if state.tensor not in served]
     wanted = [training.loss, *(name for name in training.metrics if name not in metrics), *local]
     dense = (name for name in updates.subgraphs if name not in tables.parameters)
@@ -123,7 +123,16 @@ def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int
     return found
 
 
-def _refuse_batch(training: TrainingGraph, ids: set[int], reached: set[str]) -> None:
+def _behind(index: GraphIndex, name: str, cut: set[str]) -> set[str]:
+    """The values that a value is made of, not past ``cut``."""
+    reached: set[str] = set()
+    _walk(index, [name], cut, set(), reached)
+    return reached
+
+
+def _refuse_batch(
+    index: GraphIndex, training: TrainingGraph, metrics: Iterable[str], cut: set[str], ids: set[int], reached: set[str]
+) -> None:
     random = next((node for node in training.random if id(node) in ids), None)
     if random is not None:
         raise UnsupportedError(
@@ -133,7 +142,13 @@ def _refuse_batch(training: TrainingGraph, ids: set[int], reached: set[str]) -> 
     given = next((name for name in training.batch if name in reached), None)
     if given is not None:
         reader = next(node for node in training.graph.nodes if id(node) in ids and given in node.reads)
+        shown = [name for name in metrics if given in _behind(index, name, cut)]
         raise UnsupportedError(
             f"the update reads the batch {show(given)} beside the gradients, at {show(reader.label)}",
             "servers see no batch: --shared VALUE sends one number of the forward as its mean over the trainers",
+            *(
+                f"or leave output {show(name)} out of the step"
+                for name in metrics
+                if given in _behind(index, name, cut)
+            ),
         )

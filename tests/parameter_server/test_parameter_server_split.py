@@ -7,9 +7,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from helpers import folder_bytes, scramble, source
+from helpers import Builder, folder_bytes, perceptron, scramble, source
 
 from gopt import api
+from gopt.analysis.role_map import RoleMap
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.server_entries import KeyKind, Mode, PullAt
 from gopt.errors import OptionError, UnsupportedError
@@ -137,3 +138,17 @@ def test_the_report_says_what_each_role_lost(tmp_path: Path) -> None:
 def test_options_that_do_not_compose_are_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         options(**given)
+
+
+def test_what_is_shown_of_a_batch_beside_a_gradient_may_be_left_out(tmp_path: Path) -> None:
+    """No number of the forward stands for a fed mask: the hint names the output that alone needs it."""
+    b = Builder()
+    net = perceptron(b, (3, 5, 2), bias=False)
+    b.output("loss", net.loss, ())
+    for name, dims in net.params.items():
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", net.gradients[name], b.const(0.1))), dims)
+    b.output("shown", b.op("Mul", b.input("mask", (3, 5)), net.gradients["w0"]), (3, 5))
+    step = api.load(b.save(tmp_path / "step.onnx"), roles=RoleMap(batch=("mask",)))
+    with pytest.raises(UnsupportedError, match="the update reads the batch 'mask'") as refused:
+        api.split(step, options(servers=1))
+    assert refused.value.hints[1:] == ("or leave output 'shown' out of the step",)
