@@ -142,7 +142,6 @@ def _refuse_batch(
     given = next((name for name in training.batch if name in reached), None)
     if given is not None:
         reader = next(node for node in training.graph.nodes if id(node) in ids and given in node.reads)
-        shown = [name for name in metrics if given in _behind(index, name, cut)]
         raise UnsupportedError(
             f"the update reads the batch {show(given)} beside the gradients, at {show(reader.label)}",
             "servers see no batch: --shared VALUE sends one number of the forward as its mean over the trainers",
