@@ -7,7 +7,7 @@ gradient: what depends on the batch is told here from what is fed, as a mask is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gopt.analysis.operators import elementwise
 from gopt.analysis.state_matching import JOIN_COST, walk_to_states
@@ -20,17 +20,35 @@ from gopt.ir.types import FLOATS, TensorType
 
 def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
     """Raise UnsupportedError for a state, not named by the user, that may be no state, or that of another output."""
-    left = _left(step)
-    shown = _shown(step, training)
+    left, states = _left(step), set(step.updated)
+    shown, held = _shown(step, training), _held(step, training)
     for state in training.states:
         name, type = state.tensor, step.index.graph.types[state.tensor]
         if name in step.roles.states or step.index.one_element(name) or type.dtype not in FLOATS:
             continue
         if name not in training.gradients:
-            _refuse_nearer(step, state, left.get(type))
-            _refuse_fed(step, state, training)
+            _refuse_nearer(step, state, states, left.get(type))
+            _refuse_fed(step, state, held)
         if state.updated not in step.tainted or (name not in training.gradients and _only_shown(step, state)):
             _refuse_shown(step, state, shown.get(type, []))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Whether tensors among the states are inputs, and whether any input or optimizer state has a stored value."""
+
+    inputs: bool
+    any: bool
+    moments: bool
+
+
+def _held(step: StepSkeleton, training: TrainingGraph) -> _Held:
+    graph = step.index.graph
+    inputs = [
+        state for state in training.states if state.tensor in graph.inputs and not step.index.one_element(state.tensor)
+    ]
+    stored = [state for state in inputs if state.tensor in graph.initializers]
+    return _Held(bool(inputs), bool(stored), any(state.kind is StateKind.OPTIMIZER_STATE for state in stored))
 
 
 def _left(step: StepSkeleton) -> dict[TensorType, str]:
@@ -48,9 +66,9 @@ def _shown(step: StepSkeleton, training: TrainingGraph) -> dict[TensorType, list
     return found
 
 
-def _refuse_nearer(step: StepSkeleton, state: State, left: str | None) -> None:
+def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], left: str | None) -> None:
     """Refuse a state whose new value is nearer to another state, or as near where an input could be the state."""
-    read = {name: depth // JOIN_COST for name, depth in _reads(step, state.updated)}
+    read = {name: depth // JOIN_COST for name, depth in walk_to_states(step.index, state.updated, states, step.tainted)}
     own = read.pop(state.tensor, None)
     if own is None:
         return
@@ -58,10 +76,6 @@ def _refuse_nearer(step: StepSkeleton, state: State, left: str | None) -> None:
         if joins < own or (joins == own and left is not None and left not in read):
             others = [name] if left is None else [left, name]
             raise _open(state, state.tensor, *others)
-
-
-def _reads(step: StepSkeleton, output: str) -> Iterator[tuple[str, int]]:
-    return walk_to_states(step.index, output, set(step.updated), step.tainted)
 
 
 def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
@@ -74,19 +88,17 @@ def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
         )
 
 
-def _refuse_fed(step: StepSkeleton, state: State, training: TrainingGraph) -> None:
+def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
     """Refuse a constant, or an input without a stored value, that other states have, where the output may show it."""
     graph, name = step.index.graph, state.tensor
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
         return
-    others = [each for each in training.states if each is not state and not step.index.one_element(each.tensor)]
     if name not in graph.inputs:
-        if any(each.tensor in graph.inputs for each in others) and _only_shown(step, state):
+        if held.inputs:
             raise _no_state(state, "is a constant", f"make {name} the output of a Constant node if it stays as it is")
     elif name not in graph.initializers:
-        held = [each for each in others if each.tensor in graph.initializers]
-        moments = any(each.kind is StateKind.OPTIMIZER_STATE for each in held)
-        if moments or (held and (state.updated not in step.tainted or _only_shown(step, state))):
+        doubted = held.moments or (held.any and (state.updated not in step.tainted or _only_shown(step, state)))
+        if doubted:
             raise _no_state(
                 state, "has no stored value, as other states have", f"leave {state.updated} out of the step"
             )
@@ -108,12 +120,16 @@ def _only_shown(step: StepSkeleton, state: State) -> bool:
     while stack:
         value = stack.pop()
         for user in index.users.get(value, ()):
-            if id(user) not in nodes:
+            if id(user) not in nodes or _others_shown(step, state, user):
                 return True
             if id(user) not in seen:
                 seen.add(id(user))
                 stack.extend(user.outputs)
     return False
+
+
+def _others_shown(step: StepSkeleton, state: State, node: Node) -> bool:
+    return any(name in step.index.graph.outputs and name != state.updated for name in node.outputs)
 
 
 def _no_state(state: State, why: str, hint: str) -> UnsupportedError:
