@@ -6,6 +6,7 @@ Shardings do not see either. A state whose new value is that of another state is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -107,8 +108,8 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
         for tensor in {part.tensor for part in state.slices} & tensors:
             held.setdefault(tensor, set()).add(state.input)
     masters = {part.tensor: each.output for each in records for part in each.slices}
-    source = _followed(training, training.graph, tensors)
-    found = _followed(training, program.graph, {name for each in records for name in (each.input, each.output)})
+    source = _follow(training, training.graph, tensors)
+    found = _follow(training, program.graph, {each.input for each in records}, {each.output for each in records})
     for state in made:
         tensor = state.slices[0].tensor
         if tensor not in tensors:
@@ -116,29 +117,59 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
         if state.copy:
             wanted = {master: {master} for master in (masters.get(tensor),) if master}
         else:
-            wanted = {name: held.get(name, set()) for name in sorted(source.get(states[tensor].updated, _NONE))}
-        reads = found.get(state.output, _NONE)
-        missing = next((name for name, holders in wanted.items() if reads.isdisjoint(holders)), "")
+            wanted = {name: held.get(name, set()) for name in sorted(source.of(states[tensor].updated))}
+        missing = next((name for name, holders in wanted.items() if not found.follows(state.output, holders)), "")
         if missing:
             raise InvariantError(
                 f"the new value {state.output!r} of state {tensor!r} does not follow {missing!r}, as in the source"
             )
 
 
-def _followed(training: TrainingGraph, graph: Graph, starts: Collection[str]) -> dict[str, frozenset[str]]:
-    """Value -> those of ``starts`` that it is computed from in the update, and neither from gradients nor from
-    scalars; each follows itself."""
+@dataclass(slots=True)
+class _Followed:
+    """Value -> the states that it is computed from in the update, and neither from gradients nor from scalars.
+
+    New values of states stand for what they follow themselves: every tensor of a bucket follows the whole bucket.
+    """
+
+    read: dict[str, frozenset[str]]
+    made: dict[str, frozenset[str]] = field(default_factory=dict)
+    """New value of a state -> what it follows."""
+
+    def of(self, name: str) -> frozenset[str]:
+        return self.made.get(name) or self.read.get(name, _NONE)
+
+    def follows(self, name: str, any_of: Collection[str]) -> bool:
+        """Return whether a value follows one of some values."""
+        stack, seen = [name], {name}
+        while stack:
+            held = self.of(stack.pop())
+            if not held.isdisjoint(any_of):
+                return True
+            more = [each for each in held & self.made.keys() if each not in seen]
+            seen.update(more)
+            stack += more
+        return False
+
+
+def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _Followed:
+    """Follow ``states`` and their ``new`` values through a graph; one sweep in order."""
     gradients = set(training.gradients.values())
-    found = {name: frozenset((name,)) for name in starts}
+    found = _Followed({name: frozenset((name,)) for name in (*states, *new)})
+    known = {each: each for each in found.read.values()}
+    """One object for each set: an update has few, and many values."""
     for node in graph.nodes:
         if node.phase is not Phase.UPDATE and not node.added:
             continue
         read = _NONE
         for name in node.reads:
-            more = found.get(name, _NONE)
+            more = found.read.get(name, _NONE)
             if not more <= read:
                 read = more if read <= more else read | more
+        read = known.setdefault(read, read)
         for name in node.outputs if read else ():
-            if name not in gradients and (name not in graph.types or graph.types[name].elements != 1):
-                found[name] = found.get(name, _NONE) | read
+            if name in new:
+                found.made[name] = read
+            elif name not in gradients and (name not in graph.types or graph.types[name].elements != 1):
+                found.read[name] = read
     return found
