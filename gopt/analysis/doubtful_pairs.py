@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gopt.analysis.operators import elementwise
-from gopt.analysis.state_matching import JOIN_COST, walk_to_states
+from gopt.analysis.state_matching import JOIN_COST, uncopied, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -89,7 +89,7 @@ def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
 
 
 def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
-    """Refuse a constant, or an input without a stored value, that other states have, where the output may show it."""
+    """Refuse a constant, a fed input beside stored states, or a mask by itself, where the output may show it."""
     graph, name = step.index.graph, state.tensor
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
         return
@@ -102,6 +102,8 @@ def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
             raise _no_state(
                 state, "has no stored value, as other states have", f"leave {state.updated} out of the step"
             )
+    elif state.updated not in step.tainted and uncopied(step.index, state.updated) != name and _only_shown(step, state):
+        raise _no_state(state, "follows no batch", f"leave {state.updated} out of the step")
 
 
 def _only_shown(step: StepSkeleton, state: State) -> bool:

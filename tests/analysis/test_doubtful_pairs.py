@@ -88,6 +88,14 @@ def fed_beside_moments(b: Builder, gradient: str) -> dict[str, str]:
     return {"w0": "w0_new", "m": "m_new"}
 
 
+def stored_mask_shown(b: Builder, gradient: str) -> dict[str, str]:
+    """A mask with a stored value, scaled and shown: it shrank from step to step."""
+    mask = b.small("mask", SHAPE)
+    b.output("shown", b.op("Mul", mask, b.const(0.5)), SHAPE)
+    b.output("w0_new", stepped(b, b.op("Mul", gradient, mask)), SHAPE)
+    return {"w0": "w0_new"}
+
+
 def old_gradient_shown(b: Builder, gradient: str) -> dict[str, str]:
     """A state keeps the gradient, and its change is shown: the change replaced the state."""
     old = b.state("old", values(0))
@@ -108,7 +116,7 @@ def old_sign_shown(b: Builder, gradient: str) -> dict[str, str]:
 
 
 NAMED = [drawn_to_an_anchor, pruned_and_kept, old_gradient_shown, old_sign_shown]
-NO_STATES = [constant_offset, fed_offset, fed_sum, fed_beside_moments]
+NO_STATES = [constant_offset, fed_offset, fed_sum, fed_beside_moments, stored_mask_shown]
 
 
 @pytest.mark.parametrize("rule", [*NAMED, *NO_STATES])
