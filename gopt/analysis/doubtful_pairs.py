@@ -109,7 +109,7 @@ def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
 def _only_shown(step: StepSkeleton, state: State) -> bool:
     """Return whether nothing reads the new value, and other values than it are made of the old one."""
     index = step.index
-    if index.users.get(state.updated):
+    if index.users.get(state.updated) or _averages(step, state):
         return False
     nodes: dict[int, Node] = {}
     stack = [state.updated]
@@ -127,6 +127,17 @@ def _only_shown(step: StepSkeleton, state: State) -> bool:
             if id(user) not in seen:
                 seen.add(id(user))
                 stack.extend(user.outputs)
+    return False
+
+
+def _averages(step: StepSkeleton, state: State) -> bool:
+    """Return whether the new value adds to the old one times a scalar, as a moment of Lion does."""
+    producers = step.index.producers
+    node = producers.get(state.updated)
+    for name in node.inputs if node is not None and node.is_a("Add") else ():
+        factor = producers.get(name)
+        if factor is not None and factor.is_a("Mul") and state.tensor in factor.inputs:
+            return any(step.index.one_element(each) for each in factor.inputs)
     return False
 
 

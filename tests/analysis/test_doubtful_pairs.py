@@ -163,3 +163,20 @@ def slow_weights(b: Builder, gradient: str) -> dict[str, str]:
 def test_states_of_usual_rules_are_found(rule, tmp_path):
     path, meant = step(tmp_path, rule)
     assert {state.tensor: state.updated for state in gopt.load(path).training.states} == meant
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_moment_that_is_read_beside_its_new_value_is_a_state_beside_gradients(stored, tmp_path):
+    def lion(b: Builder, gradient: str) -> dict[str, str]:
+        moment = b.state("m", values(0), stored=stored)
+        kept, fresh = b.op("Mul", moment, b.const(0.9)), b.op("Mul", gradient, b.const(0.1))
+        more = b.op("Add", b.op("Mul", moment, b.const(0.99)), b.op("Mul", gradient, b.const(0.01)))
+        if stored:
+            b.output("shown", b.op("Identity", gradient), SHAPE)
+        b.output("m_new", more, SHAPE)
+        b.output("w0_new", stepped(b, b.op("Sign", b.op("Add", kept, fresh))), SHAPE)
+        return {"w0": "w0_new", "m": "m_new"}
+
+    path, meant = step(tmp_path, lion)
+    roles = RoleMap(batch=("x", "y"))
+    assert {state.tensor: state.updated for state in gopt.load(path, roles=roles).training.states} == meant
