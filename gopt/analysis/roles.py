@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
+from gopt.analysis.doubtful_pairs import refuse_doubtful
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, depth, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
@@ -113,6 +114,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     training = assemble(step, found)
     refuse_unvalued(training, roles)
     refuse_scaled(step, training)
+    refuse_doubtful(step, training)
     return training
 
 

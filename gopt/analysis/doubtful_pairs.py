@@ -1,0 +1,162 @@
+"""Pairs of an optimizer state that another reading of the step would contradict, once gradients and batch are known.
+
+A state that keeps a gradient is made anew in each step. Where weight decay or a fed anchor enters that gradient, the
+walk reaches the parameter and the anchor, and pairs the output with one of them. Pairing knows no batch yet, and no
+gradient: what depends on the batch is told here from what is fed, as a mask is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gopt.analysis.operators import elementwise
+from gopt.analysis.state_matching import JOIN_COST, uncopied, walk_to_states
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.analysis.training import State, StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS, TensorType
+
+
+def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
+    """Raise UnsupportedError for a state, not named by the user, that may be no state, or that of another output."""
+    left, states = _left(step), set(step.updated)
+    shown, held = _shown(step, training), _held(step, training)
+    for state in training.states:
+        name, type = state.tensor, step.index.graph.types[state.tensor]
+        if name in step.roles.states or step.index.one_element(name) or type.dtype not in FLOATS:
+            continue
+        if name not in training.gradients:
+            _refuse_nearer(step, state, states, left.get(type))
+            _refuse_fed(step, state, held)
+        if state.updated not in step.tainted or (name not in training.gradients and _only_shown(step, state)):
+            _refuse_shown(step, state, shown.get(type, []))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Whether tensors among the states are inputs, and whether any input or optimizer state has a stored value."""
+
+    inputs: bool
+    any: bool
+    moments: bool
+
+
+def _held(step: StepSkeleton, training: TrainingGraph) -> _Held:
+    graph = step.index.graph
+    inputs = [
+        state for state in training.states if state.tensor in graph.inputs and not step.index.one_element(state.tensor)
+    ]
+    stored = [state for state in inputs if state.tensor in graph.initializers]
+    return _Held(bool(inputs), bool(stored), any(state.kind is StateKind.OPTIMIZER_STATE for state in stored))
+
+
+def _left(step: StepSkeleton) -> dict[TensorType, str]:
+    """An input of each type that is neither a state nor part of the batch."""
+    taken = {*step.updated, *step.batch, *step.roles.batch}
+    return {type: name for name, type in step.index.graph.inputs.items() if name not in taken}
+
+
+def _shown(step: StepSkeleton, training: TrainingGraph) -> dict[TensorType, list[str]]:
+    """Metrics of each type that depend on the batch."""
+    found: dict[TensorType, list[str]] = {}
+    for output in training.metrics:
+        if output in step.tainted and not step.index.one_element(output):
+            found.setdefault(step.index.graph.types[output], []).append(output)
+    return found
+
+
+def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], left: str | None) -> None:
+    """Refuse a state whose new value is nearer to another state, or as near where an input could be the state."""
+    read = {name: depth // JOIN_COST for name, depth in walk_to_states(step.index, state.updated, states, step.tainted)}
+    own = read.pop(state.tensor, None)
+    if own is None:
+        return
+    for name, joins in read.items():
+        if joins < own or (joins == own and left is not None and left not in read):
+            others = [name] if left is None else [left, name]
+            raise _open(state, state.tensor, *others)
+
+
+def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
+    """Refuse a state that nothing reads anew where a metric of its type follows the batch, and may be its new value."""
+    for output in shown if state.kind is not StateKind.STATISTIC else ():
+        raise UnsupportedError(
+            f"outputs {state.updated!r} and {output!r} may each be the new value of {state.tensor!r}: "
+            "the data flow does not say which",
+            f"name the pair: --states {state.tensor}={state.updated}, or leave the other output out of the step",
+        )
+
+
+def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
+    """Refuse a constant, a fed input beside stored states, or a mask by itself, where the output may show it."""
+    graph, name = step.index.graph, state.tensor
+    if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
+        return
+    if name not in graph.inputs:
+        if held.inputs:
+            raise _no_state(state, "is a constant", f"make {name} the output of a Constant node if it stays as it is")
+    elif name not in graph.initializers:
+        doubted = held.moments or (held.any and (state.updated not in step.tainted or _only_shown(step, state)))
+        if doubted:
+            raise _no_state(
+                state, "has no stored value, as other states have", f"leave {state.updated} out of the step"
+            )
+    elif state.updated not in step.tainted and uncopied(step.index, state.updated) != name and _only_shown(step, state):
+        raise _no_state(state, "follows no batch", f"leave {state.updated} out of the step")
+
+
+def _only_shown(step: StepSkeleton, state: State) -> bool:
+    """Return whether nothing reads the new value, and other values than it are made of the old one."""
+    index = step.index
+    if index.users.get(state.updated) or _averages(step, state):
+        return False
+    nodes: dict[int, Node] = {}
+    stack = [state.updated]
+    while stack:
+        node = index.producers.get(stack.pop())
+        if node is not None and id(node) not in nodes and elementwise(node):
+            nodes[id(node)] = node
+            stack.extend(node.inputs)
+    stack, seen = [state.tensor], set()
+    while stack:
+        value = stack.pop()
+        for user in index.users.get(value, ()):
+            if id(user) not in nodes or _others_shown(step, state, user):
+                return True
+            if id(user) not in seen:
+                seen.add(id(user))
+                stack.extend(user.outputs)
+    return False
+
+
+def _averages(step: StepSkeleton, state: State) -> bool:
+    """Return whether the new value adds to the old one times a scalar, as a moment of Lion does."""
+    producers = step.index.producers
+    node = producers.get(state.updated)
+    for name in node.inputs if node is not None and node.is_a("Add") else ():
+        factor = producers.get(name)
+        if factor is not None and factor.is_a("Mul") and state.tensor in factor.inputs:
+            return any(step.index.one_element(each) for each in factor.inputs)
+    return False
+
+
+def _others_shown(step: StepSkeleton, state: State, node: Node) -> bool:
+    return any(name in step.index.graph.outputs and name != state.updated for name in node.outputs)
+
+
+def _no_state(state: State, why: str, hint: str) -> UnsupportedError:
+    name, output = state.tensor, state.updated
+    return UnsupportedError(
+        f"{name!r} {why}, and output {output!r} has the type of its new value: the data flow does not say whether it "
+        "is a state",
+        f"{hint}, or say --states {name}={output}",
+    )
+
+
+def _open(state: State, *names: str) -> UnsupportedError:
+    shown = ", ".join(map(repr, names))
+    return UnsupportedError(
+        f"output {state.updated!r} may replace any of {shown}: the data flow does not say which",
+        f"name the pair: --states {names[0]}={state.updated}",
+    )
