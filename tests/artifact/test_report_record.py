@@ -198,13 +198,19 @@ def strategy(schema: dict[str, Any], root: dict[str, Any]) -> st.SearchStrategy[
     return {"number": whole | fraction, "boolean": st.booleans(), "null": st.none()}[given]
 
 
-ABSENT = (False, [], "", "mean", {"values": [], "constants": []})
+ABSENT = (False, [], "", "mean", "dense", "round", "rank", {"values": [], "constants": []})
+"""Values that some record leaves out of its document; 1 is another."""
+
+
+def stated(value: Any) -> bool:
+    """Return whether no record leaves a value out."""
+    return value not in ABSENT and (isinstance(value, bool) or value != 1)
 
 
 def table(schema: dict[str, Any], root: dict[str, Any]) -> st.SearchStrategy[Any]:
     listed = {key: strategy(each, root) for key, each in schema.get("properties", {}).items()}
     needed = {key: each for key, each in listed.items() if key in schema.get("required", ())}
-    others = {key: each.filter(lambda value: value not in ABSENT) for key, each in listed.items() if key not in needed}
+    others = {key: each.filter(stated) for key, each in listed.items() if key not in needed}
     rest = schema.get("additionalProperties")
     if isinstance(rest, dict):
         more = st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=3), strategy(rest, root), max_size=2)
