@@ -98,7 +98,7 @@ def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
             raise _no_state(state, "is a constant", f"make {name} the output of a Constant node if it stays as it is")
     elif name not in graph.initializers:
         doubted = held.moments or (held.any and (state.updated not in step.tainted or _only_shown(step, state)))
-        if doubted:
+        if doubted and (state.of is None or state.of in graph.initializers):  # a table without values has none for both
             raise _no_state(
                 state, "has no stored value, as other states have", f"leave {state.updated} out of the step"
             )
