@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gopt.analysis.operators import elementwise
-from gopt.analysis.state_matching import JOIN_COST, uncopied, walk_to_states
+from gopt.analysis.state_matching import JOIN_COST, reachable_states, uncopied
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -68,7 +68,8 @@ def _shown(step: StepSkeleton, training: TrainingGraph) -> dict[TensorType, list
 
 def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], left: str | None) -> None:
     """Refuse a state whose new value is nearer to another state, or as near where an input could be the state."""
-    read = {name: depth // JOIN_COST for name, depth in walk_to_states(step.index, state.updated, states, step.tainted)}
+    found = reachable_states(step.index, state.updated, states, step.tainted)
+    read = {name: depth // JOIN_COST for name, depth in found.items()}
     own = read.pop(state.tensor, None)
     if own is None:
         return

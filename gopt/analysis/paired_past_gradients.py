@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gopt.analysis.state_matching import match_copies, refuse_open, walk_to_states
+from gopt.analysis.state_matching import match_copies, reaches, refuse_open
 from gopt.analysis.step_skeleton import StepSkeleton
 
 
@@ -19,12 +19,12 @@ def paired_anew(step: StepSkeleton, gradients: Collection[str]) -> dict[str, str
     Pairs of the user stay. Raises UnsupportedError for an output that is no copy of a new value.
     """
     index, roles, known = step.index, step.roles, set(gradients)
-    past: list[str] = []
+    past: dict[str, None] = {}
     for name, output in step.updated.items():
         if name in roles.states or output not in step.tainted or name not in step.forward_values:
             continue
-        if not _reads_old(step, name, output, known) and _reaches(step, name, output):
-            past.append(output)
+        if _past_alone(step, name, output, known):
+            past[output] = None
     if not past:
         return {}
     pairs = {output: name for output, name in step.replaces.items() if output not in past}
@@ -37,13 +37,9 @@ def paired_anew(step: StepSkeleton, gradients: Collection[str]) -> dict[str, str
     return {copies[output]: output for output in past} if changed else {}
 
 
-def _reads_old(step: StepSkeleton, name: str, output: str, gradients: set[str]) -> bool:
-    """Return whether an output is made of an input element by element, past all gradients."""
+def _past_alone(step: StepSkeleton, name: str, output: str, gradients: set[str]) -> bool:
+    """Return whether an output is made of an input element by element, and only by way of gradients."""
     gradients.add(name)  # one set for all: it has the size of the gradients
-    found = any(each == name for each, _ in walk_to_states(step.index, output, gradients, step.tainted))
-    gradients.discard(name)
-    return found
-
-
-def _reaches(step: StepSkeleton, name: str, output: str) -> bool:
-    return any(each == name for each, _ in walk_to_states(step.index, output, {name}, step.tainted))
+    beside = reaches(step.index, output, name, gradients, step.tainted)
+    gradients.remove(name)
+    return not beside and reaches(step.index, output, name, {name}, step.tainted)

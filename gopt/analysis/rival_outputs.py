@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others, states_option
-from gopt.analysis.state_matching import FACTOR_COST, uncopied, walk_to_states
+from gopt.analysis.state_matching import FACTOR_COST, reaches, uncopied
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 
@@ -61,7 +61,7 @@ def _made_of(index: GraphIndex, taken: Collection[str], name: str, other: str, o
     """Return whether ``output`` is a copy of ``other``, or made of it and of more."""
     if uncopied(index, output) == uncopied(index, other):
         return True
-    if any(each == name for each, _ in walk_to_states(index, output, {name, other})):
+    if reaches(index, output, name, {name, other}):
         return False
     nodes, leaves = _slice(index, output, other)
     if index.one_element(name):

@@ -25,11 +25,11 @@ from gopt.analysis.state_matching import (
     match_copies,
     match_states,
     reachable_states,
+    reaches,
     refuse_contested,
     refuse_crossed,
     refuse_dynamic,
     refuse_open,
-    walk_to_states,
 )
 from gopt.analysis.states import assemble
 from gopt.analysis.step_skeleton import StepSkeleton
@@ -186,14 +186,10 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
         if name not in index.graph.inputs:
             continue
         local.add(name)  # one set for all: it has the size of the forward
-        beside = _reaches(index, output, name, local)
+        beside = reaches(index, output, name, local)
         local.remove(name)
-        if not beside and _reaches(index, output, name, {name}):
+        if not beside and reaches(index, output, name, {name}):
             refuse_open({output: [name]})
-
-
-def _reaches(index: GraphIndex, output: str, name: str, candidates: set[str]) -> bool:
-    return any(found == name for found, _ in walk_to_states(index, output, candidates))
 
 
 def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.role_hints import batch_option, others, states_option
-from gopt.analysis.state_matching import FACTOR_COST, walk_to_states
+from gopt.analysis.state_matching import FACTOR_COST, reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -134,5 +134,4 @@ def _made_of(step: StepSkeleton, value: str, state: str) -> bool:
 
 def _never_added(step: StepSkeleton, output: str, state: str) -> bool:
     """Return whether the old value is in the new one as a factor alone."""
-    found = dict(walk_to_states(step.index, output, {state}, step.tainted))
-    return found.get(state, 0) >= FACTOR_COST
+    return reachable_states(step.index, output, {state}, step.tainted).get(state, 0) >= FACTOR_COST

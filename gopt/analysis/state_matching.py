@@ -42,6 +42,13 @@ def reachable_states(
     return dict(walk_to_states(index, output, candidates, moving))
 
 
+def reaches(
+    index: GraphIndex, output: str, name: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
+) -> bool:
+    """Return whether the walk from an output meets ``name``, one of the candidates; it does not go on behind others."""
+    return any(found == name for found, _ in walk_to_states(index, output, candidates, moving))
+
+
 def walk_to_states(
     index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> Iterator[tuple[str, int]]:
