@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import gopt
+from gopt.errors import GoptError
 
 PREVIEW = "ai.onnx.preview.training"
 RANDOM = np.random.default_rng(7)
@@ -69,3 +74,12 @@ def model_of(optimizer: str = "sgd", w: np.ndarray = W, b: np.ndarray = B) -> Mo
 def saved(model: ModelProto, folder: Path) -> Path:
     onnx.save(model, folder / "model.onnx")
     return folder / "model.onnx"
+
+
+def refusal(edit: Callable[[ModelProto], None], kind: type[GoptError], folder: Path) -> GoptError:
+    """The error that loading ``model_of()`` raises after an edit."""
+    model = model_of()
+    edit(model)
+    with pytest.raises(kind) as caught:
+        gopt.load(saved(model, folder))
+    return caught.value

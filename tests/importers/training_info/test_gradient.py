@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
-from training_info_models import PREVIEW, B, W, model_of, saved
+from training_info_models import PREVIEW, B, W, model_of, refusal, saved
 
 import gopt
 from gopt.errors import GoptError, InputError, UnsupportedError
@@ -73,12 +73,9 @@ NO_LIST, NO_NAME = "attribute xs is not a list of names", "attribute y is not a 
     ],
 )
 def test_broken_gradients_are_refused_by_name(tmp_path: Path, edit: Edit, kind: type[GoptError], message: str):
-    model = model_of()
-    edit(model)
-    with pytest.raises(kind) as caught:
-        gopt.load(saved(model, tmp_path))
-    assert message in caught.value.message
-    assert caught.value.hints
+    error = refusal(edit, kind, tmp_path)
+    assert message in error.message
+    assert error.hints
 
 
 def test_a_gradient_of_a_gradient(tmp_path: Path):
