@@ -67,8 +67,9 @@ def run_process(job: Any, manifest: Any, given: dict[str, Any], kind: str, debug
                     trainer.run(tell, lambda: say(trainer.step))
             else:
                 trainer.run(lambda _: None)
-        if trainer.stopped and engine.rank == 0 and beat.first(128 + trainer.stopped):
-            explain_error(stopped_error(job, trainer.step, trainer.stopped), debug)
+        if trainer.stopped and engine.rank == 0:
+            error = stopped_error(job, trainer.step, trainer.stopped)
+            beat.explain(128 + trainer.stopped, partial(explain_error, error, debug))
         beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
         beat.report(exit_code(error), partial(explain_error, error, debug))

@@ -145,8 +145,8 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
             else:
                 hooks = RunHooks(_ignore, start, stop, _print_report)
                 step, stopped = run_endpoints(server_job, hub, _ignore, hooks.of_servers(job, beat.at))
-        if stopped and chief and beat.first(128 + stopped):
-            explain_error(stopped_error(job, step, stopped), debug)
+        if stopped and chief:
+            beat.explain(128 + stopped, partial(explain_error, stopped_error(job, step, stopped), debug))
         beat.at(step, -1, ENDED)
     except Exception as error:
         code, first = exit_code(error), hub.failure

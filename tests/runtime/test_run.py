@@ -520,6 +520,24 @@ def test_the_code_is_that_of_the_rank_that_said_why(tmp_path, monkeypatch):
 
 
 @mpi
+@pytest.mark.parametrize("more", [(), ("--debug",)])
+def test_the_reason_does_not_pass_through_the_launcher(tmp_path, monkeypatch, capfd, more):
+    """MPICH's launcher ends all processes before it has read what they print."""
+    deaf = tmp_path / "mpiexec"
+    deaf.write_text(f'#!/bin/sh\nexec {launch.mpiexec()} "$@" 2>/dev/null\n')
+    deaf.chmod(0o755)
+    monkeypatch.setattr(launch, "mpiexec", lambda: str(deaf))
+    monkeypatch.setattr(launch, "mpiexec", lambda: str(deaf))
+    monkeypatch.setenv("FAULT", "raise")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    arguments = [*more, *command(written(tmp_path), "faulty_data:batches", 20)[3:], "--engine", "mpi"]
+    assert launch.launch(2, arguments, 60.0, lambda line: None) == 5
+    errors = capfd.readouterr().err
+    assert errors.count("gopt: error: ") == 1 and "a bad sample" in errors, errors
+    assert errors.startswith("Traceback" if more else "gopt: error: "), errors
+
+
+@mpi
 def test_many_ranks_on_few_cores(tmp_path):
     folder = written(tmp_path, "shard=6")
     done = run(command(folder, "faulty_data:batches", 3, "--launch", "6", "--json"))

@@ -6,15 +6,17 @@ unnamed memory files (memfd), which the other ranks of the host open through ``/
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import select
 import shutil
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,12 @@ LAUNCHER = "launcher"
 """File in that folder: number of the launcher's process. Its ranks end when it has."""
 ERROR_CLAIMED = "said"
 """File in that folder: created by the rank that reports why the job ends, with its exit code and process."""
+ERROR_TEXT = "why"
+"""File in that folder: what that rank says. The launcher prints it: it ends ranks before it has read their output."""
 ERROR_GRACE = 1.0
-"""Seconds that the others leave to a rank that is about to create it."""
+"""Seconds that the others leave to a rank that is about to create that file."""
+_PASSING = 0.1
+"""Seconds that a user's own launcher has to take what a rank prints, before the rank ends the job."""
 _EXPLAINS = 60.0
 """Seconds that the others leave to that rank to report; on a busy machine it takes long to be scheduled."""
 _RECORD = struct.Struct("<qqqqd")
@@ -127,14 +133,32 @@ class StatusPublisher:
         """Publish that this rank has failed, once it is explained why the job ends: by ``explain``, or by the rank
         that failed first.
 
-        The caller ends the whole job next. Before the first rank has reported, that would lose the report.
+        The caller ends the whole job next, and before the first rank has reported, that would lose the report.
         """
-        if self.first(code):
-            explain()
-        else:
+        if not self.explain(code, explain):
             self._await_report()
-            time.sleep(ERROR_GRACE)  # what it has printed passes through the launcher
         self.at(self.step, self.call, REPORTED)
+
+    def explain(self, code: int, explain: Callable[[], object]) -> bool:
+        """Return whether this rank is the first to report why the job ends; if so, ``explain`` prints that on stderr,
+        and the job's exit code is ``code``."""
+        if not self.first(code):
+            return False
+        if self.folder is None:
+            explain()
+            time.sleep(_PASSING)
+            return True
+        said = io.StringIO()
+        with redirect_stderr(said):
+            explain()
+        try:
+            made = self.folder / f"{ERROR_TEXT}.{self._process}"
+            made.write_text(said.getvalue(), "utf-8", "backslashreplace")
+            made.rename(self.folder / ERROR_TEXT)
+        except OSError:  # the launcher is gone, or the disk is full
+            sys.stderr.write(said.getvalue())
+            sys.stderr.flush()
+        return True
 
     def _await_report(self) -> None:
         """Wait until the first rank has reported, or is gone."""
@@ -163,6 +187,13 @@ def read_claim(folder: Path) -> ErrorClaim | None:
         code, process = map(int, (folder / ERROR_CLAIMED).read_text().split())
         return ErrorClaim(code, process)
     return None
+
+
+def read_explanation(folder: Path) -> str:
+    """Return what a rank reports on why the job ends; '' where none has left that for the launcher."""
+    with suppress(OSError):
+        return (folder / ERROR_TEXT).read_text("utf-8")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

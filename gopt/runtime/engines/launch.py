@@ -30,6 +30,7 @@ from gopt.runtime.engines.heartbeat import (
     RankStatus,
     read,
     read_claim,
+    read_explanation,
     waiting,
 )
 
@@ -97,6 +98,8 @@ def launch(
             watchdog.end()
             for copy in copies:
                 copy.join(COPYING)
+            sys.stderr.write(read_explanation(Path(folder)))
+            sys.stderr.flush()
 
 
 @contextlib.contextmanager

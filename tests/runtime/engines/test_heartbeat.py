@@ -195,9 +195,8 @@ if sys.stdin.readline() == "report\\n":
 
 
 @pytest.mark.parametrize("ends", ["reports", "dies"])
-def test_the_others_wait_until_the_first_has_reported(ends: str, tmp_path: Path, monkeypatch) -> None:
-    """They end the job next: a first rank that is slow to print would be ended before it has."""
-    monkeypatch.setattr(heartbeat, "ERROR_GRACE", 0.0)
+def test_the_others_wait_until_the_first_has_reported(ends: str, tmp_path: Path) -> None:
+    """They end the job next: a first rank that is slow to report would be ended before it has."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with (
         (tmp_path / "1").open("w+b") as file,
