@@ -190,7 +190,7 @@ class _Reference:
         """All outputs of each rank."""
         found = [self.local.run(self.gradients, {**states, **fed}) for fed in feeds]
         with np.errstate(invalid="ignore"):
-            means = {name: np.mean(list(parts), 0) for name, parts in zip(self.gradients, zip(*found))}
+            means = {name: np.asarray(np.mean(list(parts), 0)) for name, parts in zip(self.gradients, zip(*found))}
         return [dict(zip(self.outputs, self.rest.run(self.outputs, {**states, **fed, **means}))) for fed in feeds]
 
 
