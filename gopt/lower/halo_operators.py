@@ -147,7 +147,8 @@ def member_pool(node: Node, here: Here) -> Lowered:
     roles = "own count step offset outer begin beside from inner none row ahead there plane"
     names = {role: inner(places, role) for role in roles.split()}
     constants = {
-        names["count"]: (stop - start) * inside, names["step"]: given["length"] * inside, names["offset"]: start * inside,
+        names["count"]: (stop - start) * inside, names["step"]: given["length"] * inside,
+        names["offset"]: start * inside,
     }  # fmt: skip
 
     if start < 0:
