@@ -199,9 +199,10 @@ def _close(name: str, found: np.ndarray, wanted: np.ndarray, before: np.ndarray)
     assert found.dtype == wanted.dtype, name
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted), name)
     numbers = np.isfinite(wanted)
-    change = np.linalg.norm((wanted - before)[numbers])
-    error = np.linalg.norm(found[numbers].astype(float) - wanted[numbers].astype(float))
-    assert error <= TOLERANCE * (change + 1e-3 * np.linalg.norm(wanted[numbers])), f"{name}: {error} of {change}"
+    due, found = wanted.astype(float), found.astype(float)
+    change = np.linalg.norm((due - before.astype(float))[numbers])
+    error = np.linalg.norm((found - due)[numbers])
+    assert error <= TOLERANCE * (change + 1e-3 * np.linalg.norm(due[numbers])), f"{name}: {error} of {change}"
 
 
 def infinite_on_one(number: int, rank: int, fed: Values) -> None:
