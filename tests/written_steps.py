@@ -200,8 +200,8 @@ def _close(name: str, found: np.ndarray, wanted: np.ndarray, before: np.ndarray)
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted), name)
     numbers = np.isfinite(wanted)
     due, found = wanted.astype(float), found.astype(float)
-    change = np.linalg.norm((due - before.astype(float))[numbers])
-    error = np.linalg.norm((found - due)[numbers])
+    change = np.linalg.norm(due[numbers] - np.broadcast_to(before.astype(float), due.shape)[numbers])
+    error = np.linalg.norm(found[numbers] - due[numbers])
     assert error <= TOLERANCE * (change + 1e-3 * np.linalg.norm(due[numbers])), f"{name}: {error} of {change}"
 
 

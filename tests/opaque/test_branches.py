@@ -77,7 +77,9 @@ GATES = {
     ),
     "a flag": Written(
         NET + FINITE + per_parameter(STEP)
-        + "  last_out = If (ok) <then_branch = a () => (bool p) { p = Identity(ok) }, else_branch = b () => (bool q) { q = Not(last) }>\n", {"last": ("bool", ())}, start={"last": True},
+        + "  last_out = If (ok) <then_branch = a () => (bool p) { p = Identity(ok) }, "
+        "else_branch = b () => (bool q) { q = Not(last) }>\n",
+        {"last": ("bool", ())}, start={"last": True},
     ),
     "a product in a branch": Written(
         NET + FINITE + per_parameter(STEP).replace(
