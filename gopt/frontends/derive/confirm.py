@@ -16,6 +16,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.api import read_roles, with_stored_roles
 from gopt.errors import RunError, UnsupportedError
 from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
+from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.sanitize import show
@@ -36,10 +37,12 @@ ALONE = 16
 
 def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     """The number of gradients that were checked, and a remark on those that no batch changes; raises UnsupportedError
-    where one is not confirmed."""
+    where one is not confirmed, or the step's forward is not the model's."""
     copy, seed = step.graph.twin(), options.seed
     training = read_roles(copy, with_stored_roles(copy, RoleMap(), "the step"))
     sample, points = sample_gradients(training, seed), _points(training, seed)
+    stored = {name: np.asarray(each.numpy()) for name, each in step.source.initializers.items()}
+    check_same_forward(step.source, copy, {**stored, **points[0]})
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
     try:
         checks = check_gradients(training, points, seed, names=sample.parameters if sample else None)

@@ -33,10 +33,12 @@ from gopt.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A derived step. ``lr``: the input that holds the learning rate, or ''. ``parameters``: the names of trained
-    constants. ``states``: how many values a step replaces."""
+    """A derived step. ``source``: the forward with its loss, before it is differentiated. ``lr``: the input that holds
+    the learning rate, or ''. ``parameters``: the names of trained constants. ``states``: how many values a step
+    replaces."""
 
     graph: Graph
+    source: Graph
     loss: str
     lr: str
     parameters: tuple[str, ...]
@@ -74,7 +76,15 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     tidy(graph, made, {name for node in model.graph.node for name in node.output})
     _add_roles(graph, loss, writer, batch, _of_batch(graph, batch, made.gradients))
     notes += [*_vanishing(options, parameters), *_renamed(graph, free)]
-    return Step(graph, loss, update.lr, tuple(parameters), len(writer.states), tuple(notes))
+    return Step(graph, _source(model, forward), loss, update.lr, tuple(parameters), len(writer.states), tuple(notes))
+
+
+def _source(model: ModelProto, forward: ForwardModel) -> Graph:
+    """The model as a graph, with its stored values."""
+    graph = graph_of(model)
+    for name in forward.stored.keys() & graph.inputs.keys():
+        graph.initializers[name] = forward.stored[name]
+    return graph
 
 
 def _attach_loss(
