@@ -27,7 +27,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """What a loss is told beside its operands; None where the user says nothing.
+    """The options of a loss beside its operands; None where the user says nothing.
 
     ``class_axis``: the dimension of the classes. ``ignore_index``: the label of samples that do not count.
     ``label_smoothing``: the share of the target that all classes have alike.
