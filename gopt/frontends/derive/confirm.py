@@ -77,8 +77,8 @@ def _is_gradient(check: GradientCheck, scale: float) -> bool:
 def _slopes(
     training: TrainingGraph, names: Sequence[str], points: Sequence[Values], scale: float, seed: int
 ) -> set[str]:
-    """The members of ``names`` whose gradients are ``scale`` times the slope of the loss at every point, along themselves and
-    along a random direction."""
+    """The members of ``names`` whose gradients are ``scale`` times the slope of the loss at every point, along
+    themselves and along a random direction."""
     forward = Forward(training, refuse_call)
     given, generator = forward.points(points), np.random.default_rng(seed + 5)
     gradients = [forward.loss_and_gradients(point)[1] for point in given]

@@ -1,4 +1,5 @@
-"""The value of a forward model that a loss reads: an output, or the operand of the last operator that the loss applies itself."""
+"""The value of a forward model that a loss reads: an output, or the operand of an operator that the loss
+applies itself."""
 
 from __future__ import annotations
 
