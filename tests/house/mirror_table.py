@@ -29,6 +29,7 @@ KINDS = {
     "laws": "what holds of every step that a generator makes",
     "numeric": "source and ranks run side by side, states compared",
     "real": "exports of real models",
+    "derive_gen": "the generator of forward models",
     "steps_gen": "the generator of steps",
     "mesh_gen": "the generator of streams of tokens on meshes",
     "split_gen": "trainers and servers of a split, simulated beside their source",
@@ -205,7 +206,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "autodiff.refusals autodiff.rewrites "
         "autodiff.repairs autodiff.seed_axis autodiff.shapes autodiff.seed_rules autodiff.sequences autodiff.values "
         "frontends.derive.functions frontends.derive.gradient_rules "
-        "frontends.derive.losses frontends.derive.optimizers frontends.derive.options "
+        "frontends.derive.optimizers "
         "frontends.derive.schedules frontends.derive.update "
         "frontends.functional_step verbs.derive cli.derive cli.render_derive",
         "whole derivations against PyTorch's numbers; rewrites of graphs, run before and after",
