@@ -28,7 +28,7 @@ def check_kept_nodes(program: SpmdProgram) -> None:
 
 
 class _KeptNodes:
-    """What the step computes, and ``renamed``: a value that a pass renamed or averaged -> its name in the step."""
+    """One sweep over a program. ``renamed``: a value that a pass renamed or averaged -> its name in the step."""
 
     __slots__ = (
         "_calls", "_corrected", "_makers", "_points", "_replaced", "_senders", "_split", "_statistics", "_types",
