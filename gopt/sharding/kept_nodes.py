@@ -30,15 +30,12 @@ def check_kept_nodes(program: SpmdProgram) -> None:
 class _KeptNodes:
     """One sweep over a program. ``renamed``: a value that a pass renamed or averaged -> its name in the step."""
 
-    __slots__ = (
-        "_calls", "_corrected", "_makers", "_points", "_replaced", "_senders", "_split", "_statistics", "_types",
-        "renamed",
-    )  # fmt: skip
-
     def __init__(self, program: SpmdProgram) -> None:
         training, synchronised = program.training, program.synchronised
         self.renamed: dict[str, str] = {}
-        self._types, self._split = training.graph.types, frozenset(program.split)
+        self._graph, self._types, self._split = training.graph, training.graph.types, frozenset(program.split)
+        self._step: dict[str, Node] = {}
+        """The producers of the step, once they are asked for: most programs read nothing else for an inner value."""
         self._points = frozenset(synchronised.points)
         self._corrected = frozenset((each.output, each.constant) for each in synchronised.corrected)
         self._replaced = {state.tensor for state in training.states} | set(training.gradients.values())
@@ -72,13 +69,26 @@ class _KeptNodes:
             self.renamed.update((new, old) for old, new in zip(source.outputs, node.outputs) if new != old)
 
     def _check_read(self, node: Node, old: str, new: str) -> None:
-        made = new not in self._types or new in self._replaced  # not another value of the step
-        kept = self._is(new, old) or (made and old in self._replaced)
-        if not kept and not any((name, old) in self._corrected for name in node.outputs):
+        corrected = any((name, old) in self._corrected for name in node.outputs)
+        if not (self._is(new, old) or self._replaces(new, old) or corrected):
             raise InvariantError(
                 f"{node.op_type} {node.label!r} reads {new!r} for {old!r}, which no pass may replace",
-                "passes replace gradients, states and their casts",
+                "passes replace gradients, states and their casts, and what the update makes",
             )
+
+    def _replaces(self, new: str, old: str) -> bool:
+        """Return whether a node may read one value for another: one that a pass made for what passes replace, or the
+        operand of an Identity for its result."""
+        if old in self._replaced:
+            return new not in self._types or new in self._replaced
+        if not self._step:
+            self._step = self._graph.producers()
+        made = self._step.get(old)
+        if new not in self._types:
+            return made is not None and made.phase is Phase.UPDATE and made.domain != COMM
+        while made is not None and made.is_a("Identity") and made.inputs[0] != new:
+            made = self._step.get(made.inputs[0])
+        return made is not None and made.is_a("Identity")
 
     def check_added(self, node: Node) -> None:
         """Check a node of a pass: what it makes for a node of the step, and to whom it sends."""

@@ -112,6 +112,7 @@ def test_a_guard_makes_terms_that_all_have():
     refused("terms of a reduction by max", "Select", Partial("sum", WHOLE), reduce="max")
     refused("on one member", "Select", REPLICATED, reduce="sum")  # it would count once for every member
     refused("on one member", "Select", WHOLE, reduce="sum")
+    refused("mean has no neutral element", "Select", OnMember(2), reduce="mean")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64"])
