@@ -229,6 +229,8 @@ ACCEPTED = [
     ("Div", (Partial("sum", FLAT), REPLICATED), (True, True), FLAT, Partial("sum", FLAT)),
     ("Max", (Partial("max"), Partial("max")), (True, True), REPLICATED, Partial("max")),
     ("Softmax", (SOLE,), (False,), SOLE, ALONE),
+    ("MatMul", (SOLE, REPLICATED), (False, False), SOLE, ALONE),
+    ("Cast", (Partial("sum", FLAT),), (True,), FLAT, Partial("sum", FLAT)),
     ("MatMul", (ALONE, REPLICATED), (False, False), ALONE, ALONE),
     ("MatMul", (PER_MEMBER, REPLICATED), (False, False), REPLICATED, PER_MEMBER),
 ]
@@ -245,6 +247,12 @@ REFUSED = [
     ("Sqrt", (Partial("sum"),), "Sqrt of terms is not a term of its result"),
     ("Mul", (Partial("sum"), Partial("sum")), "Mul of terms"),
     ("Add", (Partial("sum"), REPLICATED), "Add of terms"),
+    ("Add", (Partial("count"), REPLICATED), "Add of terms"),
+    ("Expand", (REPLICATED, Partial("sum")), "Expand of terms"),
+    ("Div", (REPLICATED, Partial("sum")), "Div of terms"),
+    ("Concat", (Partial("sum"), REPLICATED), "Concat of terms"),
+    ("Max", (Partial("sum"), Partial("sum")), "Max of terms"),
+    ("Add", (Partial("sum"), Partial("mean")), "a partial sum, as the others are"),
     ("Add", (Partial("sum"), PER_MEMBER), "a value equal on all members"),
     ("Add", (FLAT, OTHER), "the shard that it reads beside it"),
     ("Add", (FLAT, PER_MEMBER), "the shard that it reads beside it"),
@@ -278,6 +286,38 @@ def test_terms_are_not_cut_off():
     ):  # fmt: skip
         with pytest.raises(Mismatch):
             result(use)
+
+
+@pytest.mark.parametrize(("op_type", "op"), [("ReduceMax", "any"), ("ReduceMin", "all")])
+def test_the_largest_of_flags_is_whether_one_is_set(op_type, op):
+    generator = np.random.default_rng(1)
+    for seed in range(6):
+        flags = np.random.default_rng(seed).uniform(size=7) > (0.9 if op == "any" else 0.1)
+        made = result(Use(op_type, (Operand("x", FLAT, dtype="bool"),), REPLICATED, True))
+        assert made == Partial(op)
+        reduce, nothing = (np.any, False) if op == "any" else (np.all, True)
+        chunks = [
+            part if part is not None else np.array([nothing]) for part in take_apart(flags, FLAT, MEMBERS, generator)
+        ]
+        assert agrees([np.asarray(reduce(chunk)) for chunk in chunks], made, np.asarray(reduce(flags)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "made"),
+    [
+        ("any", "float32", Partial("count")), ("any", "bool", Partial("any")), ("count", "float16", Partial("count")),
+        ("count", "int32", Partial("count")), ("count", "int8", None), ("count", "bool", None),
+        ("all", "float32", None), ("max", "float16", Partial("max")), ("max", "int32", Partial("max")), ("sum", "float16", Partial("sum")),
+    ],
+)  # fmt: skip
+def test_terms_in_another_type(old, new, made):
+    """The sum of a count in a short whole type may come round to zero."""
+    use = Use("Cast", (Operand("x", Partial(old), True, "bool" if old in ("any", "all") else "float32"),), dtype=new)
+    if made is not None:
+        assert result(use) == made
+        return
+    with pytest.raises(Mismatch):
+        result(use)
 
 
 def test_an_operator_of_another_domain_takes_no_shard():
