@@ -307,7 +307,8 @@ def test_the_largest_of_flags_is_whether_one_is_set(op_type, op):
     [
         ("any", "float32", Partial("count")), ("any", "bool", Partial("any")), ("count", "float16", Partial("count")),
         ("count", "int32", Partial("count")), ("count", "int8", None), ("count", "bool", None),
-        ("all", "float32", None), ("max", "float16", Partial("max")), ("max", "int32", Partial("max")), ("sum", "float16", Partial("sum")),
+        ("all", "float32", None), ("max", "float16", Partial("max")), ("max", "int32", Partial("max")),
+        ("sum", "float16", Partial("sum")),
     ],
 )  # fmt: skip
 def test_terms_in_another_type(old, new, made):
