@@ -312,9 +312,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of the recovery of roles: which gradients and states a step has", "analysis/test_gradients.py",
         "analysis/test_roles.py", "laws/test_steps.py",
     ),
-    **_each("analysis.states analysis.training", "kinds of states", "analysis/test_roles.py", "laws/test_steps.py"),
+    **_each("analysis.training", "kinds of states", "analysis/test_roles.py", "laws/test_steps.py"),
     **_each(
-        "analysis.update_subgraphs analysis.updates", "which updates split", "analysis/test_ownership.py",
+        "analysis.updates", "which updates split", "analysis/test_ownership.py",
         "laws/test_random_updates.py", "golden/shard",
     ),
     # --- files in ---
@@ -325,7 +325,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "what an optimizer operator computes, held against its formula", "opaque/test_table_body.py",
     ),
     **_each(
-        "opaque.expand opaque.function_export opaque.origin opaque.refold opaque.schema_roles opaque.selection",
+        "opaque.expand opaque.function_export opaque.origin opaque.refold opaque.schema_roles",
         "how a step with an opaque optimizer is read and written", "opaque/test_shard_opaque.py",
         "golden/refold-optimizers",
     ),
