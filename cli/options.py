@@ -113,6 +113,14 @@ def loss_scale(text: str | None) -> float | str | None:
         raise OptionError(f"--loss-scale cannot be {text!r}", "give dynamic, or a number above 0") from None
 
 
+def pass_settings_option(function: F) -> F:
+    """``-O``: options of passes, which no option of a command names."""
+    return click.option(
+        "-O", "--option", "options", multiple=True, metavar="PASS.NAME=VALUE",
+        help="Set an option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
+    )(function)  # fmt: skip
+
+
 def axis_option(function: F) -> F:
     """``--axis``: what ranks along mesh axes of other names see."""
     return click.option(

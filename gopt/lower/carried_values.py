@@ -79,13 +79,16 @@ def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None
 
 
 def _check_names(program: SpmdProgram) -> None:
-    """Check that a state whose values have names of the source has those of its own tensor."""
+    """Check that a state whose values have names of the source has those of its own tensor, and not inner ones."""
     values = {name: state.tensor for state in program.training.states for name in (state.tensor, state.updated)}
+    types = program.training.graph.types
     for state in program.states:
         tensor = state.slices[0].tensor
         for name in (state.input, state.output):
             if values.get(name, tensor) != tensor:
                 raise InvariantError(f"state {tensor!r} is held as {name!r}, a value of state {values[name]!r}")
+        if state.output in types and state.output not in values and not state.copy:
+            raise InvariantError(f"state {tensor!r} takes {state.output!r}, which is not its new value in the source")
 
 
 def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> None:

@@ -15,6 +15,7 @@ from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
+from gopt.sharding.kept_nodes import check_kept_nodes
 from gopt.sharding.verifier import infer_shardings
 
 
@@ -41,6 +42,7 @@ def lower(program: SpmdProgram, ranks: Sequence[int], advance: ProgressCallback 
         complete_phases(variant.graph.nodes)
         asked += check_placements(variant, shardings)
         check_carried_values(variant)
+        check_kept_nodes(variant)
         specialisers[id(variant)] = [Specialiser(variant, phase) for phase in phases(variant)]
     graphs = []
     for number, rank in enumerate(ranks, 1):
