@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-
 from functools import cached_property
 
 from gopt.analysis.operators import control_flow

@@ -130,9 +130,8 @@ class _Finder:
         if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
             for of in owners:
                 self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
-        elif node.domain not in ("", "ai.onnx") or control_flow(node):
-            if owners or id(node) in self._needed:
-                self._refuse_unknown(node)
+        elif owners or id(node) in self._needed:
+            self._refuse_unknown(node)
 
     @cached_property
     def _needed(self) -> set[int]:
