@@ -28,6 +28,7 @@ class Told(NamedTuple):
 
 
 UNKNOWN = TensorType("undefined", None)
+_ROLES: dict[Phase | None, str] = {None: "unread", **{phase: phase.value for phase in Phase}}
 UNREAD = Told("prune", "nothing reads it any more")
 
 
@@ -74,7 +75,7 @@ def roles(training: TrainingGraph) -> dict[str, str]:
 
 def role_of(node: Node) -> str:
     """The role of a node of the source."""
-    return "unread" if node.phase is None else node.phase.value
+    return _ROLES[node.phase]
 
 
 def removed(
@@ -151,7 +152,7 @@ class _Removed:
             by, again = replaced.get(name, ()), name in self.made  # again: another node makes it
             if by and not self.known.issuperset(by):
                 by = tuple(each for each in by if each in self.known)
-            elif not by and again:
+            elif again and not by:
                 by = (name,)
             now = now or by
             if not again and name not in outputs and name not in inputs:

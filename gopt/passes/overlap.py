@@ -74,7 +74,7 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
         calls = find_calls(program, parts)
-    found = measure(calls)
+    found = measure(program.once("calls", lambda: calls))
     over = limit is not None and found.peak_gathered_bytes > limit
     return PassResult(
         facts=found.to_json()
