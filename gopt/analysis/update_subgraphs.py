@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from gopt.analysis import isomorphism
-from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import COMBINERS, CONTROL_FLOW, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.state_order import StateOrder
@@ -69,6 +69,8 @@ class _Finder:
         self.told = self.held_by_all | self.shown
         self.subgraphs: dict[str, UpdateSubgraph] = {}
         full: dict[str, str] = {}
+        self.own = self._own_values()
+        """Values that each rank computes from its own batch, and not through a gradient."""
         self.flattened: set[str] = set()
         """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
         self.first: dict[str, str] = {}
@@ -109,7 +111,7 @@ class _Finder:
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
         for node in self.nodes:
-            owners = self.owners.note(node)
+            owners, own = self.owners.note(node), bool(self.own) and self._reads_own(node)
             if node.domain or node.op_type in CONTROL_FLOW:
                 self._judge_kind(node, owners)
             if not owners:
@@ -118,6 +120,9 @@ class _Finder:
             if len(owners) > 1:
                 for of in owners:
                     self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} mixes it with another parameter")
+            if own and id(node) not in self._needed:  # a metric, which every rank has its own of
+                for of in owners:
+                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} reads it beside a rank's own batch")
             subgraph = self.subgraphs[owners[0]]
             subgraph.nodes.append(node)
             if not self.told.isdisjoint(node.outputs):
@@ -130,8 +135,26 @@ class _Finder:
         if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
             for of in owners:
                 self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
-        elif owners or id(node) in self._needed:
+        elif (node.domain not in ("", "ai.onnx") or control_flow(node)) and (owners or id(node) in self._needed):
             self._refuse_unknown(node)
+
+    def _reads_own(self, node: Node) -> bool:
+        """Return whether a node of the update, in order, reads what each rank has of its own batch."""
+        reads = node.reads
+        if self.own.isdisjoint(reads):
+            return False
+        self.own.update(node.outputs)
+        return True
+
+    def _own_values(self) -> set[str]:
+        """The batch, and what forward and backward compute from it for themselves."""
+        training, gradients = self.training, set(self.training.gradients.values())
+        if not training.metrics:  # nothing but metrics may read them
+            return set()
+        drawn = [name for node in training.random for name in node.outputs]
+        before = {name for node in self.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
+        before.update(training.batch)
+        return descendants(self.index, [*training.batch, *drawn]) & before - gradients - training.shared.keys()
 
     @cached_property
     def _needed(self) -> set[int]:
@@ -144,7 +167,8 @@ class _Finder:
                 return  # a schedule: every rank has what it reads, and runs it
             raise UnsupportedError(
                 f"control flow around a parameter: {node.op_type} {node.label!r} is in the update",
-                "export the step with the branch taken, or with Where in place of If",
+                "export the step with the branch taken, or with Where in place of If: gopt does so itself where every "
+                "operator of both branches has a result whatever the condition is, of a static shape",
             )
         if node.domain == COMM and all(map(self.index.one_element, node.reads)):
             return  # a scalar that members of another group complete: every rank has it, and makes the call
