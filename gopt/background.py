@@ -150,6 +150,20 @@ def proceed() -> None:
         room.fill()
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """Begin nothing in this block, in which a child would share a lock of this process: what waits runs here."""
+    room = _room.get()
+    if room is None:
+        yield
+        return
+    most, room.most = room.most, 0
+    try:
+        yield
+    finally:
+        room.most = most
+
+
 class _Child:
     """A forked process. Its answers go into a file in memory, so that it need not wait for its parent; behind each, it
     tells the answer's size."""
