@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gopt.documents.records import OPTIONAL
-from gopt.ir.rewriter import Removal
+
+if TYPE_CHECKING:
+    from gopt.ir.rewriter import Removal
 
 T = TypeVar("T", bound=Hashable)
 

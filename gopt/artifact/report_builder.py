@@ -52,7 +52,7 @@ def begin_source_figures(training: TrainingGraph) -> None:
 
 
 def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
-    """What the report says of items that some of ``ranks`` lack; the passes have run."""
+    """Find the items of the source that some of ``ranks`` lack, as the report lists them; the passes have run."""
     classes = classes_of(program, ranks)
     ops, variables = removed(program, program.passes, classes)
     optimizers = [row for variant, on in classes for row in removed_optimizers(variant, program.passes, on)]

@@ -136,7 +136,7 @@ class _Followed:
     made: dict[str, frozenset[str]] = field(default_factory=dict)
     """New value of a state -> what it follows."""
     _all: dict[frozenset[str], set[str]] = field(default_factory=dict)
-    """What a value follows -> that, and what it follows through new values: one set for the values of a bucket."""
+    """Set that a value follows -> the same, and what it follows through new values: one for all values of a bucket."""
 
     def of(self, name: str) -> frozenset[str]:
         return self.made.get(name) or self.read.get(name, _NONE)

@@ -28,7 +28,7 @@ class LoweredProgram:
     common: list[RankState]
     checks: list[Check]
     beside: Task[Any]
-    """What was to be found beside this."""
+    """The work that was asked for beside this."""
 
 
 def lower(
