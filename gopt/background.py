@@ -303,11 +303,12 @@ def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:
 
 def _answer_all(works: Iterable[Callable[[], Any]], answers: int, tell: int) -> None:
     """Put the answers into a file one after the other, and tell the size of each."""
-    for work in works:
-        answer = pickle.dumps(_answer(work), pickle.HIGHEST_PROTOCOL)
-        with os.fdopen(answers, "wb", closefd=False) as file:
+    with os.fdopen(answers, "wb") as file, os.fdopen(tell, "wb", buffering=0) as told:
+        for work in works:
+            answer = pickle.dumps(_answer(work), pickle.HIGHEST_PROTOCOL)
             file.write(answer)
-        os.write(tell, _SIZE.pack(len(answer)))
+            file.flush()
+            told.write(_SIZE.pack(len(answer)))
 
 
 def _read(file: int, start: int, size: int) -> bytes:
