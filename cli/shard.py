@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ def command(model: str, **given: Any) -> None:
             report = sharded.write(output, **how, advance=advance)
         else:
             report = sharded.report()
+        gc.freeze()  # the process ends soon: no collection need walk over all that is left
     if given["as_json"]:
         print_json(report.to_json())
     else:

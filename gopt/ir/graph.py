@@ -71,6 +71,7 @@ class Node:
         self.op_type = op_type
         self.domain = domain
         self.inputs = list(inputs)
+        """Copies of a node share the list, and that of its outputs: to change one is to assign another."""
         self.outputs = list(outputs)
         self.name = name
         self.made_by = made_by
@@ -223,11 +224,11 @@ class Graph:
 
 
 def clone(node: Node) -> Node:
-    copy = Node(
-        node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name,
-        attributes=node._attributes, made_by=node.made_by, encoded=node.encoded, sharding=node.sharding,
-    )  # fmt: skip
-    copy.captures, copy.origin, copy.phase, copy.source = node.captures, node.origin, node.phase, node.source
+    copy = Node.__new__(Node)
+    copy.op_type, copy.domain, copy.name, copy.made_by = node.op_type, node.domain, node.name, node.made_by
+    copy.inputs, copy.outputs, copy.captures, copy.sharding = node.inputs, node.outputs, node.captures, node.sharding
+    copy.encoded, copy._attributes, copy.phase = node.encoded, node._attributes, node.phase
+    copy.origin, copy.source = node.origin, node.source
     return copy
 
 

@@ -138,21 +138,27 @@ class _Followed:
     read: dict[str, frozenset[str]]
     made: dict[str, frozenset[str]] = field(default_factory=dict)
     """New value of a state -> what it follows."""
+    _all: dict[frozenset[str], set[str]] = field(default_factory=dict)
+    """Set that a value follows -> the same, and what it follows through new values: one for all values of a bucket."""
 
     def of(self, name: str) -> frozenset[str]:
         return self.made.get(name) or self.read.get(name, _NONE)
 
     def follows(self, name: str, any_of: Collection[str]) -> bool:
         """Return whether a value follows one of some values."""
-        stack, seen = [name], {name}
+        first = self.of(name)
+        if first not in self._all:
+            self._all[first] = self._through(first)
+        return not self._all[first].isdisjoint(any_of)
+
+    def _through(self, first: frozenset[str]) -> set[str]:
+        """Some states, and those that they follow where they are new values themselves."""
+        seen, stack = set(first), list(first)
         while stack:
-            held = self.of(stack.pop())
-            if not held.isdisjoint(any_of):
-                return True
-            more = [each for each in held & self.made.keys() if each not in seen]
-            seen.update(more)
+            more = self.made.get(stack.pop(), _NONE) - seen
+            seen |= more
             stack += more
-        return False
+        return seen
 
 
 def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _Followed:

@@ -31,6 +31,7 @@ from gopt.sharding.placements import (
     Placement,
     Placements,
     Replicated,
+    Sharding,
     holder,
 )
 from gopt.sharding.rules import Mismatch, Operand, Use, result
@@ -43,6 +44,11 @@ def infer_shardings(program: SpmdProgram, *, strict: bool = True) -> Shardings:
     ``strict``: whether a violated rule is an error; else the node's results get the placement at which it runs.
     """
     return ShardingInference(program, strict).run()
+
+
+def parts_so_far(program: SpmdProgram) -> dict[str, Sharding]:
+    """The values of which ranks hold parts of a bucket, of a program that passes still change. Nothing is verified."""
+    return program.once("parts", lambda: infer_shardings(program, strict=False).parts())
 
 
 class ShardingInference:
