@@ -16,7 +16,6 @@ from itertools import permutations
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
@@ -63,11 +62,9 @@ def walk_to_states(
     if want is None or want.shape is None:
         return
     seen: set[str] = set()
-    producers, shape = index.producers, want.shape
-    queues = deque([(output, 0)]), deque[tuple[str, int]](), deque[tuple[str, int]]()
+    queues: tuple[list[tuple[str, int]], ...] = [(output, 0)], [], []
     for place, queue in enumerate(queues):
-        while queue:
-            name, depth = queue.popleft()
+        for name, depth in queue:  # which grows meanwhile
             if name in seen:
                 continue
             seen.add(name)
@@ -75,27 +72,29 @@ def walk_to_states(
                 if types[name] == want:
                     yield name, depth
                 continue
-            node = producers.get(name)
-            if node is None or not node.is_in(ELEMENTWISE):
+            node, alike = index.same_shape_operands(name)
+            if node is None:
                 continue
-            alike = [(each, type) for each in node.inputs if (type := types.get(each)) and type.shape == shape]
-            for operand, type in alike:
-                if type.dtype == "bool" != want.dtype:
+            further = depth + 1 + JOIN_COST * (len(alike) > 1)
+            scaling = place == 0 and node.op_type in _SCALING
+            for operand, dtype in alike:
+                if dtype == "bool" != want.dtype:
                     if want.elements > 1:
                         queues[2].append((operand, max(depth, FLAG_COST)))
                     elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
                         queues[2].append((operand, max(depth, DOUBT_COST)))
-                    continue
-                apart = place == 0 and node.op_type in _SCALING and _scales(node, operand, moving)
-                step = 1 + JOIN_COST * (len(alike) > 1) + FACTOR_COST * apart
-                queues[max(place, apart)].append((operand, depth + step))
+                elif scaling and _scales(node, operand, moving):
+                    queues[1].append((operand, further + FACTOR_COST))
+                else:
+                    queue.append((operand, further))
 
 
 def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
-    """Return whether an operand is a factor of something that depends on the batch, or divides anything."""
-    if node.is_a("Div") and operand != node.inputs[0]:
-        return True
-    return node.is_a("Mul") and any(name != operand and name in moving for name in node.inputs)
+    """Return whether an operand of a product or quotient is a factor of something that depends on the batch, or divides
+    anything."""
+    if node.op_type == "Div":
+        return operand != node.inputs[0]
+    return not moving.isdisjoint([name for name in node.inputs if name != operand])
 
 
 def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, list[str]]]:
