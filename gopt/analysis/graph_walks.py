@@ -8,7 +8,6 @@ from functools import cached_property
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.ir.graph import Graph, Node
 
-
 SameShapeOperands = tuple[Node | None, list[tuple[str, str]]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import count
 
 from gopt.analysis.operators import control_flow
 from gopt.analysis.training import Phase, TrainingGraph
@@ -24,11 +25,11 @@ class _ValueNumbering:
     def __init__(self, training: TrainingGraph, updates: Updates) -> None:
         self.graph = training.graph
         self.updates = updates
-        self.producers = {
-            name: node for node in training.graph.nodes if node.phase is Phase.UPDATE for name in node.outputs
-        }
+        self.producers = training.graph.producers()
         self._numbers: dict[Hashable, int] = {}
         self._values: dict[str, int] = {}
+        self._operands: dict[str, Hashable] = {"": ""}
+        """Operand of a subgraph that it does not make -> what stands for it."""
         leaves = {leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves}
         self._opaque = leaves | set(training.gradients.values())
 
@@ -37,14 +38,14 @@ class _ValueNumbering:
 
     def scalar(self, name: str) -> int:
         """A number for a one-element value: equal for the same pure function of the same inputs."""
-        stack = [name]
+        stack = [] if name in self._values else [name]
         while stack:
             top = stack[-1]
             if top in self._values:
                 stack.pop()
                 continue
             node = self.producers.get(top)
-            if node is None or top in self._opaque or control_flow(node):
+            if node is None or node.phase is not Phase.UPDATE or top in self._opaque or control_flow(node):
                 self._values[top] = self._number(self._leaf(top))
                 continue
             missing = [x for x in node.reads if x not in self._values]
@@ -63,28 +64,31 @@ class _ValueNumbering:
 
     def subgraph(self, subgraph: UpdateSubgraph) -> int:
         """A number for a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed."""
-        types = self.graph.types
-        local: dict[str, Hashable] = {subgraph.gradient: "gradient"}
-        local.update((state.tensor, ("state", place)) for place, state in enumerate(subgraph.states))
-        keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
+        types, into = self.graph.types, self.updates.reduction_of
+        number = count()
+        local = {name: next(number) for name in (subgraph.gradient, *(state.tensor for state in subgraph.states))}
+        """Gradient, states and values of the subgraph, numbered in order."""
+        keys: list[Hashable] = [types[subgraph.gradient].dtype, tuple(local.values())]
         keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
-        for place, node in enumerate(subgraph.nodes):
-            operands = tuple([self._operand(name, local) for name in node.inputs])
-            local.update([(name, ("node", place, slot)) for slot, name in enumerate(node.outputs)])
+        for node in subgraph.nodes:
+            operands = [local[name] if name in local else self._outer(name) for name in node.inputs]
+            for name in node.outputs:
+                local[name] = next(number)
             if node.is_a("ReduceMean"):
-                operands = (*operands, types[node.inputs[0]].elements)  # each divides by a count of its own
-            into = tuple([self.updates.reduction_of.get(name, "") for name in node.outputs])
-            keys.append((signature(node), operands, into))
-        keys.append(tuple(local.get(state.updated) for state in subgraph.states))
+                operands.append(types[node.inputs[0]].elements)  # each divides by a count of its own
+            feeds = () if into.keys().isdisjoint(node.outputs) else tuple([into.get(name, "") for name in node.outputs])
+            keys.append((signature(node), len(node.outputs), feeds, *operands))
+        keys.append(tuple([local.get(state.updated) for state in subgraph.states]))
         return self._number(tuple(keys))
 
-    def _operand(self, name: str, local: dict[str, Hashable]) -> Hashable:
-        if not name or name in local:
-            return local.get(name, "")
-        type = self.graph.type_of(name)
-        if type.static and type.elements == 1:
-            return ("scalar", self.scalar(name))
-        return ("outside", type.dtype)
+    def _outer(self, name: str) -> Hashable:
+        """What stands for an operand that the subgraph does not make."""
+        found = self._operands.get(name)
+        if found is None:
+            type = self.graph.type_of(name)
+            single = type.static and type.elements == 1
+            found = self._operands[name] = ("scalar", self.scalar(name)) if single else ("outside", type.dtype)
+        return found
 
 
 def signature(node: Node) -> Hashable:

@@ -15,13 +15,14 @@ class Ownership:
     """
 
     def __init__(self, graph: Graph, full: Mapping[str, str]) -> None:
-        self._graph = graph
+        self._types = graph.types
         self.full = dict(full)
         self.reduced: dict[str, str] = {}
 
     def of(self, node: Node) -> list[str]:
         """The owners of the full-shaped values that a node reads, in the order of its operands."""
-        owners = [self.full[name] for name in node.reads if name in self.full]
+        full = self.full
+        owners = [full[name] for name in node.reads if name in full]
         return list(dict.fromkeys(owners)) if len(owners) > 1 else owners
 
     def note(self, node: Node) -> list[str]:
@@ -32,9 +33,10 @@ class Ownership:
             return owners
         call = node.domain == COMM and not owners  # made by every rank
         only = behind[0] if len(behind) == 1 and not call else ""
-        for name in filter(None, node.outputs):
-            if owners and self._graph.type_of(name).elements != 1:
+        for name in node.outputs:
+            type = self._types.get(name)
+            if name and owners and (type is None or type.elements != 1):
                 self.full[name] = owners[0]
-            else:
+            elif name:
                 self.reduced[name] = only
         return owners

@@ -102,12 +102,8 @@ class _Finder:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
         for node in self.nodes:
             owners = self.owners.note(node)
-            standard = node.domain in ("", "ai.onnx") and not control_flow(node)
-            if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
-                for of in owners:
-                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
-            elif not standard and (owners or id(node) in self._needed):
-                self._refuse_unknown(node)
+            if node.domain not in ("", "ai.onnx") or control_flow(node):
+                self._judge_special(node, owners)
             if not owners:
                 continue
             if len(owners) > 1:
@@ -116,6 +112,14 @@ class _Finder:
             subgraph = self.subgraphs[owners[0]]
             subgraph.nodes.append(node)
             self._judge(subgraph, node)
+
+    def _judge_special(self, node: Node, owners: list[str]) -> None:
+        """Look at control flow, and at what is no standard operator."""
+        if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
+            for of in owners:
+                self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
+        elif owners or id(node) in self._needed:
+            self._refuse_unknown(node)
 
     @cached_property
     def _needed(self) -> set[int]:
@@ -148,7 +152,7 @@ class _Finder:
         scalars = self.index.scalars
         full = [name for name in node.inputs if name and name not in scalars]
         outputs = [name for name in node.outputs if name]
-        if elementwise(node) and self._have_shape(full, shape) and self._have_shape(outputs, shape):
+        if elementwise(node) and self._have_shape([*full, *outputs], shape):
             return
         alike = self._have_shape(node.inputs[:1] if node.is_in(FLATTENING) else full, shape)
         if node.is_in(FLATTENING) and alike and self._only_reduced(node):
@@ -163,7 +167,11 @@ class _Finder:
 
     def _have_shape(self, names: list[str], shape: object) -> bool:
         types = self.graph.types
-        return not [name for name in names if name not in types or types[name].shape != shape]
+        for name in names:
+            type = types.get(name)
+            if type is None or type.shape != shape:
+                return False
+        return True
 
     def _only_reduced(self, node: Node) -> bool:
         """Return whether all that reads a node's result reduces it to one element."""
@@ -190,6 +198,8 @@ class _Finder:
 
     def localise(self) -> None:
         """Scalars that a whole subgraph computes for itself alone belong to it and need no call."""
+        if all(subgraph.mode is not Mode.WHOLE for subgraph in self.subgraphs.values()):
+            return
         member = {id(node): of for of, subgraph in self.subgraphs.items() for node in subgraph.nodes}
         for node in reversed(self.nodes):
             of = self.owners.reduced.get(node.outputs[0], "")
@@ -221,6 +231,8 @@ class _Finder:
             if subgraph.mode is not Mode.REPLICATED:
                 for node in subgraph.reductions:
                     kind[node.outputs[0]] = self._kind(node, subgraph.mode)
+        if not kind:
+            return {}, {}
         leaves = dict(kind)
         owned = {id(node) for subgraph in self.subgraphs.values() for node in subgraph.nodes}
         joins: list[Node] = []
