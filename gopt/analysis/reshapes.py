@@ -69,7 +69,10 @@ def _ends(graph: Graph) -> dict[str, Shape]:
             continue
         shape = types[output].dims
         if elementwise(node):
-            toward.update([name for name in node.inputs if name in types and types[name].shape == shape])
+            for name in node.inputs:
+                type = types.get(name)
+                if type is not None and type.shape == shape:
+                    toward.add(name)
         elif keeps_order(graph, node):
             if types[node.inputs[0]].shape == shape:
                 toward.add(node.inputs[0])

@@ -237,15 +237,17 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
     several are left.
     """
     graph = index.graph
-    root = {uncopied(index, output): name for output, name in pairs.items()}
-    master_of: dict[str, str] = {}
+    casts: dict[str, Node] = {}
     for output in graph.outputs:
-        source = uncopied(index, output)
-        node = index.producers.get(source)
-        if output not in pairs and node is not None and node.is_a("Cast"):
-            master = root.get(uncopied(index, node.inputs[0]))
-            if master is not None and graph.types[output].shape == graph.types[master].shape:
-                master_of[output] = master
+        node = None if output in pairs else index.producers.get(uncopied(index, output))
+        if node is not None and node.is_a("Cast"):
+            casts[output] = node
+    root = {uncopied(index, output): name for output, name in pairs.items()} if casts else {}
+    master_of: dict[str, str] = {}
+    for output, node in casts.items():
+        master = root.get(uncopied(index, node.inputs[0]))
+        if master is not None and graph.types[output].shape == graph.types[master].shape:
+            master_of[output] = master
     found: dict[str, str] = {}
     by_type: dict[object, tuple[list[str], list[str]]] = {}
     for output in master_of:
