@@ -339,18 +339,18 @@ class LocalTaint:
 def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int]) -> LocalTaint:
     """One sweep over the nodes behind the gradients. A gradient read by the update counts as reduced."""
     rank_local: set[str] = set()
-    reduced = set(gradients)
+    reduced: set[str] = set()
     mixed: list[Node] = []
-    producers, tainted, forward = context.index.producers, context.tainted, context.forward
+    producers = context.index.producers
     for node in context.index.graph.nodes:
-        if id(node) in forward or id(node) in backward:
+        if id(node) in context.forward or id(node) in backward:
             continue
         holds_rank_local, holds_reduced, met = node.op_type in MAY_DRAW and random(node), False, False
         for name in node.reads:
-            is_reduced, is_rank_local = name in reduced, name in rank_local
-            if not is_rank_local and not is_reduced and name in tainted:
+            is_reduced, is_rank_local = name in gradients or name in reduced, name in rank_local
+            if not is_rank_local and not is_reduced and name in context.tainted:
                 producer = producers.get(name)
-                is_rank_local = producer is None or id(producer) in forward or id(producer) in backward
+                is_rank_local = producer is None or id(producer) in context.forward or id(producer) in backward
             met = met or (is_rank_local and is_reduced)
             holds_rank_local, holds_reduced = holds_rank_local or is_rank_local, holds_reduced or is_reduced
         if holds_rank_local and holds_reduced and not met:
@@ -359,4 +359,4 @@ def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int
             rank_local.update(node.outputs)
         if holds_reduced:
             reduced.update(node.outputs)
-    return LocalTaint(rank_local, reduced - gradients, mixed)  # which nodes of the backward make, none of these
+    return LocalTaint(rank_local, reduced, mixed)

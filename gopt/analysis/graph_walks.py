@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.ir.graph import Graph, Node
-
-SameShapeOperands = tuple[Node | None, list[tuple[str, str]]]
 
 
 class GraphIndex:
@@ -19,7 +16,6 @@ class GraphIndex:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._operands: dict[str, SameShapeOperands] = {}
 
     @cached_property
     def producers(self) -> dict[str, Node]:
@@ -45,25 +41,6 @@ class GraphIndex:
     def scalars(self) -> set[str]:
         """The values of a static shape of exactly one element."""
         return {name for name, type in self.graph.types.items() if type.elements == 1}
-
-    def same_shape_operands(self, name: str) -> SameShapeOperands:
-        """The node that makes a value element by element, and its operands of the value's shape with their dtypes.
-
-        None and no operands for a value that is made otherwise. Walks over the new values of states meet each node of
-        the update several times.
-        """
-        found = self._operands.get(name)
-        if found is None:
-            found = self._operands[name] = self._find_operands(name)
-        return found
-
-    def _find_operands(self, name: str) -> SameShapeOperands:
-        node, types = self.producers.get(name), self.graph.types
-        if node is None or not node.is_in(ELEMENTWISE) or name not in types:
-            return None, []
-        shape = types[name].shape
-        operands = [(each, type) for each in node.inputs if (type := types.get(each)) and type.shape == shape]
-        return node, [(each, type.dtype) for each, type in operands]
 
     def defined_at(self, name: str) -> int:
         """Position of the node that makes the value; -1 for an input or a constant."""

@@ -16,6 +16,7 @@ from itertools import permutations
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.operators import ELEMENTWISE
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
@@ -62,6 +63,7 @@ def walk_to_states(
     if want is None or want.shape is None:
         return
     seen: set[str] = set()
+    producers, shape = index.producers, want.shape
     queues: tuple[list[tuple[str, int]], ...] = [(output, 0)], [], []
     for place, queue in enumerate(queues):
         for name, depth in queue:  # which grows meanwhile
@@ -72,13 +74,14 @@ def walk_to_states(
                 if types[name] == want:
                     yield name, depth
                 continue
-            node, alike = index.same_shape_operands(name)
-            if node is None:
+            node = producers.get(name)
+            if node is None or not node.is_in(ELEMENTWISE):
                 continue
+            alike = [(each, type) for each in node.inputs if (type := types.get(each)) and type.shape == shape]
             further = depth + 1 + JOIN_COST * (len(alike) > 1)
             scaling = place == 0 and node.op_type in _SCALING
-            for operand, dtype in alike:
-                if dtype == "bool" != want.dtype:
+            for operand, type in alike:
+                if type.dtype == "bool" != want.dtype:
                     if want.elements > 1:
                         queues[2].append((operand, max(depth, FLAG_COST)))
                     elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
