@@ -7,7 +7,6 @@ nothing a user's exporter put there is lost. Bytes take a fifth of the memory of
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,12 +195,16 @@ class Graph:
 
     def users(self) -> dict[str, list[Node]]:
         """Value name -> the nodes that read it, in order."""
-        result: defaultdict[str, list[Node]] = defaultdict(list)
+        result: dict[str, list[Node]] = {}
+        known = result.get
         for node in self.nodes:
-            reads = node.reads
-            for name in reads if len(reads) == 1 else dict.fromkeys(reads):
-                result[name].append(node)
-        return dict(result)
+            for name in node.reads:
+                users = known(name)
+                if users is None:
+                    result[name] = [node]
+                elif users[-1] is not node:  # it may read a value twice
+                    users.append(node)
+        return result
 
     def type_of(self, name: str) -> TensorType:
         """The type of a value; ``undefined[?]`` when nothing is known."""
