@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from itertools import count
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 from gopt.analysis.operators import control_flow
 from gopt.analysis.training import Phase, TrainingGraph
@@ -11,9 +11,10 @@ from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
 
 
-def assign_classes(training: TrainingGraph, updates: Updates) -> None:
-    """Give every split subgraph its equivalence class."""
-    numbers = _ValueNumbering(training, updates)
+def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:
+    """Give every split subgraph its equivalence class. ``unowned``: nodes of the update that are in no subgraph, as
+    far as they are known."""
+    numbers = _ValueNumbering(training, updates, unowned)
     for subgraph in updates.subgraphs.values():
         if subgraph.mode is Mode.SPLIT:
             subgraph.equivalence_class = numbers.subgraph(subgraph)
@@ -22,30 +23,41 @@ def assign_classes(training: TrainingGraph, updates: Updates) -> None:
 class _ValueNumbering:
     """Numbers for values and subgraphs: equal numbers mean equal by structure."""
 
-    def __init__(self, training: TrainingGraph, updates: Updates) -> None:
+    def __init__(self, training: TrainingGraph, updates: Updates, unowned: Sequence[Node]) -> None:
         self.graph = training.graph
         self.updates = updates
-        self.producers = training.graph.producers()
         self._numbers: dict[Hashable, int] = {}
         self._values: dict[str, int] = {}
-        self._operands: dict[str, Hashable] = {"": ""}
-        """Operand of a subgraph that it does not make -> what stands for it."""
         leaves = {leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves}
         self._opaque = leaves | set(training.gradients.values())
+
+        self._outside = {name: node for node in unowned for name in node.outputs}
+        self._given = self.graph.inputs.keys() | self.graph.initializers.keys()
+
+    @cached_property
+    def _inside(self) -> dict[str, Node]:
+        """What makes a value of the subgraphs: scalars seldom depend on one."""
+        nodes = self.graph.nodes
+        return {name: node for node in nodes if node.phase is Phase.UPDATE for name in node.outputs}
+
+    def _producer(self, name: str) -> Node | None:
+        """The node of the update that makes a value."""
+        node = self._outside.get(name)
+        return node if node is not None or name in self._given else self._inside.get(name)
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def scalar(self, name: str) -> int:
         """A number for a one-element value: equal for the same pure function of the same inputs."""
-        stack = [] if name in self._values else [name]
+        stack = [name]
         while stack:
             top = stack[-1]
             if top in self._values:
                 stack.pop()
                 continue
-            node = self.producers.get(top)
-            if node is None or node.phase is not Phase.UPDATE or top in self._opaque or control_flow(node):
+            node = None if top in self._opaque else self._producer(top)
+            if node is None or control_flow(node):
                 self._values[top] = self._number(self._leaf(top))
                 continue
             missing = [x for x in node.reads if x not in self._values]
@@ -64,31 +76,35 @@ class _ValueNumbering:
 
     def subgraph(self, subgraph: UpdateSubgraph) -> int:
         """A number for a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed."""
-        types, into = self.graph.types, self.updates.reduction_of
-        number = count()
-        local = {name: next(number) for name in (subgraph.gradient, *(state.tensor for state in subgraph.states))}
-        """Gradient, states and values of the subgraph, numbered in order."""
-        keys: list[Hashable] = [types[subgraph.gradient].dtype, tuple(local.values())]
+        types, reduction_of = self.graph.types, self.updates.reduction_of
+        local: dict[str, Hashable] = {"": "", subgraph.gradient: "gradient"}
+        """Value of the subgraph -> its number in it."""
+        local.update((state.tensor, place) for place, state in enumerate(subgraph.states))
+        keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
         keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
+        count = len(subgraph.states)
         for node in subgraph.nodes:
-            operands = [local[name] if name in local else self._outer(name) for name in node.inputs]
-            for name in node.outputs:
-                local[name] = next(number)
+            keys.append(signature(node))
+            for name in node.inputs:
+                keys.append(local[name] if name in local else self._operand(name))
             if node.is_a("ReduceMean"):
-                operands.append(types[node.inputs[0]].elements)  # each divides by a count of its own
-            feeds = () if into.keys().isdisjoint(node.outputs) else tuple([into.get(name, "") for name in node.outputs])
-            keys.append((signature(node), len(node.outputs), feeds, *operands))
-        keys.append(tuple([local.get(state.updated) for state in subgraph.states]))
+                keys.append(("elements", types[node.inputs[0]].elements))  # each divides by a count of its own
+            if len(node.outputs) != 1:
+                keys.append(("outputs", len(node.outputs)))
+            if reduction_of:
+                keys.append(("into", *(reduction_of.get(name, "") for name in node.outputs)))
+            for name in node.outputs:
+                local[name] = count
+                count += 1
+        keys.append(tuple(local.get(state.updated) for state in subgraph.states))
         return self._number(tuple(keys))
 
-    def _outer(self, name: str) -> Hashable:
-        """What stands for an operand that the subgraph does not make."""
-        found = self._operands.get(name)
-        if found is None:
-            type = self.graph.type_of(name)
-            single = type.static and type.elements == 1
-            found = self._operands[name] = ("scalar", self.scalar(name)) if single else ("outside", type.dtype)
-        return found
+    def _operand(self, name: str) -> Hashable:
+        """A number for a value from outside of a subgraph."""
+        type = self.graph.type_of(name)
+        if type.static and type.elements == 1:
+            return ("scalar", self.scalar(name))
+        return ("outside", type.dtype)
 
 
 def signature(node: Node) -> Hashable:

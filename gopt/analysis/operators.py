@@ -108,8 +108,7 @@ RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
 )
 
-CONTROL_FLOW = frozenset(["If", "Loop", "Scan", "SequenceMap"])
-
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""
 

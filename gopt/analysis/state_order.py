@@ -35,7 +35,6 @@ class StateOrder:
         looks: dict[str, tuple[int, int]] = {}
         """Value -> depth of what makes it from gradient and states, and a checksum of its structure."""
         read: dict[str, int] = {}
-        """State -> the place of the first node that reads it."""
         for place, node in enumerate(subgraph.nodes):
             depth = 0
             operands: list[int] = []
@@ -43,7 +42,8 @@ class StateOrder:
                 look = looks.get(name)
                 if look is not None:
                     operands.append(look[1])
-                    depth = max(depth, look[0])
+                    if look[0] > depth:
+                        depth = look[0]
                 elif name in kinds:
                     operands.append(kinds[name])
                     read.setdefault(name, place)
