@@ -18,7 +18,7 @@ from gopt.ir.attributes import attribute_value, make_attribute
 from gopt.ir.phase import Phase
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.ir.wire_format import behind_names, renamed
+from gopt.ir.wire_format import SHORT_END, behind_names, renamed
 from gopt.sharding.placements import EVERYWHERE, Sharding
 
 COMM = "gopt.comm"
@@ -110,7 +110,8 @@ class Node:
         """The attributes of a node of the file as serialized messages in a fixed order, for comparing."""
         if self._attributes is NO_ATTRIBUTES or self.encoded is None:
             return ()
-        return _attribute_bytes(behind_names(self.encoded))
+        end = behind_names(self.encoded)
+        return _short_attribute_bytes(end) if len(end) <= SHORT_END else _attribute_bytes(end)
 
     @property
     def added(self) -> bool:
@@ -225,11 +226,14 @@ class Graph:
         )  # fmt: skip
 
 
-@functools.lru_cache(4096)
 def _attribute_bytes(node: bytes) -> tuple[bytes, ...]:
-    """The attributes in a serialized node, or in the end of one; few differ in a long graph."""
+    """The attributes in a serialized node, or in the end of one."""
     proto = NodeProto.FromString(node)
     return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
+
+
+_short_attribute_bytes = functools.lru_cache(4096)(_attribute_bytes)
+"""The same: few short ones differ in a long graph."""
 
 
 def clone(node: Node) -> Node:

@@ -36,6 +36,8 @@ _GRAPH, _NODE = 0x3A, 0x0A
 """Tags of the graph in a model, and of a node in a graph."""
 _INPUT, _OUTPUT, _NAME = 0x0A, 0x12, 0x1A
 """Tags of the first fields of a node."""
+SHORT_END = 1024
+"""Bytes behind the names of a node up to which they are kept, to find the same in other nodes."""
 _NAMES = (bytes((_INPUT,)), bytes((_OUTPUT,)))
 _TEXTS = (*_NAMES, bytes((_NAME,)))
 
@@ -126,8 +128,8 @@ def _fields(data: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]
 def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[str], str, bytes]:
     """Return inputs, outputs and name of a serialized node, and the bytes behind them: all of its other fields.
 
-    There are no bytes behind them in a node that has to be read otherwise. ``texts`` holds each name once, by its
-    bytes: readers of a value share it, and do not decode it again.
+    There are no bytes behind them in a node that has to be read otherwise, or whose rest is long: a stored tensor.
+    ``texts`` holds each name once, by its bytes: readers of a value share it, and do not decode it again.
     """
     inputs: list[str] = []
     outputs: list[str] = []
@@ -147,7 +149,8 @@ def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[st
             end = at + 2 + node[at + 1]
             name = node[at + 2 : end].decode()
             at = end
-        return inputs, outputs, name, node[at:] if node[at] > _NAME else b""
+        short = node[at] > _NAME and len(node) - at <= SHORT_END
+        return inputs, outputs, name, node[at:] if short else b""
     except (IndexError, UnicodeDecodeError):
         return inputs, outputs, name, b""
 

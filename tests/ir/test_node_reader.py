@@ -63,6 +63,8 @@ NODES = [
     node("If", ["flag"], ["n"], then_branch=branch("t", "x"), else_branch=branch("e", "k")),
     node("Own", ["m"], ["o"], domain="a.domain"),
     node("Own", ["n"], ["p"], domain="a.domain"),
+    node("Constant", [], ["u"], value_floats=[1.0] * 1000),
+    node("Constant", [], ["v"], value_floats=[1.0] * 1000),
     node("LayerNormalization", ["x", "a"], ["q", "", "r"]),
     node("LayerNormalization", ["x", "b"], ["s", "", "t"]),
 ]
