@@ -192,7 +192,7 @@ def behind_names(node: bytes) -> bytes:
 
 
 def _behind(node: bytes, tags: Container[bytes]) -> bytes:
-    """What follows the first fields of a serialized node that have one of the tags."""
+    """The rest of a serialized node, behind its first fields that have one of the tags."""
     end = 0
     while node[end : end + 1] in tags:
         size, behind = _varint(node, end + 1)
