@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gopt.errors import OptionError
+from gopt.errors import InputError, OptionError
 from gopt.limits import RANKS
 from gopt.option_types import is_digits
 from gopt.sanitize import show
@@ -168,11 +168,11 @@ def _items(texts: Sequence[str]) -> list[str]:
 
 
 def read_config(path: str | None) -> dict[str, Any]:
-    """A gopt.toml; raises OptionError where there is none, InputError where it is not as its schema says."""
+    """A gopt.toml; raises InputError where there is none, or it is not as its schema says."""
     if path is None:
         return {}
     if not Path(path).exists():
-        raise OptionError(f"there is no configuration file {path}", *near_file(path))
+        raise InputError(f"there is no configuration file {path}", *near_file(path))
     from gopt import documents
 
     return documents.read_toml(path, documents.CONFIG)

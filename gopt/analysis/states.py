@@ -105,7 +105,7 @@ class _StoredScalars:
 
 
 def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
-    """What depends on values; ``scalars``: through values of one element."""
+    """Return all that depends on values; ``scalars``: through values of one element alone."""
     if not scalars:
         return descendants(index, names)
     found, stack = set(names), list(names)
