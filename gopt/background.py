@@ -10,9 +10,10 @@ import gc
 import os
 import pickle
 import signal
+import struct
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -27,18 +28,28 @@ LEAST_NODES = 5_000
 """Nodes of a graph from which on the default forks: below, the work takes about as long as the fork."""
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG."""
+_SIZE = struct.Struct("=Q")
 
 
 @dataclass(slots=True)
 class _Room:
-    """How many children there may be at once, and for graphs of how many nodes."""
+    """How many children there may be at once, and for graphs of how many nodes; and what waits for one."""
 
     most: int
     least_nodes: int
     children: list[_Child] = field(default_factory=list)
+    waiting: list[Sequence[Task[Any]]] = field(default_factory=list)
 
-    def free(self) -> bool:
-        return sum(not child.ended() for child in self.children) < self.most
+    def fill(self) -> None:
+        """Begin with what waits, as far as there is room."""
+        while self.waiting and sum(not child.ended() for child in self.children) < self.most:
+            if tasks := [task for task in self.waiting.pop(0) if task.open]:
+                with defer_signals():
+                    child = _Child.fork([task.work for task in tasks])
+                    if child is not None:
+                        self.children.append(child)
+                        for place, task in enumerate(tasks):
+                            task.hand_over(child, place)
 
 
 _room: ContextVar[_Room | None] = ContextVar("_room", default=None)
@@ -69,6 +80,7 @@ def processes(jobs: int | None) -> Iterator[None]:
             yield
     finally:
         _room.reset(before)
+        room.waiting.clear()
         for child in room.children:
             child.drop()
 
@@ -76,82 +88,116 @@ def processes(jobs: int | None) -> Iterator[None]:
 class Task(Generic[T]):
     """Work that was begun, or that runs when its result is first asked for."""
 
-    def __init__(self, work: Callable[[], T], child: _Child | None) -> None:
-        self._work: Callable[[], T] | None = work
-        self._child = child
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work = work
+        self._child: _Child | None = None
+        self._place = 0
+        """Its place in the order of what the child works on."""
         self._found: list[T] = []
+        self.open = True
+        """Whether neither a process works on it, nor its result was asked for."""
 
     @property
     def begun(self) -> bool:
         """Whether a process works on it."""
         return self._child is not None
 
+    def hand_over(self, child: _Child, place: int) -> None:
+        """Let a child work on it."""
+        self._child, self._place, self.open = child, place, False
+
     def result(self) -> T:
         """Return the work's result; raises the work's error, and RunError where its process was killed."""
         if not self._found:
-            assert self._work is not None
+            self.open = False
             child, self._child = self._child, None
-            self._found.append(self._work() if child is None or child.dropped else child.result())
-            self._work = None
+            self._found.append(self.work() if child is None or child.dropped else child.result(self._place))
+            self.work = _forgotten
+            proceed()
         return self._found[0]
 
 
+def _forgotten() -> Any:
+    """In place of work that is done, and of all that it held."""
+    raise AssertionError
+
+
 def begin(work: Callable[[], T], nodes: int) -> Task[T]:
-    """Begin work on a graph of ``nodes`` nodes in a process of its own, where ``processes`` has room for one.
+    """Begin work on a graph of ``nodes`` nodes in a process of its own, where ``processes`` has room for one, or as
+    soon as it has.
 
     ``work`` returns what can be pickled, changes nothing that is read afterwards, and writes no file. Where the system
-    gives no process or no file in memory, the work waits and runs here, with the same result.
+    gives no process or no file in memory, and where the result is asked for earlier, it runs here, with the same
+    result.
     """
+    return begin_all([work], nodes)[0]
+
+
+def begin_all(works: Iterable[Callable[[], T]], nodes: int) -> list[Task[T]]:
+    """The same for several works, one after the other in one process: each result can be had once it is there."""
+    tasks = [Task(work) for work in works]
     room = _room.get()
-    if room is None or nodes < room.least_nodes or not room.free():
-        return Task(work, None)
-    with defer_signals():
-        child = _Child.fork(work)
-        if child is not None:
-            room.children.append(child)
-    return Task(work, child)
+    if room is not None and room.most and nodes >= room.least_nodes:
+        room.waiting.append(tasks)
+        room.fill()
+    return tasks
+
+
+def proceed() -> None:
+    """Begin with work that waits, where a child has ended meanwhile."""
+    room = _room.get()
+    if room is not None and room.waiting:
+        room.fill()
 
 
 class _Child:
-    """A forked process; its answer goes into a file in memory, so that it need not wait for its parent."""
+    """A forked process. Its answers go into a file in memory, so that it need not wait for its parent; behind each, it
+    tells the answer's size."""
 
-    def __init__(self, number: int, answer: int) -> None:
-        self._number, self._answer = number, answer
+    def __init__(self, number: int, answers: int, told: int, works: int) -> None:
+        self._number, self._answers, self._told = number, answers, told
+        self._sizes: list[int] = []
+        self._wanted = works
+        """Answers that were not read."""
         self._status: int | None = None
         self.dropped = False
-        """Whether its answer is no longer wanted."""
+        """Whether its answers are no longer wanted."""
 
     @classmethod
-    def fork(cls, work: Callable[[], Any]) -> _Child | None:
+    def fork(cls, works: Sequence[Callable[[], Any]]) -> _Child | None:
         """A child that works; None where the system has none to give (limits, or no ``fork`` and ``memfd_create``)."""
         if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
             return None
         parent = os.getpid()
-        try:
-            answer = os.memfd_create("gopt", os.MFD_CLOEXEC)
-        except OSError:
-            return None
-        # One that is sent to the child at once stays pending until it has the system's handlers: ours would lose it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT + STOPS)
-        try:
-            number = os.fork()
-        except OSError:
-            os.close(answer)
-            return None
-        finally:
-            if os.getpid() == parent:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if not number:
-            code = 1
+        with ExitStack() as opened:
             try:
-                _calm(parent)
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                with os.fdopen(answer, "wb") as file:
-                    pickle.dump(_answer(work), file, pickle.HIGHEST_PROTOCOL)
-                code = 0
-            finally:
-                os._exit(code)
-        return cls(number, answer)
+                answers = os.memfd_create("gopt", os.MFD_CLOEXEC)
+                opened.callback(os.close, answers)
+                told, tell = os.pipe()
+                opened.callback(os.close, told)
+                opened.callback(os.close, tell)
+                # One that is sent to the child at once stays pending until it has the system's handlers: ours would
+                # lose it.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT + STOPS)
+                try:
+                    number = os.fork()
+                finally:
+                    if os.getpid() == parent:
+                        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            except OSError:
+                return None
+            if not number:
+                code = 1
+                try:
+                    _calm(parent)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                    _answer_all(works, answers, tell)
+                    code = 0
+                finally:
+                    os._exit(code)
+            opened.pop_all()
+        os.close(tell)
+        return cls(number, answers, told, len(works))
 
     def ended(self) -> bool:
         """Return whether it computes no more."""
@@ -159,39 +205,51 @@ class _Child:
             self._wait(os.WNOHANG)
         return self._status is not None
 
-    def result(self) -> Any:
-        """Return the work's result; raises the work's error, or RunError. Called once."""
-        if self._status is None:
+    def result(self, place: int) -> Any:
+        """Return the result of the work at a place; raises the work's error, or RunError. Called once for each."""
+        while len(self._sizes) <= place:
+            size = os.read(self._told, _SIZE.size)
+            if not size:
+                raise self._death()
+            self._sizes += _SIZE.unpack(size)
+        start = sum(self._sizes[:place])
+        done, found = pickle.loads(_read(self._answers, start, self._sizes[place]))
+        self._wanted -= 1
+        if not self._wanted:
             self._wait()
-        self.dropped = True
-        with os.fdopen(self._answer, "rb") as file:
-            code = os.waitstatus_to_exitcode(self._status or 0)
-            if code < 0:
-                raise RunError(
-                    f"a process that computes beside this one was killed by {signal.Signals(-code).name}",
-                    "where memory is short, --jobs 1 takes the least",
-                )
-            file.seek(0)
-            try:
-                done, found = pickle.load(file)
-            except (EOFError, pickle.UnpicklingError):  # it failed, or was killed and its status is not known
-                raise RunError(
-                    "a process that computes beside this one ended without an answer", "run it again with --jobs 1"
-                ) from None
+            self._close()
         if not done:
             raise found
         return found
+
+    def _death(self) -> RunError:
+        """It ended without an answer."""
+        if self._status is None:
+            self._wait()
+        self._close()
+        code = os.waitstatus_to_exitcode(self._status or 0)
+        if code < 0:
+            return RunError(
+                f"a process that computes beside this one was killed by {signal.Signals(-code).name}",
+                "where memory is short, --jobs 1 takes the least",
+            )
+        # it failed, or was killed and its status is not known
+        return RunError("a process that computes beside this one ended without an answer", "run it again with --jobs 1")
+
+    def _close(self) -> None:
+        self.dropped = True
+        os.close(self._answers)
+        os.close(self._told)
 
     def drop(self) -> None:
         """End it where it still computes."""
         if self.dropped:
             return
-        self.dropped = True
         if not self.ended():
             with suppress(ProcessLookupError):
                 os.kill(self._number, signal.SIGKILL)
             self._wait()
-        os.close(self._answer)
+        self._close()
 
     def _wait(self, flags: int = 0) -> None:
         """Take its status where it has ended; 0 where SIGCHLD is ignored, and the system has thrown it away."""
@@ -227,3 +285,21 @@ def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:
         except Exception:  # an error whose constructor takes other arguments
             return False, RuntimeError(f"{type(error).__name__}: {error}")
         return False, error
+
+
+def _answer_all(works: Iterable[Callable[[], Any]], answers: int, tell: int) -> None:
+    """Put the answers into a file one after the other, and tell the size of each."""
+    for work in works:
+        answer = pickle.dumps(_answer(work), pickle.HIGHEST_PROTOCOL)
+        with os.fdopen(answers, "wb", closefd=False) as file:
+            file.write(answer)
+        os.write(tell, _SIZE.pack(len(answer)))
+
+
+def _read(file: int, start: int, size: int) -> bytes:
+    """Bytes of a file at whose end another process writes."""
+    parts = []
+    while size:
+        parts.append(os.pread(file, size, start))
+        start, size = start + len(parts[-1]), size - len(parts[-1])
+    return b"".join(parts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 from gopt.analysis.operators import control_flow
 from gopt.analysis.training import Phase, TrainingGraph
@@ -10,9 +11,10 @@ from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
 
 
-def assign_classes(training: TrainingGraph, updates: Updates) -> None:
-    """Give every split subgraph its equivalence class."""
-    numbers = _ValueNumbering(training, updates)
+def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:
+    """Give every split subgraph its equivalence class. ``unowned``: nodes of the update that are in no subgraph, as
+    far as they are known."""
+    numbers = _ValueNumbering(training, updates, unowned)
     for subgraph in updates.subgraphs.values():
         if subgraph.mode is Mode.SPLIT:
             subgraph.equivalence_class = numbers.subgraph(subgraph)
@@ -21,16 +23,27 @@ def assign_classes(training: TrainingGraph, updates: Updates) -> None:
 class _ValueNumbering:
     """Numbers for values and subgraphs: equal numbers mean equal by structure."""
 
-    def __init__(self, training: TrainingGraph, updates: Updates) -> None:
+    def __init__(self, training: TrainingGraph, updates: Updates, unowned: Sequence[Node]) -> None:
         self.graph = training.graph
         self.updates = updates
-        self.producers = {
-            name: node for node in training.graph.nodes if node.phase is Phase.UPDATE for name in node.outputs
-        }
         self._numbers: dict[Hashable, int] = {}
         self._values: dict[str, int] = {}
         leaves = {leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves}
         self._opaque = leaves | set(training.gradients.values())
+
+        self._outside = {name: node for node in unowned for name in node.outputs}
+        self._given = self.graph.inputs.keys() | self.graph.initializers.keys()
+
+    @cached_property
+    def _inside(self) -> dict[str, Node]:
+        """What makes a value of the subgraphs: scalars seldom depend on one."""
+        nodes = self.graph.nodes
+        return {name: node for node in nodes if node.phase is Phase.UPDATE for name in node.outputs}
+
+    def _producer(self, name: str) -> Node | None:
+        """The node of the update that makes a value."""
+        node = self._outside.get(name)
+        return node if node is not None or name in self._given else self._inside.get(name)
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -43,8 +56,8 @@ class _ValueNumbering:
             if top in self._values:
                 stack.pop()
                 continue
-            node = self.producers.get(top)
-            if node is None or top in self._opaque or control_flow(node):
+            node = None if top in self._opaque else self._producer(top)
+            if node is None or control_flow(node):
                 self._values[top] = self._number(self._leaf(top))
                 continue
             missing = [x for x in node.reads if x not in self._values]
@@ -63,24 +76,31 @@ class _ValueNumbering:
 
     def subgraph(self, subgraph: UpdateSubgraph) -> int:
         """A number for a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed."""
-        types = self.graph.types
-        local: dict[str, Hashable] = {subgraph.gradient: "gradient"}
-        local.update((state.tensor, ("state", place)) for place, state in enumerate(subgraph.states))
+        types, reduction_of = self.graph.types, self.updates.reduction_of
+        local: dict[str, Hashable] = {"": "", subgraph.gradient: "gradient"}
+        """Value of the subgraph -> its number in it."""
+        local.update((state.tensor, place) for place, state in enumerate(subgraph.states))
         keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
         keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
-        for place, node in enumerate(subgraph.nodes):
-            operands = tuple([self._operand(name, local) for name in node.inputs])
-            local.update([(name, ("node", place, slot)) for slot, name in enumerate(node.outputs)])
+        count = len(subgraph.states)
+        for node in subgraph.nodes:
+            keys.append(signature(node))
+            for name in node.inputs:
+                keys.append(local[name] if name in local else self._operand(name))
             if node.is_a("ReduceMean"):
-                operands = (*operands, types[node.inputs[0]].elements)  # each divides by a count of its own
-            into = tuple([self.updates.reduction_of.get(name, "") for name in node.outputs])
-            keys.append((signature(node), operands, into))
+                keys.append(("elements", types[node.inputs[0]].elements))  # each divides by a count of its own
+            if len(node.outputs) != 1:
+                keys.append(("outputs", len(node.outputs)))
+            if reduction_of:
+                keys.append(("into", *(reduction_of.get(name, "") for name in node.outputs)))
+            for name in node.outputs:
+                local[name] = count
+                count += 1
         keys.append(tuple(local.get(state.updated) for state in subgraph.states))
         return self._number(tuple(keys))
 
-    def _operand(self, name: str, local: dict[str, Hashable]) -> Hashable:
-        if not name or name in local:
-            return local.get(name, "")
+    def _operand(self, name: str) -> Hashable:
+        """A number for a value from outside of a subgraph."""
         type = self.graph.type_of(name)
         if type.static and type.elements == 1:
             return ("scalar", self.scalar(name))

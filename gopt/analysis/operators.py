@@ -108,7 +108,8 @@ RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
 )
 
-MAY_DRAW = RANDOM | {"If", "Loop", "Scan", "SequenceMap"}
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""
 
 HEAVY = frozenset(
@@ -155,7 +156,7 @@ def heavy(node: Node) -> bool:
 
 
 def control_flow(node: Node) -> bool:
-    return node.is_a("If", "Loop", "Scan", "SequenceMap")
+    return node.is_in(CONTROL_FLOW)
 
 
 def random(node: Node) -> bool:

@@ -21,20 +21,31 @@ class Ownership:
 
     def of(self, node: Node) -> list[str]:
         """The owners of the full-shaped values that a node reads, in the order of its operands."""
-        owners = [self.full[name] for name in node.reads if name in self.full]
-        return list(dict.fromkeys(owners)) if len(owners) > 1 else owners
+        full, owners = self.full, list[str]()
+        for name in node.reads:
+            owner = full.get(name)
+            if owner is not None and owner not in owners:
+                owners.append(owner)
+        return owners
 
     def note(self, node: Node) -> list[str]:
         """Assign an owner to the outputs of a node, and return ``of(node)``; nodes come in topological order."""
         owners = self.of(node)
-        behind = owners or [*{self.reduced[name] for name in node.reads if name in self.reduced}]
-        if not behind:
-            return owners
-        call = node.domain == COMM and not owners  # made by every rank
-        only = behind[0] if len(behind) == 1 and not call else ""
-        for name in filter(None, node.outputs):
-            if owners and self._graph.type_of(name).elements != 1:
-                self.full[name] = owners[0]
-            else:
-                self.reduced[name] = only
+        if owners:
+            types = self._graph.types
+            for name in node.outputs:
+                type = types.get(name)
+                if type is not None and type.elements == 1:
+                    self.reduced[name] = owners[0] if len(owners) == 1 else ""
+                elif name:
+                    self.full[name] = owners[0]
+        elif self.reduced:
+            self._note_small(node)
         return owners
+
+    def _note_small(self, node: Node) -> None:
+        """Assign the owner of the reductions that a node reads."""
+        behind = {self.reduced[name] for name in node.reads if name in self.reduced}
+        if behind:
+            only = behind.pop() if len(behind) == 1 and node.domain != COMM else ""  # a call is made by every rank
+            self.reduced.update((name, only) for name in node.outputs if name)

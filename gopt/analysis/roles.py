@@ -106,7 +106,10 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     step = StepSkeleton(index, pairs, loss, roles)
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)
-    found = find_gradients(step)
+    try:
+        found = find_gradients(step)
+    except UnsupportedError as error:
+        raise _of_another_loss(error, losses, pairs) from error
     anew = paired_anew(step, found.gradients.values())
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
@@ -116,6 +119,15 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_scaled(step, training)
     refuse_doubtful(step, training)
     return training
+
+
+def _of_another_loss(error: UnsupportedError, losses: list[str], pairs: Mapping[str, str]) -> UnsupportedError:
+    """The refusal of a step whose gradients were not found, which may be those of another output."""
+    others = [name for name in losses[1:] if name not in pairs]
+    hints = (
+        [f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"] if others else []
+    )
+    return UnsupportedError(error.message, *error.hints, *hints)
 
 
 def _refuse_texts(graph: Graph) -> None:

@@ -39,13 +39,16 @@ class StateOrder:
             depth = 0
             operands: list[int] = []
             for name in node.reads:
-                read.setdefault(name, place)
                 look = looks.get(name)
-                if look is None:
-                    operands.append(kinds[name] if name in kinds else self._leaf(name))
-                else:
+                if look is not None:
                     operands.append(look[1])
-                    depth = max(depth, look[0])
+                    if look[0] > depth:
+                        depth = look[0]
+                elif name in kinds:
+                    operands.append(kinds[name])
+                    read.setdefault(name, place)
+                else:
+                    operands.append(self._leaf(name))
             checksum = self._checksum(node.op_type, operands)
             for slot, name in enumerate(node.outputs):
                 looks[name] = depth + 1, checksum + slot

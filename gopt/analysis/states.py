@@ -52,10 +52,13 @@ def _refuse_dropped_states(step: StepSkeleton, training: TrainingGraph, found: G
         if name not in step.updated and name not in step.roles.batch and not step.index.one_element(name):
             free.setdefault((types[name], name in batch), name)
     gradients = frozenset(found.gradients.values())
+    stored = _StoredScalars(step)
     for output in training.metrics:
         type = types.get(output)
         if type is None or step.index.one_element(output):
             _refuse_doubted(step, output)
+            if output not in found.check.rank_local and (output in reduced or output not in step.tainted):
+                stored.refuse(output)
             continue
         producer = step.index.producers.get(output)
         inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
@@ -63,10 +66,55 @@ def _refuse_dropped_states(step: StepSkeleton, training: TrainingGraph, found: G
         shown = output in gradients
         rival = (free.get((type, False)) if updates or shown else None) or (free.get((type, True)) if updates else None)
         if rival is not None:
-            raise UnsupportedError(
-                f"output {output!r} may be the new value of input {rival!r}: the data flow does not say",
-                f"name the pair with --states {rival}={output}, or say --batch {rival}",
+            raise _dropped(rival, output)
+
+
+def _dropped(name: str, output: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"output {output!r} may be the new value of input {name!r}: the data flow does not say",
+        f"name the pair with --states {name}={output}, or say --batch {name}",
+    )
+
+
+class _StoredScalars:
+    """Inputs of one element with a stored value that no output was paired with: a counter that goes through a loop."""
+
+    def __init__(self, step: StepSkeleton) -> None:
+        self.index, graph = step.index, step.index.graph
+        taken = {*step.updated, *step.roles.batch}
+        self.names: dict[TensorType, list[str]] = {}
+        for name in graph.inputs:
+            if name in graph.initializers and name not in taken and step.index.one_element(name):
+                self.names.setdefault(graph.types[name], []).append(name)
+        self.behind: dict[TensorType, set[str]] = {}
+
+    def refuse(self, output: str) -> None:
+        """Raise UnsupportedError for an output that is made of one of them and has its type.
+
+        What a floating output is made of must have one element all the way: a norm of new parameters depends on the
+        rate, and replaces none.
+        """
+        type = self.index.graph.type_of(output)
+        names, scalars = self.names.get(type, []), type.dtype in FLOATS
+        if type not in self.behind:
+            self.behind[type] = _made_of(self.index, names, scalars=scalars)
+        if output in self.behind[type]:
+            raise _dropped(
+                next(name for name in names if output in _made_of(self.index, [name], scalars=scalars)), output
             )
+
+
+def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
+    """What depends on values; ``scalars``: through values of one element."""
+    if not scalars:
+        return descendants(index, names)
+    found, stack = set(names), list(names)
+    while stack:
+        for node in index.users.get(stack.pop(), ()):
+            new = [each for each in node.outputs if index.one_element(each) and each not in found]
+            found.update(new)
+            stack.extend(new)
+    return found
 
 
 def _refuse_doubted(step: StepSkeleton, output: str) -> None:

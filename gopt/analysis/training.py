@@ -58,9 +58,7 @@ class TrainingGraph:
     shared: dict[str, str] = field(default_factory=dict)
     """Value that the update reads as a mean over the ranks -> the value of the forward on each rank."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _begun: dict[Hashable, Task[dict[Hashable, Any]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -74,19 +72,14 @@ class TrainingGraph:
         """
         if question not in self._found:
             begun = self._begun.pop(question, None)
-            self._found[question] = find() if begun is None else begun.result()[question]
+            self._found[question] = find() if begun is None else begun.result()
         found: T = self._found[question]
         return found
 
     def begin(self, questions: Mapping[Hashable, Callable[[], Any]]) -> None:
-        """Begin to answer questions of ``once`` in a process of its own; without one, ``once`` answers them."""
-
-        def find_all() -> dict[Hashable, Any]:
-            return {question: find() for question, find in questions.items()}
-
-        task = background.begin(find_all, len(self.graph.nodes))
-        if task.begun:
-            self._begun.update(dict.fromkeys(questions, task))
+        """Begin to answer questions of ``once``, in this order in a process of its own; without one, ``once`` answers
+        them."""
+        self._begun.update(zip(questions, background.begin_all(questions.values(), len(self.graph.nodes))))
 
     def weights_of(self, gradient: str) -> list[str]:
         """The parameters that have a value as their gradient."""

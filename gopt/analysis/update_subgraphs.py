@@ -7,11 +7,12 @@ operands form a class: one run of it serves the neighbouring pieces of all of th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 from gopt.analysis import isomorphism
-from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
+from gopt.analysis.operators import COMBINERS, CONTROL_FLOW, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -47,7 +48,7 @@ def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool | froze
             subgraph.weaken(Mode.WHOLE, "its owner updates it whole")
     finder.localise()
     updates = Updates(finder.subgraphs, *finder.scalar_reductions())
-    isomorphism.assign_classes(training, updates)
+    isomorphism.assign_classes(training, updates, finder.unowned)
     return updates
 
 
@@ -58,15 +59,24 @@ class _Finder:
         self.index = GraphIndex(training.graph)
         self.nodes = [node for node in training.graph.nodes if node.phase is Phase.UPDATE]
         self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
-        updated = (s.updated for s in training.states if not {s.tensor, s.of} & training.gradients.keys())
+        gradients = training.gradients
+        updated = [s.updated for s in training.states if s.tensor not in gradients and s.of not in gradients]
         self.held_by_all = {name for name in updated if not self.index.one_element(name)}
         """New values of states that no parameter with a gradient owns."""
+        shown = [name for name in self.graph.outputs if name not in self.reachable]
+        self.shown = {name for name in shown if not self.index.one_element(name)}
+        """Outputs that no state has, of more than one element."""
+        self.told = self.held_by_all | self.shown
         self.subgraphs: dict[str, UpdateSubgraph] = {}
         full: dict[str, str] = {}
+        self.own = self._own_values()
+        """Values that each rank computes from its own batch, and not through a gradient."""
         self.flattened: set[str] = set()
         """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
         self.first: dict[str, str] = {}
         """Gradient -> the first parameter that has it."""
+        self.unowned: list[Node] = []
+        """Nodes of the update that read nothing of a parameter's shape."""
         accumulated = {state.of for state in training.states if state.kind is StateKind.ACCUMULATOR}
         for state in training.parameters:
             if state.tensor in training.gradients:
@@ -101,21 +111,50 @@ class _Finder:
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
         for node in self.nodes:
-            owners = self.owners.note(node)
-            standard = node.domain in ("", "ai.onnx") and not control_flow(node)
-            if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
-                for of in owners:
-                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
-            elif not standard and (owners or id(node) in self._needed):
-                self._refuse_unknown(node)
+            owners, own = self.owners.note(node), self._reads_own(node)
+            if node.domain or node.op_type in CONTROL_FLOW:
+                self._judge_kind(node, owners)
             if not owners:
+                self.unowned.append(node)
                 continue
             if len(owners) > 1:
                 for of in owners:
                     self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} mixes it with another parameter")
+            if own and id(node) not in self._needed:  # a metric, which every rank has its own of
+                for of in owners:
+                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} reads it beside a rank's own batch")
             subgraph = self.subgraphs[owners[0]]
             subgraph.nodes.append(node)
-            self._judge(subgraph, node)
+            if not self.told.isdisjoint(node.outputs):
+                self._judge_results(subgraph, node)
+            if not self._by_element(node, self.graph.types[owners[0]].shape):
+                self._judge(subgraph, node)
+
+    def _judge_kind(self, node: Node, owners: list[str]) -> None:
+        """Judge a node that may be no standard operator."""
+        if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
+            for of in owners:
+                self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
+        elif (node.domain not in ("", "ai.onnx") or control_flow(node)) and (owners or id(node) in self._needed):
+            self._refuse_unknown(node)
+
+    def _reads_own(self, node: Node) -> bool:
+        """Return whether a node of the update, in order, reads what each rank has of its own batch."""
+        reads = node.reads
+        if self.own.isdisjoint(reads):
+            return False
+        self.own.update(node.outputs)
+        return True
+
+    def _own_values(self) -> set[str]:
+        """The batch, and what forward and backward compute from it for themselves."""
+        training, gradients = self.training, set(self.training.gradients.values())
+        if not training.metrics:  # nothing but metrics may read them
+            return set()
+        drawn = [name for node in training.random for name in node.outputs]
+        before = {name for node in self.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
+        before.update(training.batch)
+        return descendants(self.index, [*training.batch, *drawn]) & before - gradients - training.shared.keys()
 
     @cached_property
     def _needed(self) -> set[int]:
@@ -128,7 +167,8 @@ class _Finder:
                 return  # a schedule: every rank has what it reads, and runs it
             raise UnsupportedError(
                 f"control flow around a parameter: {node.op_type} {node.label!r} is in the update",
-                "export the step with the branch taken, or with Where in place of If",
+                "export the step with the branch taken, or with Where in place of If: gopt does so itself where every "
+                "operator of both branches has a result whatever the condition is, of a static shape",
             )
         if node.domain == COMM and all(map(self.index.one_element, node.reads)):
             return  # a scalar that members of another group complete: every rank has it, and makes the call
@@ -138,32 +178,44 @@ class _Finder:
                 "express the update in standard operators",
             )
 
-    def _judge(self, subgraph: UpdateSubgraph, node: Node) -> None:
-        types, shape = self.graph.types, self.graph.types[subgraph.parameter.tensor].shape
+    def _judge_results(self, subgraph: UpdateSubgraph, node: Node) -> None:
+        """Judge a node that makes what others read."""
         for name in node.outputs:
             if name in self.held_by_all:
                 subgraph.weaken(Mode.REPLICATED, f"{name}, a state of all ranks, is made of it")
-            if name in self.graph.outputs and name not in self.reachable and not self.index.one_element(name):
+            if name in self.shown:
                 subgraph.weaken(Mode.REPLICATED, f"output {name} is computed in its update")
-        scalars = self.index.scalars
-        full = [name for name in node.inputs if name and name not in scalars]
-        outputs = [name for name in node.outputs if name]
-        if elementwise(node) and self._have_shape(full, shape) and self._have_shape(outputs, shape):
-            return
+
+    def _by_element(self, node: Node, shape: object) -> bool:
+        """Return whether a node acts element by element on values of a shape, and on scalars."""
+        types, scalars = self.graph.types, self.index.scalars
+        for name in node.inputs:
+            if name not in scalars and name and (name not in types or types[name].shape != shape):
+                return False
+        return elementwise(node) and self._have_shape(filter(None, node.outputs), shape)
+
+    def _judge(self, subgraph: UpdateSubgraph, node: Node) -> None:
+        """Judge a node that does not act element by element."""
+        types, shape = self.graph.types, self.graph.types[subgraph.parameter.tensor].shape
+        full = [name for name in node.inputs if name and name not in self.index.scalars]
         alike = self._have_shape(node.inputs[:1] if node.is_in(FLATTENING) else full, shape)
         if node.is_in(FLATTENING) and alike and self._only_reduced(node):
             self.flattened.add(node.outputs[0])
             return
         source = node.inputs[0]
         whole = source in full and (types[source].shape == shape or source in self.flattened)
-        if node.is_in(REDUCTIONS) and whole and all(map(self.index.one_element, outputs)):
+        if node.is_in(REDUCTIONS) and whole and all(map(self.index.one_element, filter(None, node.outputs))):
             subgraph.reductions.append(node)
             return
         subgraph.weaken(Mode.WHOLE, f"{node.op_type} {node.label} is not elementwise")
 
-    def _have_shape(self, names: list[str], shape: object) -> bool:
+    def _have_shape(self, names: Iterable[str], shape: object) -> bool:
         types = self.graph.types
-        return not [name for name in names if name not in types or types[name].shape != shape]
+        for name in names:
+            type = types.get(name)
+            if type is None or type.shape != shape:
+                return False
+        return True
 
     def _only_reduced(self, node: Node) -> bool:
         """Return whether all that reads a node's result reduces it to one element."""
@@ -190,10 +242,13 @@ class _Finder:
 
     def localise(self) -> None:
         """Scalars that a whole subgraph computes for itself alone belong to it and need no call."""
+        whole = [subgraph for subgraph in self.subgraphs.values() if subgraph.mode is Mode.WHOLE]
+        if not whole:
+            return
         member = {id(node): of for of, subgraph in self.subgraphs.items() for node in subgraph.nodes}
-        for node in reversed(self.nodes):
+        for node in reversed(self.unowned):
             of = self.owners.reduced.get(node.outputs[0], "")
-            if id(node) in member or not of or self.subgraphs[of].mode is not Mode.WHOLE:
+            if not of or self.subgraphs[of].mode is not Mode.WHOLE:
                 continue
             users = [reader for name in node.outputs for reader in self.index.users.get(name, ())]
             shown = any(name in self.graph.outputs for name in node.outputs)
@@ -201,10 +256,9 @@ class _Finder:
                 member[id(node)] = of
                 self.subgraphs[of].nodes.append(node)
         place = self.index.position
-        for subgraph in self.subgraphs.values():
+        for subgraph in whole:
             subgraph.nodes.sort(key=lambda node: place[id(node)])
-            if subgraph.mode is Mode.WHOLE:
-                subgraph.reductions = [n for n in subgraph.nodes if self._crosses(n, member, subgraph.parameter.tensor)]
+            subgraph.reductions = [n for n in subgraph.nodes if self._crosses(n, member, subgraph.parameter.tensor)]
 
     def _crosses(self, node: Node, member: dict[int, str], of: str) -> bool:
         """Return whether a one-element value leaves the subgraph."""
@@ -221,10 +275,13 @@ class _Finder:
             if subgraph.mode is not Mode.REPLICATED:
                 for node in subgraph.reductions:
                     kind[node.outputs[0]] = self._kind(node, subgraph.mode)
+        if not kind:
+            return {}, {}
         leaves = dict(kind)
-        owned = {id(node) for subgraph in self.subgraphs.values() for node in subgraph.nodes}
+        whole = [subgraph for subgraph in self.subgraphs.values() if subgraph.mode is Mode.WHOLE]
+        owned = {id(node) for subgraph in whole for node in subgraph.nodes}  # by ``localise``
         joins: list[Node] = []
-        for node in self.nodes:
+        for node in self.unowned:
             if id(node) in owned or len(node.outputs) != 1:
                 continue
             kinds = {kind[name] for name in node.inputs if name in kind}

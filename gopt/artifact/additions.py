@@ -77,9 +77,12 @@ class _Added:
     def shared_nodes(self, program: SpmdProgram, members: Sequence[int]) -> None:
         """Nodes that all ranks of a variant run on values that are alike on all."""
         on_all = dict.fromkeys(members)
+        renamed = {held.added for held in program.accumulators} | set(program.loop_carried.values())
         for node in program.graph.nodes:
             if node.sharding.by_axis or not node.made_by or node.domain == SPMD:
                 continue
+            if renamed and not renamed.isdisjoint([*node.inputs, *node.outputs]):
+                continue  # phases give its values other names
             if program.sharded and any(name in program.sharded for name in node.outputs):
                 continue  # its type is that of a rank
             self._known.add(id(node))
@@ -88,9 +91,10 @@ class _Added:
                 self._var(name, node).shapes.setdefault(program.graph.type_of(name), {}).update(on_all)
 
     def of_rank(self, rank: RankGraph, types: OnRank) -> None:
-        """Nodes and states that a rank has of its own."""
+        """Nodes, values and states that a rank has of its own."""
         for node in self._nodes(rank):
-            self._op(node).ranks[rank.rank] = None
+            if node.made_by:
+                self._op(node).ranks[rank.rank] = None
             for name, type in zip(node.outputs, types.results(node)):
                 if self._is_new(name):
                     self._var(name, node).shapes.setdefault(type, {})[rank.rank] = None
@@ -112,7 +116,11 @@ class _Added:
             yield from self._renamed[block]
 
     def _unknown(self, block: Block) -> Iterator[Node]:
-        return (node for node in block.nodes if node.made_by and id(node) not in self._known)
+        """Nodes of passes, and nodes of the source whose results have new names."""
+        return (
+            node for node in block.nodes
+            if id(node) not in self._known and (node.made_by or any(map(self._is_new, node.outputs)))
+        )  # fmt: skip
 
     def _op(self, node: Node) -> _AddedOp:
         key = (node.label, node.op_type)
@@ -125,7 +133,7 @@ class _Added:
         found = self.variables.get(name)
         if found is None:
             of = bucket_of([name, *node.outputs[:1], *node.inputs[:1]])
-            found = self.variables[name] = _AddedVar(node.made_by, self._purpose(node), of)
+            found = self.variables[name] = _AddedVar(node.made_by or _pass_of(name), self._purpose(node), of)
         return found
 
     def _names(self, node: Node) -> Iterator[str]:
@@ -171,6 +179,11 @@ class _Added:
             )
             role, reason = held.purpose
             yield AddedVarFact(held.pass_name, reason, role, held.of, name, dtype, shapes)
+
+
+def _pass_of(name: str) -> str:
+    """The pass that gave a value of a source's node its name."""
+    return name.split(".")[1]
 
 
 def bucket_of(names: Iterable[str]) -> str | None:

@@ -106,6 +106,8 @@ def _infer(
         for name, type in zip(node.inputs, types):
             if name and type != UNKNOWN:
                 held[name] = value_info(name, type).type
+        if not held.keys() >= set(filter(None, node.inputs)):
+            return ()
         arrays = {node.inputs[place]: numpy_helper.from_array(array) for place, array in data.items()}
         found = shape_inference.infer_node_outputs(schema, node.to_proto(), held, arrays)
     except (onnx.defs.SchemaError, shape_inference.InferenceError, TypeError, ValueError, RuntimeError):

@@ -13,6 +13,7 @@ from gopt.opaque.schema_roles import calls
 from gopt.program import SpmdProgram
 
 PASS = "refold-optimizers"
+SEQUENCE = "tensors of an optimizer in a sequence: the rank's own are packed anew"
 Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
 
@@ -31,7 +32,16 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
             if gone:
                 reason = why if count == 1 else f"one of {count} weights: {why}"
                 facts.append(OpFact(PASS, reason, rank_ranges(gone), "update", title, call.label, call.op_type))
-    return facts
+    return [*facts, *_removed_sequences(program, rank_ranges(list(coordinates)))]
+
+
+def _removed_sequences(program: SpmdProgram, ranks: str) -> list[OpFact]:
+    """One fact per node that packs tensors for an operator, or takes one of its results: no rank has it."""
+    graph = program.source.graph
+    kept = {node.label for node in graph.nodes if node.origin is None}
+    written = graph.file_nodes or []
+    gone = [node for node in written if node.is_a("SequenceConstruct", "SequenceAt") and node.label not in kept]
+    return [OpFact(PASS, SEQUENCE, ranks, "update", None, node.label, node.op_type) for node in gone]
 
 
 def _holders(program: SpmdProgram) -> dict[str, Holder]:

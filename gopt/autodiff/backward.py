@@ -38,17 +38,18 @@ def tidy(graph: Graph, made: Differentiated, forward: Collection[str]) -> None:
     rename(graph, {other_name.get(value, value): value for value in made.gradients.values()})
 
 
-def expand_gradient(part: ModelProto, call: GradientCall) -> list[NodeProto]:
+def expand_gradient(part: ModelProto, call: GradientCall, states: Collection[str]) -> list[NodeProto]:
     """The nodes of ``part``, and those of the derivatives that a Gradient operator asks for, simplified.
 
-    Outputs of ``part`` keep their names; new values are named after the first derivative. Raises UnsupportedError for
-    an operator without a derivative, and for a value that ``call.scalar`` does not depend on.
+    ``states``: stored values that are no constants, because the step replaces them. Outputs of ``part`` keep their
+    names; new values are named after the first derivative. Raises UnsupportedError for an operator without a
+    derivative, and for a value that ``call.scalar`` does not depend on.
     """
     known = {each.name for each in (*part.graph.input, *part.graph.initializer)}
     _refuse_unread(call, [name for name in call.results if name not in known])
     model = ModelProto()
     model.CopyFrom(part)
-    _uncover(model, call)
+    _uncover(model, {*call.results, *states})
     made = differentiate(model, call.scalar, list(call.results))
     _refuse_unread(call, made.unread)
     types = {each.name: each.type for each in made.model.graph.input}
@@ -70,13 +71,13 @@ def _refuse_unread(call: GradientCall, names: Sequence[str]) -> None:
         )
 
 
-def _uncover(model: ModelProto, call: GradientCall) -> None:
-    """Make stored values inputs that are differentiated by, or are large."""
+def _uncover(model: ModelProto, changing: Collection[str]) -> None:
+    """Make stored values inputs that change, or are large: onnx-ad computes with constants."""
     graph, fed = model.graph, {each.name for each in model.graph.input}
     kept = []
     for each in graph.initializer:
         large = each.data_location == TensorProto.EXTERNAL or each.ByteSize() > _INSIDE
-        if each.name not in call.results and not large:
+        if each.name not in changing and not large:
             kept.append(each)
         elif each.name not in fed:
             graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
 
 import onnx.inliner
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from gopt import limits
 from gopt.errors import InputError, UnsupportedError
@@ -38,8 +39,8 @@ def check_functions(model: ModelProto) -> None:
         _refuse(key, total, 0)
 
 
-def inline_functions(model: ModelProto) -> ModelProto:
-    """The model with its functions written out, for a model that the checker accepts.
+def inline_functions(model: ModelProto, chosen: Collection[Key] | None = None) -> ModelProto:
+    """The model with its functions written out, or with the chosen ones, for a model that ``check_functions`` accepts.
 
     onnx's inliner leaves a function that imports another version of an operator set: the checker accepts one only if
     its operators are the same in the model's version, so it may import that. The inliner also forgets the defaults of a
@@ -53,7 +54,22 @@ def inline_functions(model: ModelProto) -> ModelProto:
         for each in function.opset_import:
             each.version = versions.get(each.domain, each.version)
     _spell_defaults(copy)
-    return onnx.inliner.inline_local_functions(copy)
+    if chosen is None:
+        return onnx.inliner.inline_local_functions(copy)
+    return onnx.inliner.inline_selected_functions(copy, sorted({(domain, name) for domain, name, _ in chosen}))
+
+
+def reached_functions(model: ModelProto, nodes: Iterable[NodeProto]) -> set[Key]:
+    """The functions that nodes call, in bodies too, and those that these call."""
+    bodies = {(each.domain, each.name, each.overload): each.node for each in model.functions}
+    found, stack = set[Key](), [*nodes]
+    while stack:
+        for node in nested([stack.pop()]):
+            key = (node.domain, node.op_type, node.overload)
+            if key in bodies and key not in found:
+                found.add(key)
+                stack.extend(bodies[key])
+    return found
 
 
 def _spell_defaults(model: ModelProto) -> None:

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, dtype_code, numpy_dtype
-from gopt.lower.lowered import Here, Lowered, bounds, make
+from gopt.lower.lowered import Here, Lowered, bounds, inner, make, stand_in
 from gopt.sharding.halo import Halo, Piece
 
 
@@ -48,7 +48,7 @@ class _Made:
         return int(self.node.attributes["axis"])
 
     def constant(self, role: str, value: Sequence[int]) -> str:
-        name = f"{self.output}.{role}"
+        name = inner(self.output, role)
         self.constants[name] = np.array(value, np.int64)
         return name
 
@@ -58,7 +58,7 @@ class _Made:
 
     def slice(self, piece: Piece, role: str) -> str:
         """Some places of what the member has, or of the joined strips."""
-        name = f"{self.output}.{role}"
+        name = inner(self.output, role)
         cut = bounds(name, piece.at, piece.at + piece.stop - piece.start)
         self.constants |= cut
         return self.add("Slice", [self.node.inputs[piece.strips], *cut, self.constant("axis", [self.axis])], name)
@@ -68,7 +68,7 @@ class _Made:
         dims = list(self.here.types[self.node.inputs[0]].dims)
         dims[self.axis] = count
         shape = self.constant(f"{role}.shape", dims)
-        return self.add("ConstantOfShape", [shape], f"{self.output}.{role}", value=numpy_helper.from_array(value))
+        return self.add("ConstantOfShape", [shape], inner(self.output, role), value=numpy_helper.from_array(value))
 
     def zeros(self, count: int, role: str) -> str:
         return self.filled(count, role, np.zeros(1, numpy_dtype(self.here.types[self.node.inputs[0]].dtype)))
@@ -122,7 +122,7 @@ def total(node: Node, here: Here) -> Lowered:
         if not terms:
             parts.append(made.zeros(stop - start, f"run{number}"))
         else:
-            parts.append(terms[0] if len(terms) == 1 else _sum(made, terms, f"{made.output}.sum{number}"))
+            parts.append(terms[0] if len(terms) == 1 else _sum(made, terms, inner(made.output, f"sum{number}")))
     return made.joined(parts)
 
 
@@ -142,16 +142,17 @@ def member_pool(node: Node, here: Here) -> Lowered:
     member, axis = here.coordinates[given["group"]], int(given["axis"])
     start, stop = given["ranges"][2 * member : 2 * member + 2]
     dims = here.types[node.inputs[0]].dims
-    inner = prod(dims[axis + 1 :])
+    inside = prod(dims[axis + 1 :])
     values, places = node.outputs
-    roles = "own count step offset outer begin beside from inner none row ahead there"
-    names = {role: f"{places}.{role}" for role in roles.split()}
+    roles = "own count step offset outer begin beside from inner none row ahead there plane"
+    names = {role: inner(places, role) for role in roles.split()}
     constants = {
-        names["count"]: (stop - start) * inner, names["step"]: given["length"] * inner, names["offset"]: start * inner,
+        names["count"]: (stop - start) * inside, names["step"]: given["length"] * inside,
+        names["offset"]: start * inside,
     }  # fmt: skip
 
     if start < 0:
-        constants |= {names["inner"]: inner, names["none"]: 0}
+        constants |= {names["inner"]: inside, names["none"]: 0}
     first = (
         make(node, "Mod", [names["from"], names["inner"]], names["row"]),
         make(node, "Less", [names["from"], names["none"]], names["ahead"]),
@@ -160,17 +161,15 @@ def member_pool(node: Node, here: Here) -> Lowered:
 
     def nodes() -> list[Node]:
         own = {key: value for key, value in given.items() if key not in ("group", "axis", "ranges", "length")}
-        pool = Node("MaxPool", node.inputs, [values, names["own"]], attributes=own, made_by=node.made_by)
-        pool.phase = node.phase
         return [
-            pool,
+            stand_in(node, "MaxPool", node.inputs, values, names["own"], **own),
             make(node, "Div", [names["own"], names["count"]], names["outer"]),
             make(node, "Mul", [names["outer"], names["count"]], names["begin"]),
             make(node, "Sub", [names["own"], names["begin"]], names["beside"]),
             make(node, "Add", [names["beside"], names["offset"]], names["from"]),
             *(first if start < 0 else ()),
-            make(node, "Mul", [names["outer"], names["step"]], f"{places}.plane"),
-            make(node, "Add", [f"{places}.plane", names["there" if start < 0 else "from"]], places),
+            make(node, "Mul", [names["outer"], names["step"]], names["plane"]),
+            make(node, "Add", [names["plane"], names["there" if start < 0 else "from"]], places),
         ]
 
     return Lowered(start < 0, nodes, {name: np.array(value, np.int64) for name, value in constants.items()})
@@ -182,27 +181,28 @@ def window_scatter(node: Node, here: Here) -> Lowered:
     member, axis = here.coordinates[given["group"]], int(given["axis"])
     start, stop = given["ranges"][2 * member : 2 * member + 2]
     dims = here.types[output].dims
-    inner, dtype = prod(dims[axis + 1 :]), numpy_dtype(here.types[data].dtype)
-    names = {role: f"{output}.{role}" for role in ("step", "offset", "count", "flat", "shape")}
+    inside, dtype = prod(dims[axis + 1 :]), numpy_dtype(here.types[data].dtype)
+    roles = "step offset count flat shape outer begin beside moved plane own none sums"
+    names = {role: inner(output, role) for role in roles.split()}
     constants = {
-        names["step"]: given["length"] * inner, names["offset"]: start * inner, names["count"]: (stop - start) * inner,
+        names["step"]: given["length"] * inside, names["offset"]: start * inside,
+        names["count"]: (stop - start) * inside,
     }  # fmt: skip
     shapes = {names["flat"]: (*dims[:2], prod(dims[2:])), names["shape"]: dims}
 
     def nodes() -> list[Node]:
         steps: list[tuple[str, list[str], str]] = [
-            ("Div", [indices, names["step"]], "outer"), ("Mul", [f"{output}.outer", names["step"]], "begin"),
-            ("Sub", [indices, f"{output}.begin"], "beside"), ("Sub", [f"{output}.beside", names["offset"]], "moved"),
-            ("Mul", [f"{output}.outer", names["count"]], "plane"),
-            ("Add", [f"{output}.plane", f"{output}.moved"], "own"),
+            ("Div", [indices, names["step"]], "outer"), ("Mul", [names["outer"], names["step"]], "begin"),
+            ("Sub", [indices, names["begin"]], "beside"), ("Sub", [names["beside"], names["offset"]], "moved"),
+            ("Mul", [names["outer"], names["count"]], "plane"), ("Add", [names["plane"], names["moved"]], "own"),
         ]  # fmt: skip
         zero = numpy_helper.from_array(np.zeros(1, dtype))
-        kept = [f"{output}.none", f"{output}.own", updates]
+        kept = [names["none"], names["own"], updates]
         return [
-            *(make(node, kind, inputs, f"{output}.{role}") for kind, inputs, role in steps),
-            make(node, "ConstantOfShape", [names["flat"]], f"{output}.none", value=zero),
-            make(node, "ScatterElements", kept, f"{output}.sums", axis=2, reduction="add"),
-            make(node, "Reshape", [f"{output}.sums", names["shape"]], output),
+            *(make(node, kind, inputs, names[role]) for kind, inputs, role in steps),
+            make(node, "ConstantOfShape", [names["flat"]], names["none"], value=zero),
+            stand_in(node, "ScatterElements", kept, names["sums"], axis=2, reduction="add"),
+            make(node, "Reshape", [names["sums"], names["shape"]], output),
         ]
 
     kind = numpy_dtype(here.types[indices].dtype)

@@ -42,7 +42,7 @@ def check_ranks(
     firsts = list({rank.rank: rank for rank in ranks}.values())
     tiled = _tiles(program, firsts)
     return [
-        Check("reads", "every value a rank reads is made or given on that rank", reads),
+        Check("reads", "every value a rank reads is made or given on that rank, once", reads),
         Check("calls", "all ranks of a group issue the same calls in the same order", _calls(program, ranks)),
         Check("pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", tiled),
         Check("outputs", "loss and metrics keep name and type", _outputs(program)),
@@ -79,6 +79,9 @@ class _SharedValues:
             for node in block.nodes:
                 missing.update((name, node) for name in node.reads if name not in made)
                 reads += len(node.inputs)
+                for name in node.outputs:
+                    if name and name in made:
+                        raise InvariantError(f"the ranks make {name!r} twice, the second time by {node.op_type}")
                 made.update(dict.fromkeys(node.outputs, number))
             wanted.append(missing)
         results = (program.training.loss, *program.training.metrics, *(state.output for state in common))
@@ -90,6 +93,7 @@ def _closed(program: SpmdProgram, rank: RankGraph, shared: _SharedValues) -> int
     graph, own = rank.phase.graph, set(rank.constants)
     own.update(state.input for state in rank.own if state.input in graph.inputs)
     done, reads = -1, shared.reads
+    made: list[str] = []
     for block in rank.blocks:
         if block.shared:
             done += 1
@@ -104,7 +108,11 @@ def _closed(program: SpmdProgram, rank: RankGraph, shared: _SharedValues) -> int
                 if name not in own and shared.made.get(name, done + 1) > done:
                     raise _not_there(rank, node, name)
             reads += len(node.inputs)
+            made += [name for name in node.outputs if name in shared.made or name in own]
             own.update(node.outputs)
+    for name in filter(None, made):
+        if shared.made.get(name, -1) <= done:
+            raise InvariantError(f"rank {rank.rank} makes {name!r} twice")
     results = (*shared.results, *(state.output for state in rank.own if state.output in graph.outputs))
     for name in results:
         if name not in own and shared.made.get(name, done + 1) > done:
@@ -171,7 +179,7 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
                 place = stop
             if place != types[part.tensor].elements or len(ranges[part.tensor]) % copies:
                 raise InvariantError(f"pieces of {part.tensor!r} end at {place} of {types[part.tensor].elements}")
-    return len(ranges)
+    return len({tensor for tensor, _ in boxed})
 
 
 def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tuple[int, int]]]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.lower.lowered import Here, Lowered, bounds, make
+from gopt.lower.lowered import Here, Lowered, bounds, inner, make
 from gopt.lower.member_operators import MEMBER_OPERATORS
 from gopt.sharding.layouts import identity
 
@@ -36,7 +36,7 @@ def local_slice(node: Node, here: Here) -> Lowered:
     ]
     cut = tuple(bound != (0, wholes[at]) for at, bound in zip(range(first, last), ranges))
     output = node.outputs[0]
-    names = [output] if len(cut) == 1 else [f"{output}.{number}" for number in range(len(cut))]
+    names = [output] if len(cut) == 1 else [inner(output, str(number)) for number in range(len(cut))]
     constants = {FLAT: np.array([-1], np.int64)}
     for name, (low, high), is_cut in zip(names, ranges, cut):
         constants |= bounds(name, low, high) if is_cut else {}
@@ -44,9 +44,9 @@ def local_slice(node: Node, here: Here) -> Lowered:
     def nodes() -> list[Node]:
         made = []
         for at, name, is_cut in zip(range(first, last), names, cut):
-            made.append(make(node, "Reshape", [node.inputs[at], FLAT], f"{name}.whole" if is_cut else name))
+            made.append(make(node, "Reshape", [node.inputs[at], FLAT], inner(name, "whole") if is_cut else name))
             if is_cut:
-                made.append(make(node, "Slice", [f"{name}.whole", f"{name}.start", f"{name}.stop"], name))
+                made.append(make(node, "Slice", [inner(name, role) for role in ("whole", "start", "stop")], name))
         return made if len(names) == 1 else [*made, make(node, "Concat", names, output, axis=0)]
 
     return Lowered((first, cut), nodes, constants)

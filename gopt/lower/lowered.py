@@ -9,6 +9,7 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
+from gopt.tensor_parallel.builder import PASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,25 @@ class Lowered:
     alias: str = ""
 
 
+def inner(name: str, role: str) -> str:
+    """The name of a value beside ``name``, inside of what an operator becomes; no name of the source begins so."""
+    return f"{name}.{role}" if name.startswith("gopt.") else f"gopt.{PASS}.{name}.{role}"
+
+
 def bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:
     """The constants between which a Slice cuts."""
-    return {f"{name}.{role}": np.array([at], np.int64) for role, at in (("start", start), ("stop", stop))}
+    return {inner(name, role): np.array([at], np.int64) for role, at in (("start", start), ("stop", stop))}
 
 
 def make(like: Node, op_type: str, inputs: Sequence[str], output: str, **attributes: object) -> Node:
-    """A node that the pass made which made the layout operator."""
-    node = Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by)
+    """A node of the pass that made the layout operator, or that put it in the place of the source's node."""
+    node = Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by or PASS)
+    node.phase = like.phase
+    return node
+
+
+def stand_in(like: Node, op_type: str, inputs: Sequence[str], *outputs: str, **attributes: object) -> Node:
+    """The node that does what the source's node does, on the member's part: it keeps that one's name."""
+    node = Node(op_type, inputs, outputs, name=like.name, attributes=attributes, made_by=like.made_by)
     node.phase = like.phase
     return node

@@ -14,7 +14,7 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.lower.halo_operators import HALO_OPERATORS
-from gopt.lower.lowered import Here, Lowered, bounds, make
+from gopt.lower.lowered import Here, Lowered, bounds, inner, make, stand_in
 from gopt.sharding.layouts import identity
 
 
@@ -36,7 +36,7 @@ class _Part:
         return cls(node, here, int(node.attributes["axis"]) % rank, start, start + sizes[member], sum(sizes))
 
     def name(self, role: str) -> str:
-        return f"{self.node.outputs[0]}.{role}"
+        return inner(self.node.outputs[0], role)
 
     def dims(self, place: int) -> tuple[int, ...]:
         return self.here.types[self.node.inputs[place]].dims
@@ -78,7 +78,7 @@ class _Part:
 def dim_slice(node: Node, here: Here) -> Lowered:
     """The member's part of a dimension."""
     part, output = _Part.of(node, here), node.outputs[0]
-    constants = bounds(output, part.start, part.stop) | {f"{output}.axis": np.array([part.axis], np.int64)}
+    constants = bounds(output, part.start, part.stop) | {inner(output, "axis"): np.array([part.axis], np.int64)}
     return Lowered("part", lambda: [make(node, "Slice", [node.inputs[0], *constants], output)], constants)
 
 
@@ -88,7 +88,7 @@ def member_gather(node: Node, here: Here) -> Lowered:
     zero = {part.name("zero"): np.zeros((), numpy_dtype(here.types[data].dtype))}
     if part.start == part.stop:  # nothing to choose from
         constants = zero | {part.name("shape"): np.array(here.types[output].dims, np.int64)}
-        return Lowered("none", lambda: [make(node, "Expand", list(constants), output)], constants)
+        return Lowered("none", lambda: [stand_in(node, "Expand", list(constants), output)], constants)
     elements = node.op_type == "MemberGatherElements"
     behind = 0 if elements else len(part.dims(0)) - part.axis - 1
     shape = (*here.types[indices].dims, *[1] * behind)
@@ -96,7 +96,7 @@ def member_gather(node: Node, here: Here) -> Lowered:
 
     def nodes() -> list[Node]:
         kind = "GatherElements" if elements else "Gather"
-        rows = make(node, kind, [data, part.name("safe")], part.name("rows"), axis=part.axis)
+        rows = stand_in(node, kind, [data, part.name("safe")], part.name("rows"), axis=part.axis)
         chosen = make(node, "Where", [inside, part.name("rows"), part.name("zero")], output)
         return [*part.places(), rows, *seeing, chosen]
 
@@ -107,7 +107,7 @@ def member_scatter(node: Node, here: Here) -> Lowered:
     """The member's part with the updates that meet it."""
     part = _Part.of(node, here)
     if part.start == part.stop:
-        return Lowered("none", lambda: [make(node, "Identity", [node.inputs[0]], node.outputs[0])])
+        return Lowered("none", lambda: [stand_in(node, "Identity", [node.inputs[0]], node.outputs[0])])
     reduction = node.attributes.get("reduction", "none")
     return _replaced(part) if reduction == "none" else _reduced(part, reduction)
 
@@ -150,7 +150,7 @@ def _scatter(part: _Part, inputs: Sequence[str], output: str, reduction: str) ->
     attributes: dict[str, object] = {} if reduction == "none" else {"reduction": reduction}
     if part.node.op_type == "MemberScatterElements":
         attributes["axis"] = part.axis
-    return make(part.node, part.node.op_type.removeprefix("Member"), inputs, output, **attributes)
+    return stand_in(part.node, part.node.op_type.removeprefix("Member"), inputs, output, **attributes)
 
 
 _NEUTRAL: dict[str, Callable[[str], float]] = {

@@ -19,6 +19,7 @@ from gopt.ir.opset import opset_of
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, known
 from gopt.opaque.body_builder import SHARED
+from gopt.opaque.branches import open_branches
 from gopt.opaque.inline import inline_call
 from gopt.opaque.operator_schema import Arrangement, OperatorSchema, SlotValues
 from gopt.opaque.origin import OpaqueCall, Origin
@@ -40,6 +41,7 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
     Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node whose lists do not
     fit its operator, UnsupportedError for a sequence or a type that cannot be followed.
     """
+    graph = open_branches(graph, prefix)
     chosen = select_opaque_nodes(graph)
     if not chosen:
         return graph
@@ -262,7 +264,13 @@ class _Expansion:
         outputs = {
             name: type if known(type.dtype) else self.types.get(name, type) for name, type in self.graph.outputs.items()
         }
-        return replace(self.graph, nodes=self.nodes, types=self.types, outputs=outputs, file_nodes=self.graph.nodes)
+        return replace(
+            self.graph,
+            nodes=self.nodes,
+            types=self.types,
+            outputs=outputs,
+            file_nodes=self.graph.file_nodes or self.graph.nodes,
+        )
 
 
 def _node(proto: NodeProto, origin: Origin | None) -> Node:

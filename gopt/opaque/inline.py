@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
+from gopt.ir.nodes import reads
+
 
 def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[NodeProto]:
     """Copies of the function's nodes for one call; inner values get names below ``prefix``.
@@ -26,6 +28,15 @@ def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[N
     attributes.update((each.name, each) for each in call.attribute)
     rename = _Renaming(table, prefix, attributes)
     return [rename.node(each) for each in function.node] + nodes
+
+
+def inline_branch(body: GraphProto, node: NodeProto, prefix: str) -> tuple[list[NodeProto], list[str]]:
+    """Copies of the nodes of a body without inputs that ``node`` holds, and its results; inner values get names below
+    ``prefix``. What the body stores becomes Constant nodes."""
+    rename = _Renaming({name: name for name in ("", *reads(node))}, prefix, {})
+    stored = [onnx.helper.make_node("Constant", [], [each.name], value=each) for each in body.initializer]
+    nodes = [rename.node(each) for each in (*stored, *body.node)]
+    return nodes, [rename.name(each.name) for each in body.output]
 
 
 def _formals(formals: Sequence[str], actuals: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from gopt.ir.types import TensorType
 from gopt.opaque.table import OPERATORS
 
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-_THROUGH = frozenset({
+THROUGH = frozenset({
     "Abs", "Add", "And", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Sign",
     "Sqrt", "Sub", "Sum", "Tanh", "Where", "CastLike", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose",
     "Unsqueeze",
@@ -52,30 +52,38 @@ def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, st
     return False
 
 
-def _alike(type: TensorType, want: TensorType) -> bool:
+def alike(type: TensorType, want: TensorType) -> bool:
     return type.shape == want.shape or (want.elements > 1 and type.elements == want.elements)
 
 
 def _updates(graph: Graph, called: set[int]) -> set[int]:
     producers, types, found, seen = graph.producers(), graph.types, set(), set()
-    given = {*graph.inputs, *graph.initializers}
+    scalars = _of_scalars(graph, called)
     for output, declared in graph.outputs.items():
         want = types.get(output, declared)
         stack = [output]
         while stack:
             node = producers.get(stack.pop())
-            if node is None or not (
-                id(node) in called or (node.op_type in _THROUGH and node.domain in ("", "ai.onnx"))
-            ):
+            if node is None or not (id(node) in called or (node.op_type in THROUGH and node.domain in ("", "ai.onnx"))):
                 continue
-            alike = [
+            read = [
                 name for name in node.inputs
-                if name in types and _alike(types[name], want) and (want.shape != () or name in given)
+                if name in types and alike(types[name], want) and (want.shape != () or name in scalars)
             ]  # fmt: skip
-            if id(node) in called and any(want.shape != () or types[name] == want for name in alike):
+            if id(node) in called and any(want.shape != () or types[name] == want for name in read):
                 found.add(id(node))
-            for name in alike:
+            for name in read:
                 if name not in seen:
                     seen.add(name)
                     stack.append(name)
+    return found
+
+
+def _of_scalars(graph: Graph, called: set[int]) -> set[str]:
+    """Inputs and stored values without dimensions, and what calls and operators on the way make of them."""
+    found = {name for name in (*graph.inputs, *graph.initializers) if graph.type_of(name).shape == ()}
+    for node in graph.nodes:
+        on_way = id(node) in called or (node.op_type in THROUGH and node.domain in ("", "ai.onnx"))
+        if on_way and not found.isdisjoint(node.inputs):
+            found.update(name for name in node.outputs if graph.type_of(name).shape == ())
     return found

@@ -416,10 +416,18 @@ def test_two_losses(tmp_path):
     refused(b, tmp_path, UnsupportedError, "'loss'", "'other'", "--loss loss")
 
 
+def test_another_loss_is_proposed_where_no_gradient_is_found(tmp_path):
+    """A metric that is nearer to the data than the loss was taken for it."""
+    b, net = step()
+    sgd(b, net)
+    b.output("near", b.op("ReduceSum", b.op("MatMul", "x", "w0"), keepdims=0), ())
+    refused(b, tmp_path, UnsupportedError, "no gradient", "--loss loss")
+
+
 def branch(b: Builder, flag: str, one: str, other: str, shape: tuple[int, ...]) -> str:
     def body(name: str) -> onnx.GraphProto:
         out = helper.make_tensor_value_info(f"{name}.branch", 1, shape)
-        return helper.make_graph([helper.make_node("Identity", [name], [out.name])], "body", [], [out])
+        return helper.make_graph([helper.make_node("Hardmax", [name], [out.name])], "body", [], [out])
 
     return b.op("If", flag, then_branch=body(one), else_branch=body(other))
 

@@ -26,6 +26,7 @@ from gopt.artifact.report_groups import (
     total,
 )
 from gopt.errors import InputError
+from gopt.ir.phase import Phase
 
 WORDS = st.sampled_from(["a", "b"])
 BY = st.lists(WORDS, max_size=2).map(tuple)
@@ -164,7 +165,10 @@ def test_an_added_operator_has_the_role_of_its_phase(name, mesh, options):
     training = sharded.program.training
     readable = {fact.name: fact.role for fact in expand_ops(sharded.report().added_ops)}
     nodes = [node for block in sharded.ranks[0].blocks for node in block.nodes]
-    forward = above(nodes, [training.loss])
+    pools = [node for node in sharded.program.source.graph.nodes if node.is_a("MaxPool")]
+    pools = [node for node in pools if node.phase is Phase.FORWARD]
+    places = [name for node in pools for name in node.outputs if name]  # which the backward alone reads
+    forward = above(nodes, [training.loss, *places])
     backward = above(nodes, training.gradients.values()) - forward
     held = {node.label: node.outputs[0] for node in nodes if readable.get(node.label, "") != "communication"}
     phase = {

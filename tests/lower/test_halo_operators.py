@@ -38,7 +38,7 @@ def test_members_between_others_share_their_nodes():
 def test_who_hands_out_nothing_makes_an_empty_strip():
     made = lowered("HaloStrips", 1, **Halo((2, 2), ((0, 2), (1, 4))).attributes)
     assert [node.op_type for node in made.nodes()] == ["Slice", "Identity"]
-    bounds = [made.constants[f"y.strip0.{end}"].item() for end in ("start", "stop")]
+    bounds = [made.constants[f"gopt.tensor-parallel.y.strip0.{end}"].item() for end in ("start", "stop")]
     assert bounds == [0, 0]
 
 

@@ -95,7 +95,7 @@ def test_members_that_cut_alike_have_one_variant():
     layout = node("LocalSlice", ["one"], Sharding.along("shard", span), starts=[0], sizes=[12])
     found = [lower(layout, member) for member in range(4)]
     assert len({each.variant for each in found}) == 1
-    assert [each.constants["out.start"].tolist() for each in found] == [[0], [3], [6], [9]]
+    assert [each.constants["gopt.tensor-parallel.out.start"].tolist() for each in found] == [[0], [3], [6], [9]]
 
 
 def test_a_member_that_has_a_whole_tensor_is_another_variant():

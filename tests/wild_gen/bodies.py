@@ -193,6 +193,6 @@ FORMS = [
     Form("Loop that carries a value", each_product(carried), only=tuple(each for each in NAMES if each != "momentum")),
     Form("Loop whose results have no known type", each_product(carried), refused(4, "'w0'", "--params"), ("momentum",)),
     Form("products in Scan", each_product(in_scan)),
-    Form("updates in If", update_in_if, refused(4, "--states")),
+    Form("updates in If", update_in_if),
     Form("parameters through If", parameter_through_if, refused(3, "If", "not an output")),
 ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from gopt.autodiff.backward import GradientCall, expand_gradient
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.training_info.bindings import value_infos
+from gopt.ir.functions import check_functions, inline_functions, reached_functions
 from gopt.ir.nodes import nested, reads
 from gopt.ir.type_proto import read_type
 from gopt.sanitize import show
@@ -14,14 +17,19 @@ from gopt.sanitize import show
 PREVIEW = "ai.onnx.preview.training"
 
 
-def expand_gradients(model: ModelProto) -> list[GradientCall]:
-    """Replace Gradient operators, first to last, by what they ask for."""
+def expand_gradients(model: ModelProto, states: Collection[str] = ()) -> list[GradientCall]:
+    """Replace Gradient operators, first to last, by what they ask for, and functions on their way by their nodes.
+
+    ``states``: the stored values that the step replaces, which are no constants.
+    """
+    _refuse_in_functions(model)
+    _write_out_functions(model)
     calls = []
     while (node := next((each for each in model.graph.node if _is_gradient(each)), None)) is not None:
         call = _read(node, model.graph)
         forward = _part(model, call.scalar)
         inner = {name for each in forward.graph.node for name in each.output}
-        nodes = expand_gradient(forward, call)
+        nodes = expand_gradient(forward, call, states)
         rest = [each for each in model.graph.node if each is not node and not inner & set(each.output)]
         del model.graph.node[:]
         model.graph.node.extend([*nodes, *rest])
@@ -30,6 +38,34 @@ def expand_gradients(model: ModelProto) -> list[GradientCall]:
     del model.opset_import[:]
     model.opset_import.extend(kept)
     return calls
+
+
+def _refuse_in_functions(model: ModelProto) -> None:
+    for function in model.functions:
+        for node in filter(_is_gradient, nested(function.node)):
+            raise UnsupportedError(
+                f"Gradient {show(''.join(node.output[:1]))} is inside function {show(function.name)}",
+                "call Gradient in the algorithm itself",
+            )
+
+
+def _write_out_functions(model: ModelProto) -> None:
+    """Inline the functions that values to be differentiated are computed by."""
+    scalars = [_read(node, model.graph).scalar for node in model.graph.node if _is_gradient(node)]
+    called = reached_functions(model, _behind(model.graph, scalars)) if model.functions and scalars else set()
+    if called:
+        check_functions(model)
+        model.CopyFrom(inline_functions(model, called))
+
+
+def _behind(graph: GraphProto, names: Iterable[str]) -> list[NodeProto]:
+    """The nodes that values depend on, in order."""
+    read, chosen = set(names), []
+    for node in reversed(graph.node):
+        if read & set(node.output):
+            chosen.append(node)
+            read |= reads(node)
+    return chosen[::-1]
 
 
 def _uses_preview(model: ModelProto) -> bool:
@@ -86,11 +122,9 @@ def _names(node: NodeProto, name: str, kind: int, label: str) -> list[str]:
 
 def _part(model: ModelProto, scalar: str) -> ModelProto:
     """The nodes that ``scalar`` depends on, as a model; what else reads their values makes them outputs."""
-    graph, read, chosen = model.graph, {scalar}, []
-    for node in reversed(graph.node):
-        if read & set(node.output):
-            chosen.append(node)
-            read |= reads(node)
+    graph = model.graph
+    chosen = _behind(graph, [scalar])
+    read = {scalar}.union(*map(reads, chosen))
     if not chosen:
         hint = "correct it in the program that wrote the model"
         raise InputError(f"Gradient names {show(scalar)} as y, which no node makes", hint)
@@ -98,7 +132,7 @@ def _part(model: ModelProto, scalar: str) -> ModelProto:
     part.opset_import.extend(model.opset_import)
     part.functions.extend(model.functions)
     part.graph.name = "forward"
-    part.graph.node.extend(reversed(chosen))
+    part.graph.node.extend(chosen)
     part.graph.input.extend(each for each in graph.input if each.name in read)
     part.graph.initializer.extend(each for each in graph.initializer if each.name in read)
     made = {name for node in chosen for name in node.output if name}

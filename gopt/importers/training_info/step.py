@@ -53,7 +53,7 @@ def step_of(model: ModelProto) -> TrainingInfoStep:
     check_reads(step.graph, "the step")
     check_initialization(model, info, stored_types(step.graph))
     updates = bind(step, info)
-    calls = expand_gradients(step)
+    calls = expand_gradients(step, {each.state for each in updates})
     check_types(step, updates)
     scalars = {call.scalar for call in calls}
     loss = scalars.pop() if len(scalars) == 1 else ""

@@ -209,7 +209,15 @@ def source_story(index: FolderIndex, name: str) -> Iterator[Fact]:
     if gone:
         yield from _removed(index, gone)
     elif node is not None or name in wiring.producers:
-        yield Fact("now", "every rank runs it as it was" if node is not None else "every rank has it")
+        yield Fact("now", "every rank has it" if node is None else _run_by_all(index, node))
+
+
+def _run_by_all(index: FolderIndex, node: Node) -> str:
+    """Return how every rank runs an operator that no pass removed."""
+    found = [wiring.labels.get(node.label) for wiring in index.wiring(index.first_rank())]
+    if node.is_a("If") and not any(each is not None and each.is_a("If") for each in found):
+        return "both branches are written out, and Where takes what the condition says"
+    return "every rank runs it as it was"
 
 
 def _removed(index: FolderIndex, facts: Sequence[OpFact | RemovedVarFact]) -> Iterator[Fact]:

@@ -190,12 +190,13 @@ class ParameterGather:
         """The owned values as they are sent: in low precision where there is a copy; for a gather as one shard, which
         every rank has."""
         narrow, names = self.wire_type(parcel.subgraphs[0]), []
-        for name, part in zip(values, parcel.parts):
+        for place, (name, part) in enumerate(zip(values, parcel.parts)):
             if narrow:
-                made = {f"{name}.narrow": TensorType(narrow, self.rewriter.graph.types[name].shape)}
+                sent = emit.named(parcel.bucket, f"narrow{place}")
+                made = {sent: TensorType(narrow, self.rewriter.graph.types[name].shape)}
                 attributes = {"to": dtype_code(narrow)}
                 self.rewriter.add("Cast", [name], made, attributes=attributes, sharding=part.sharding, before=before)
-            names.append(f"{name}.narrow" if narrow else name)
+            names.append(sent if narrow else name)
         if parcel.cuts is None or (len(names) == 1 and all(start < stop for start, stop in pairwise(parcel.cuts))):
             return names
         joined = emit.named(parcel.bucket, "parameters")

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 from training_info_models import PREVIEW, B, W, model_of, refusal, saved
+from written_steps import NET, SHAPES, Written, hold_ranks, sgd
 
 import gopt
 from gopt.errors import GoptError, InputError, UnsupportedError
@@ -103,3 +104,69 @@ def test_a_gradient_of_a_gradient(tmp_path: Path):
     through = apart + 4 / 18 * (x @ (x.T @ apart))
     np.testing.assert_allclose(w, W - x.T @ through, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(b, B - through.sum(0), rtol=1e-5, atol=1e-5)
+
+
+# --- several operators: parameters that one does not differentiate by change as well -------------------------------
+
+BACKWARD = ("do", "gb1", "ht", "gw1", "w1t", "dh", "above", "mask", "dh1", "gb0", "xt", "gw0")
+FUNCTION = helper.make_function(
+    "own", "Linear", ["a", "b"], ["c"], [helper.make_node("MatMul", ["a", "b"], ["c"])], [helper.make_opsetid("", 20)]
+)
+STEP = Written(NET + sgd())
+
+
+def in_standard_form(*groups: tuple[str, ...], function: bool = False) -> ModelProto:
+    """``STEP`` with a Gradient operator for each group of parameters in the place of its backward."""
+    plain, model = STEP.model(), ModelProto(ir_version=10)
+    model.opset_import.extend([*plain.opset_import, helper.make_opsetid(PREVIEW, 1)])
+    model.graph.name, info = "inference", model.training_info.add()
+    nodes = [node for node in plain.graph.node if node.output[0] not in BACKWARD]
+    behind = next(place for place, node in enumerate(nodes) if node.output[0] == "o") + 1
+    model.graph.node.extend(nodes[:behind])
+    model.graph.initializer.extend(plain.graph.initializer)
+    model.graph.input.extend(each for each in plain.graph.input if each.name == "x")
+    model.graph.output.append(helper.make_tensor_value_info("o", TensorProto.FLOAT, [4, 2]))
+    loss = next(place for place, node in enumerate(nodes) if node.output[0] == "loss") + 1
+    info.algorithm.name = "algorithm"
+    info.algorithm.node.extend(nodes[behind:loss])
+    for names in groups:
+        info.algorithm.node.append(
+            helper.make_node("Gradient", names, [f"g{name}" for name in names], domain=PREVIEW, xs=names, y="loss")
+        )
+    info.algorithm.node.extend(nodes[loss:])
+    info.algorithm.input.extend(each for each in plain.graph.input if each.name in ("y", "lr"))
+    info.algorithm.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
+    for name in SHAPES:
+        info.update_binding.add(key=name, value=f"{name}_out")
+    if function:
+        model.functions.append(FUNCTION)
+        model.opset_import.append(helper.make_opsetid("own", 1))
+        for node in model.graph.node:
+            if node.op_type == "MatMul":
+                node.op_type, node.domain = "Linear", "own"
+    return model
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize(
+    "groups", [(("w0", "b0"), ("w1", "b1")), (("w1",), ("b0", "w0"), ("b1",))], ids=["two", "three"]
+)
+def test_operators_for_a_part_of_the_parameters_each(groups, stage, tmp_path):
+    """The derivative by w0 reads w1, which the step replaces: onnx-ad must not compute with its first value."""
+    hold_ranks(STEP, tmp_path, 2, stage, file=in_standard_form(*groups))
+
+
+def test_functions_on_the_way_of_a_gradient(tmp_path):
+    hold_ranks(STEP, tmp_path, 2, 2, file=in_standard_form(tuple(SHAPES), function=True))
+
+
+def test_a_gradient_inside_a_function_is_refused(tmp_path):
+    model = in_standard_form(("w0", "b0", "w1", "b1"))
+    node = next(each for each in model.training_info[0].algorithm.node if each.op_type == "Gradient")
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(PREVIEW, 1)]
+    model.functions.append(helper.make_function("own", "Grads", node.input, node.output, [node], opsets))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    node.op_type, node.domain = "Grads", "own"
+    del node.attribute[:]
+    with pytest.raises(UnsupportedError, match="Gradient 'gw0' is inside function 'Grads'"):
+        gopt.load(saved(model, tmp_path))
