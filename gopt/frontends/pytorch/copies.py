@@ -65,7 +65,7 @@ class _Rebinding:
         return value
 
     def _all(self, values: Iterable[Any]) -> list[Any] | None:
-        """What takes the place of each value; None where all stay."""
+        """The values, each replaced where it holds a part; None where all stay."""
         old = list(values)
         new = [self.of(each) for each in old]
         return new if any(a is not b for a, b in zip(old, new)) else None

@@ -128,8 +128,8 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
             optimizer.state[parameter] = state
     reads = _Reads()
     originals = [(each, each.grad, each._version) for each in recipe.whole.parameters()]
-    held = tensors_around(tried)
-    reads.watched = set(map(id, held.values()))
+    beside = tensors_around(tried)
+    reads.watched = set(map(id, beside.values()))
     with reads:
         first(tried)
     if any(each.grad is not grad or each._version != version for each, grad, version in originals):
@@ -137,7 +137,7 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
             "the step trains the module that the factory made by another way than the one it is given: a global name",
             "let the loss function compute with its argument",
         )
-    found = EagerSteps(around={path for path, each in held.items() if id(each) in reads.operands})
+    found = EagerSteps(around={path for path, each in beside.items() if id(each) in reads.operands})
     for index, optimizer in enumerate(tried.optimizers):
         for parameter, state in optimizer.state.items():
             if not isinstance(parameter, torch.Tensor) or id(parameter) not in names:

@@ -103,7 +103,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What a batch has beside tensors: None, or a flag such as ``return_dict=True``."""
+    """A part of a batch that is no tensor: None, or a flag such as ``return_dict=True``."""
 
     value: str | bool | None
 

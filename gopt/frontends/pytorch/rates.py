@@ -78,7 +78,7 @@ def _scheduled(recipe: Recipe) -> list[dict[tuple[int, int], float]]:
 
 
 def _rule(scheduler: Any, optimizer: Any, place: int) -> Hashable:
-    """What computes a group's rate: the optimizer's schedule, and the functions of the group."""
+    """The rule of a group's rate: the optimizer's schedule, and the functions of the group."""
     if getattr(scheduler, "optimizer", None) is not optimizer:
         return "none"
     inner = getattr(scheduler, "_schedulers", ())

@@ -353,7 +353,7 @@ def test_a_batch_may_have_none_and_flags_beside_tensors(tmp_path):
     found = export((*made, {**batch(), "mask": None, "twice": True}), tmp_path / "step.onnx")
     assert set(found.inputs) == {"x", "y", "lr"}
     with pytest.raises(InputError, match="'count' is not a tensor, but int"):
-        export((*made, {**batch(), "count": 4}), tmp_path / "step.onnx")
+        export((*made, {**batch(), "count": 4}), tmp_path / "other.onnx")
 
 
 def test_a_part_of_the_module_called_as_a_moving_average_is_refused(tmp_path):
