@@ -34,7 +34,7 @@ class Whole(torch.nn.Module):
     def named_modules(
         self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Those of both; whatever else a module lists is made of them."""
+        """Yield those of both; whatever else a module lists is made of them."""
         memo = set() if memo is None else memo
         for name, each in self._both:
             yield from each.named_modules(memo, name, remove_duplicate)
