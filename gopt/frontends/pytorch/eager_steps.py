@@ -208,7 +208,8 @@ def _refuse_carried(
 ) -> None:
     """Raise UnsupportedError for a tensor that the second step reads, and changes or replaces."""
     for path, (value, version) in before.items():
-        if id(value) in operands and (after.get(path) is not value or value._version != version):
+        same = value._version == version and after.get(path) is value
+        if id(value) in operands and not same:
             raise UnsupportedError(
                 f"training code carries a tensor from step to step outside of modules' parameters and buffers: "
                 f"{show(said(path))}, read {operands[id(value)]}",

@@ -235,17 +235,17 @@ def swapped(
     held += [(each, dict(each)) for each in kinds if isinstance(each, dict)]  # transformers adds some in a forward
     replaced: dict[int, torch.Tensor] = {}
     for place in places:
-        value, own = values[place.name], place.read()
+        value, original = values[place.name], place.read()
         if place.is_scalar:
             value = value.double()
         if place.kind is Kind.PARAMETER:
             value = value.requires_grad_(True)
-        if place.kind is not Kind.OPTIMIZER and own is not None:
-            replaced[id(own)] = value
+        if place.kind is not Kind.OPTIMIZER and original is not None:
+            replaced[id(original)] = value
         place.write(value)
-    for place, own in zip(places, kept):
-        if place.kind is Kind.PARAMETER and own is not None:
-            copy_tensor_hooks(own, replaced[id(own)], replaced)
+    for place, original in zip(places, kept):
+        if place.kind is Kind.PARAMETER and original is not None:
+            copy_tensor_hooks(original, replaced[id(original)], replaced)
     loss = recipe.loss
     recipe.loss = rebound(loss, replaced)
     for owner in owners:
