@@ -12,12 +12,12 @@ from code_gen import oracle  # noqa: E402
 from code_gen.codes import draw_code  # noqa: E402
 from code_gen.judge import judge  # noqa: E402
 
-SEEDS = (300, 301, 402, 406, 410)
+SEEDS = (501, 502, 503, 504, 506)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_code_of_a_seed_is_equal_to_pytorch(seed):
-    verdict = judge(seed, ranks=seed % 10 == 0)
+    verdict = judge(seed, ranks=seed % 5 == 0)
     assert verdict.outcome in ("equal", "equal on ranks"), f"{verdict.told}: {verdict.why}"
 
 
