@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +26,7 @@ SCHEDULE_KNOBS = ("total_steps", "start_factor", "end_factor", "min_lr", "step_s
     "--loss",
     required=True,
     metavar="LOSS",
-    help="The loss to attach, cross-entropy or mse, or a scalar output of the model.",
+    help="The loss to attach, cross-entropy, binary-cross-entropy or mse, or a scalar output of the model.",
 )
 @click.option(
     "--optimizer", required=True, metavar="NAME",
@@ -100,6 +101,15 @@ SCHEDULE_KNOBS = ("total_steps", "start_factor", "end_factor", "min_lr", "step_s
     help="The dimension of the logits that has one place for each class, e.g. -1 for tokens, 1 for images.",
 )
 @click.option(
+    "--ignore-index", type=int, metavar="LABEL", help="With cross-entropy: samples with this label do not count."
+)
+@click.option(
+    "--label-smoothing",
+    type=float,
+    metavar="X",
+    help="With cross-entropy: the share of the target that all classes have alike.",
+)
+@click.option(
     "--batchnorm", type=click.Choice(["keep", "train"]), default="keep", show_default=True,
     help="Leave BatchNormalization in inference form, or normalize by the batch and update its statistics.",
 )  # fmt: skip
@@ -172,6 +182,8 @@ def _options(given: dict[str, Any]) -> DeriveOptions:
         "schedule",
         "prediction",
         "class_axis",
+        "ignore_index",
+        "label_smoothing",
     )
     return DeriveOptions(
         **{name: given[name] for name in (*same, "trainable", "freeze", "seed")},
@@ -180,7 +192,7 @@ def _options(given: dict[str, Any]) -> DeriveOptions:
         schedule_knobs={name: given[name] for name in SCHEDULE_KNOBS if given[name] is not None},
         batchnorm=Norms(given["batchnorm"]),
         dropout=Norms(given["dropout"]),
-        dims=dict(map(_dim, given["dims"])),
+        dims=_dims(given["dims"]),
     )
 
 
@@ -192,6 +204,14 @@ def _betas(text: str | None) -> dict[str, float]:
     except ValueError:
         raise OptionError(f"--betas cannot be {text!r}", "give two numbers, such as --betas 0.9,0.999") from None
     return {"beta1": first, "beta2": second}
+
+
+def _dims(texts: Sequence[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, size in map(_dim, texts):
+        if sizes.setdefault(name, size) != size:
+            raise OptionError(f"--dim {name} is given as {sizes[name]} and as {size}", "give one of them")
+    return sizes
 
 
 def _dim(text: str) -> tuple[str, int]:

@@ -24,7 +24,7 @@ _REFUSED = ("output", "dry_run", "force", "as_json", "explain", "print_after", "
 def golden_update(folder: str | Path, *, advance: ProgressCallback = no_progress) -> list[str]:
     """Write the goldens that ``gopt-golden.toml`` in a folder asks for; returns what changed, a line each.
 
-    All of them are written in one step, or none. Raises what ``gopt shard`` and ``gopt split`` raise, and OptionError
+    All of them are written in one step, or none. Raises what ``gopt shard`` and ``gopt split`` raise, and InputError
     where the folder has no ``gopt-golden.toml``.
 
     >>> from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gopt.errors import OptionError
+from gopt.errors import InputError, OptionError
 from gopt.limits import RANKS
 from gopt.option_types import is_digits
 from gopt.sanitize import show
@@ -113,6 +113,14 @@ def loss_scale(text: str | None) -> float | str | None:
         raise OptionError(f"--loss-scale cannot be {text!r}", "give dynamic, or a number above 0") from None
 
 
+def pass_settings_option(function: F) -> F:
+    """``-O``: options of passes, which no option of a command names."""
+    return click.option(
+        "-O", "--option", "options", multiple=True, metavar="PASS.NAME=VALUE",
+        help="Set an option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
+    )(function)  # fmt: skip
+
+
 def axis_option(function: F) -> F:
     """``--axis``: what ranks along mesh axes of other names see."""
     return click.option(
@@ -168,11 +176,11 @@ def _items(texts: Sequence[str]) -> list[str]:
 
 
 def read_config(path: str | None) -> dict[str, Any]:
-    """A gopt.toml; raises OptionError where there is none, InputError where it is not as its schema says."""
+    """A gopt.toml; raises InputError where there is none, or it is not as its schema says."""
     if path is None:
         return {}
     if not Path(path).exists():
-        raise OptionError(f"there is no configuration file {path}", *near_file(path))
+        raise InputError(f"there is no configuration file {path}", *near_file(path))
     from gopt import documents
 
     return documents.read_toml(path, documents.CONFIG)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.text import Text
 
 from .render import console, table
+
+if TYPE_CHECKING:
+    from gopt.verification.gradient_sample import GradientSample
+    from gopt.verification.result import Verification
 
 MOST = 12
 """Unconfirmed values that are named; --json has them all."""
@@ -22,80 +27,78 @@ VERDICTS = {
 }
 
 
-def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) -> None:
+def render_verification(result: Verification, roles: Sequence[str] = ()) -> None:
     """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict. ``roles``:
     the names of trainers and servers, where they are not ranks."""
     out = console()
-    plain = all(name.startswith(GRADIENTS) for name in record["worst"])
+    plain = all(name.startswith(GRADIENTS) for name in result.worst)
     rows = [
         (
             name.removeprefix(GRADIENTS) if plain else name,
-            each["name"],
-            each["kind"],
-            roles[each["rank"]] if roles else each["rank"],
-            each["step"],
-            f"{each['error_over_tolerance'] * record['tolerance']:.2e}",
+            each.name,
+            each.kind,
+            roles[each.rank] if roles else each.rank,
+            each.step,
+            f"{each.error_over_tolerance * result.tolerance:.2e}",
         )
-        for name, each in record["worst"].items()
+        for name, each in result.worst.items()
     ]
-    steps = record["steps"]
+    steps = result.steps
     who = "trainers and servers" if roles else "ranks"
-    over = f"{len(roles) or record['ranks']} {who} and {steps} step{'s' * (steps != 1)}"
-    title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
+    over = f"{len(roles) or result.ranks} {who} and {steps} step{'s' * (steps != 1)}"
+    title = f"Worst relative error over {over} (tolerance {result.tolerance:g})"
     first = GRADIENTS.strip() if plain else "variant"
     out.print(table(title, (first, "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
-    _failing(record, out, roles)
-    _gradients(record, out)
-    for each in record["unconfirmed"][:MOST]:
-        out.print(Text.assemble((f"{each['name']} is not confirmed", "yellow"), f": {each['why']}"))
-    if len(record["unconfirmed"]) > MOST:
-        out.print(f"and {len(record['unconfirmed']) - MOST} more, not confirmed either: --json has them all")
-    for note in record["notes"]:
+    _failing(result, out, roles)
+    _gradients(result, out)
+    unconfirmed = list(result.open())
+    for each in unconfirmed[:MOST]:
+        out.print(Text.assemble((f"{each.name} is not confirmed", "yellow"), f": {each.why}"))
+    if len(unconfirmed) > MOST:
+        out.print(f"and {len(unconfirmed) - MOST} more, not confirmed either: --json has them all")
+    for note in result.notes:
         out.print(f"note: {note}")
-    out.print(Text.assemble(VERDICTS[record["outcome"]], f": {record['compared']} comparisons"))
+    out.print(Text.assemble(VERDICTS[result.outcome.value], f": {result.compared} comparisons"))
 
 
-def _failing(record: Mapping[str, Any], out: Any, roles: Sequence[str]) -> None:
+def _failing(result: Verification, out: Console, roles: Sequence[str]) -> None:
     """Every value that was out of tolerance, by name."""
-    failing = record["failing"]
-    if not failing["values"]:
+    values = result.failing()
+    if not values:
         return
-    values = failing["worst_first"]
-    rows = [
-        (
-            each["name"],
-            each["kind"],
-            f"{each['error_over_tolerance'] * record['tolerance']:.2e}",
-            each["comparisons"],
-            f"{each['variant']}, step {each['step']}, {roles[each['rank']] if roles else 'rank ' + str(each['rank'])}",
-        )
-        for each in values[:FAILING]
-    ]
-    title = f"{failing['values']} values differ, in {failing['comparisons']} of {record['compared']} comparisons"
+    rows = []
+    for each in values[:FAILING]:
+        worst = each.worst
+        where = f"{worst.variant}, step {worst.step}, {roles[worst.rank] if roles else f'rank {worst.rank}'}"
+        error = f"{worst.error_over_tolerance * result.tolerance:.2e}"
+        rows.append((worst.name, worst.kind, error, each.comparisons, where))
+    comparisons = sum(each.comparisons for each in values)
+    title = f"{len(values)} values differ, in {comparisons} of {result.compared} comparisons"
     out.print(table(title, ("value", "kind", "worst error", "comparisons", "worst in"), rows, (2, 3)))
     if len(values) > FAILING:
-        out.print(f"and {', '.join(each['name'] for each in values[FAILING:])}", soft_wrap=True)
+        out.print(f"and {', '.join(each.worst.name for each in values[FAILING:])}", soft_wrap=True)
 
 
-def _gradients(record: Mapping[str, Any], out: Any) -> None:
-    checked = record["gradients"]
-    good = sum(each["holds"] for each in checked)
+def _gradients(result: Verification, out: Console) -> None:
+    checked = result.gradients
+    good = sum(each.holds for each in checked)
     if checked:
-        out.print(f"gradients confirmed by finite differences: {good} of {len(checked)}{_sample(record['sample'])}")
-    refuted = [each for each in checked if not each["holds"] and each.get("verdict", "refuted") == "refuted"]
+        out.print(f"gradients confirmed by finite differences: {good} of {len(checked)}{_sample(result.sample)}")
+    refuted = result.refuted()
     if refuted:
         out.print(Text(f"{len(refuted)} values that were taken for gradients are not gradients:", "red"))
     for each in refuted:
-        why = each.get("why") or f"ratios {each['ratios']}"
-        said = f"{each['gradient']} is not the gradient of {each['parameter']}"
+        why = each.why or f"ratios {list(each.ratios)}"
+        said = f"{each.gradient} is not the gradient of {each.parameter}"
         out.print(Text.assemble((said, "red"), f": {why}"))
 
 
-def _sample(sample: Mapping[str, Any] | None) -> str:
+def _sample(sample: GradientSample | None) -> str:
     """The size of the sample, where only a sample was checked."""
     if sample is None:
         return ""
-    kinds = f"{sample['kinds']} kinds of {sample['classes']} classes"
-    if sample["widened"]:
-        return f" (a sample of {sample['sampled']} held one that is not confirmed, so all were looked at)"
-    return f" (a sample of {sample['of']}, some of all {kinds}, seed {sample['seed']}; --all confirms every one)"
+    kinds = f"{sample.kinds} kinds of {sample.classes} classes"
+    if sample.widened:
+        sampled = len(sample.parameters)
+        return f" (a sample of {sampled} held one that is not confirmed, so all were looked at)"
+    return f" (a sample of {sample.total}, some of all {kinds}, seed {sample.seed}; --all confirms every one)"

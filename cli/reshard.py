@@ -10,7 +10,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import axis_option, axis_table, build_mesh, is_given, pass_option
+from .options import axis_option, axis_table, build_mesh, is_given, pass_option, pass_settings_option
 from .server_options import MODES, given_options, split_options
 from .terminal import print_json, print_note
 
@@ -44,14 +44,7 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
     help="Cut tensors anywhere, between rows, or not at all.  [default: as it was]",
 )
 @split_options(*MODES)
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    metavar="PASS.NAME=VALUE",
-    help="Set an option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
-)
+@pass_settings_option
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(path: str, **given: Any) -> None:

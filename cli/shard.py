@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from gopt.background import processes
 from gopt.garbage import gc_paused
 
 from .auto import auto_of, auto_options, check_auto
-from .options import axis_option, group_option, jobs_option, role_options
+from .options import axis_option, group_option, jobs_option, pass_settings_option, role_options
 from .shard_request import ShardRequest
 from .terminal import print_json, print_text
 
@@ -55,14 +56,7 @@ from .terminal import print_json, print_text
     help="Combine BatchNorm statistics of ranks: average them (mean), take the first rank's (root), leave them apart "
     "(local), or compute them over all samples (sync).  [default: mean]",
 )
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    metavar="PASS.NAME=VALUE",
-    help="Set an option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
-)
+@pass_settings_option
 @axis_option
 @group_option
 @click.option(
@@ -134,6 +128,7 @@ def command(model: str, **given: Any) -> None:
             report = sharded.write(output, **how, advance=advance)
         else:
             report = sharded.report()
+        gc.freeze()  # the process ends soon: no collection need walk over all that is left
     if given["as_json"]:
         print_json(report.to_json())
     else:

@@ -113,7 +113,7 @@ def command(
     if as_json:
         print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
     else:
-        render_verification(result.to_json(), role_names(paths[-1]))
+        render_verification(result, role_names(paths[-1]))
     return result.exit_code
 
 
@@ -145,7 +145,7 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
         if engine.rank == 0 and as_json:
             print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
         elif engine.rank == 0:
-            render_verification(result.to_json())
+            render_verification(result)
         return result.exit_code
     except GoptError as error:
         how = REPORTED

@@ -150,6 +150,20 @@ def proceed() -> None:
         room.fill()
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """Begin nothing in this block, in which a child would share a lock of this process: what waits runs here."""
+    room = _room.get()
+    if room is None:
+        yield
+        return
+    most, room.most = room.most, 0
+    try:
+        yield
+    finally:
+        room.most = most
+
+
 class _Child:
     """A forked process. Its answers go into a file in memory, so that it need not wait for its parent; behind each, it
     tells the answer's size."""
@@ -289,11 +303,12 @@ def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:
 
 def _answer_all(works: Iterable[Callable[[], Any]], answers: int, tell: int) -> None:
     """Put the answers into a file one after the other, and tell the size of each."""
-    for work in works:
-        answer = pickle.dumps(_answer(work), pickle.HIGHEST_PROTOCOL)
-        with os.fdopen(answers, "wb", closefd=False) as file:
+    with os.fdopen(answers, "wb") as file, os.fdopen(tell, "wb", buffering=0) as told:
+        for work in works:
+            answer = pickle.dumps(_answer(work), pickle.HIGHEST_PROTOCOL)
             file.write(answer)
-        os.write(tell, _SIZE.pack(len(answer)))
+            file.flush()
+            told.write(_SIZE.pack(len(answer)))
 
 
 def _read(file: int, start: int, size: int) -> bytes:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.artifact.report import PassRecord, PassRun
-from gopt.errors import GoptError, InvariantError, OptionError
+from gopt.errors import InvariantError, OptionError
 from gopt.ir.def_use_check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
+from gopt.sharding.kept_nodes import check_kept_nodes
 from gopt.sharding.verifier import infer_shardings
 
 _ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")
@@ -61,11 +62,10 @@ class Pipeline:
                         check_graph(each.graph)
                     if self.verify_each:
                         infer_shardings(each)
+                        check_kept_nodes(each)
             except InvariantError as error:
                 before = ", ".join(program.applied) or "none"
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error
-            except GoptError:
-                raise
             record = PassRecord(name, show_options(stage.options), result.facts, result.note)
             program.passes.append(PassRun(record, result))
             if self.after_each is not None:

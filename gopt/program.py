@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -16,6 +16,8 @@ from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.sharding.boxes import Box, box_of
 from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,9 @@ class SpmdProgram:
     """The programs of the other ranks, whose parts have other sizes. Passes do to them what they do to this one."""
     first: SpmdProgram | None = None
     """The program whose ``others`` has this one."""
+    _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _found_for: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)
+    """The lists of nodes and states of which ``_found`` holds."""
 
     def __post_init__(self) -> None:
         self.source = self.training
@@ -160,6 +165,20 @@ class SpmdProgram:
         """Types by which passes weigh values that they put together: those of the first variant, so that all variants
         decide alike."""
         return (self.first or self).graph.types
+
+    def once(self, question: Hashable, find: Callable[[], T]) -> T:
+        """Return the cached result of ``find`` for ``question``, which must concern the nodes and states only.
+
+        It is found again once either list was replaced: a pass that changes some assigns another. The returned object
+        is shared: callers must not change it.
+        """
+        lists = (self.graph.nodes, self.states)
+        if len(self._found_for) != 2 or any(known is not now for known, now in zip(self._found_for, lists)):
+            self._found, self._found_for = {}, lists
+        if question not in self._found:
+            self._found[question] = find()
+        found: T = self._found[question]
+        return found
 
     @property
     def applied(self) -> list[str]:

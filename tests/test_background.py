@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from gopt import background
-from gopt.background import LEAST_NODES, Task, begin, processes
+from gopt.background import LEAST_NODES, Task, begin, begin_all, held, processes
 from gopt.errors import OptionError, RunError, StoppedError, UnsupportedError
 
 
@@ -63,6 +63,48 @@ def test_as_many_work_at_once_as_asked_for():
         assert (first.begun, second.begun, second.result()) == (True, False, os.getpid())
         gate.open()
         assert first.result() != os.getpid()
+        assert begin(os.getpid, 0).result() != os.getpid()
+
+
+def test_what_waits_is_begun_once_there_is_room():
+    gate = Gate()
+    with processes(2):
+        first, second = begin(gate.work, 0), begin(os.getpid, 0)
+        gate.open()
+        first.result()
+        assert second.begun
+        assert second.result() != os.getpid()
+
+
+def test_works_of_one_process_are_answered_one_by_one():
+    gate = Gate()
+    with processes(2):
+        first, second = begin_all([os.getpid, gate.work], 0)
+        child = first.result()  # there, while the second still works
+        gate.open()
+        assert child == second.result() != os.getpid()
+
+
+def test_an_error_of_one_work_leaves_the_next():
+    def refuse() -> int:
+        raise UnsupportedError("no rule for x")
+
+    with processes(2):
+        first, second = begin_all([refuse, os.getpid], 0)
+        assert second.result() != os.getpid()
+        with pytest.raises(UnsupportedError, match="no rule for x"):
+            first.result()
+
+
+def test_nothing_is_begun_while_it_is_held():
+    gate = Gate()
+    with processes(2):
+        first, waiting = begin(gate.work, 0), begin(os.getpid, 0)
+        gate.open()
+        with held():
+            assert first.result() != os.getpid()
+            assert not waiting.begun
+            assert begin(os.getpid, 0).result() == waiting.result() == os.getpid()
         assert begin(os.getpid, 0).result() != os.getpid()
 
 

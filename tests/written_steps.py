@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from gopt.cli.main import main
-from onnx import ModelProto, numpy_helper, parser, shape_inference
+from onnx import ModelProto, helper, numpy_helper, parser, shape_inference
 from steps_gen.engine import Values, World, session
 
 SHAPES = {"w0": (3, 5), "b0": (5,), "w1": (5, 2), "b1": (2,)}
@@ -47,7 +47,7 @@ TOLERANCE = 1e-4
 
 def each(text: str, names: Sequence[str] = tuple(SHAPES)) -> str:
     """The text once for each parameter; ``@`` is its name, ``#`` its shape."""
-    return "".join(text.replace("@", name).replace("#", ",".join(map(str, SHAPES[name]))) for name in names)
+    return "".join(text.replace("@", name).replace("#", ",".join(map(str, SHAPES.get(name, ())))) for name in names)
 
 
 def sgd(names: Sequence[str] = tuple(SHAPES)) -> str:
@@ -71,7 +71,8 @@ FINITE = (
 class Written:
     """A step. ``states``: those beside the parameters, name -> type and shape; each is replaced by ``NAME_out``.
 
-    ``shown``: other outputs; ``batch``: other inputs; ``functions``: text behind the graph; ``start``: stored values.
+    ``shown``: other outputs; ``batch``: other inputs; ``functions``: text behind the graph; ``start``: stored values;
+    ``shapes``: those of the parameters; ``loss``: that of the loss.
     """
 
     body: str
@@ -81,12 +82,14 @@ class Written:
     functions: str = ""
     start: Mapping[str, Any] = field(default_factory=dict)
     gradients: Sequence[str] = tuple(f"g{name}" for name in SHAPES)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: SHAPES)
+    loss: tuple[int, ...] = ()
 
     def model(self) -> ModelProto:
-        parameters = {name: ("float", shape) for name, shape in SHAPES.items()}
+        parameters = {name: ("float", shape) for name, shape in self.shapes.items()}
         held = parameters | dict(self.states)
         fed = {"x": ("float", (4, 3)), "y": ("float", (4, 2)), **self.batch, "lr": ("float", ())}
-        outputs = {"loss": ("float", ()), **{f"{name}_out": kind for name, kind in held.items()}, **self.shown}
+        outputs = {"loss": ("float", self.loss), **{f"{name}_out": kind for name, kind in held.items()}, **self.shown}
         opsets = '"" : 20' + (', "own" : 1' if self.functions else "")
         model: ModelProto = parser.parse_model(
             f"<ir_version: 10, opset_import: [{opsets}]> step ({_listed(fed | held)}) => ({_listed(outputs)}) "
@@ -137,7 +140,7 @@ def hold_ranks(
     path = saved(file or model, folder)
     assert main(["shard", str(path), "--ranks", str(ranks), "--stage", str(stage), "-o", str(out), *options]) == 0
     world, reference = World(out), _Reference(model, step.gradients)
-    states = {name: f"{name}_out" for name in (*SHAPES, *step.states)}
+    states = {name: f"{name}_out" for name in (*step.shapes, *step.states)}
     assert {each["tensor"]: each["updated"] for each in world.manifest["states"]} == states
     values = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer if each.name in states}
     first, held = dict(values), [world.feeds(rank, values) for rank in world.ranks]
@@ -159,7 +162,10 @@ def _drawn(model: ModelProto, states: Mapping[str, str], number: int, rank: int,
     for each in model.graph.input:
         if each.name not in states and each.name != "lr":
             shape = [size.dim_value for size in each.type.tensor_type.shape.dim]
-            found[each.name] = (generator.standard_normal(shape) * (1 + rank)).astype(np.float32)
+            dtype = helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+            found[each.name] = (generator.standard_normal(shape) * (1 + rank)).astype(dtype)
+            if dtype.kind in "iu":
+                found[each.name] = generator.integers(0, 2, shape, dtype)
     if change is not None:
         change(number, rank, found)
     return found
@@ -184,7 +190,7 @@ class _Reference:
         """All outputs of each rank."""
         found = [self.local.run(self.gradients, {**states, **fed}) for fed in feeds]
         with np.errstate(invalid="ignore"):
-            means = {name: np.mean(list(parts), 0) for name, parts in zip(self.gradients, zip(*found))}
+            means = {name: np.asarray(np.mean(list(parts), 0)) for name, parts in zip(self.gradients, zip(*found))}
         return [dict(zip(self.outputs, self.rest.run(self.outputs, {**states, **fed, **means}))) for fed in feeds]
 
 
@@ -193,9 +199,10 @@ def _close(name: str, found: np.ndarray, wanted: np.ndarray, before: np.ndarray)
     assert found.dtype == wanted.dtype, name
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted), name)
     numbers = np.isfinite(wanted)
-    change = np.linalg.norm((wanted - before)[numbers])
-    error = np.linalg.norm(found[numbers].astype(float) - wanted[numbers].astype(float))
-    assert error <= TOLERANCE * (change + 1e-3 * np.linalg.norm(wanted[numbers])), f"{name}: {error} of {change}"
+    due, found = wanted.astype(float), found.astype(float)
+    change = np.linalg.norm(due[numbers] - np.broadcast_to(before.astype(float), due.shape)[numbers])
+    error = np.linalg.norm(found[numbers] - due[numbers])
+    assert error <= TOLERANCE * (change + 1e-3 * np.linalg.norm(due[numbers])), f"{name}: {error} of {change}"
 
 
 def infinite_on_one(number: int, rank: int, fed: Values) -> None:

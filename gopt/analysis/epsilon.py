@@ -17,13 +17,16 @@ NOTE = (
 )
 
 
+_DIVISIONS = ("Div", "Reciprocal")
+
+
 def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) -> list[str]:
     """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
     index = index or GraphIndex(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
     found: list[tuple[str, str]] = []
     for node in training.graph.nodes:
-        if node.phase is not Phase.UPDATE:
+        if node.op_type not in _DIVISIONS or node.phase is not Phase.UPDATE:
             continue
         divisor = _divisor(node)
         if divisor and not index.one_element(divisor):

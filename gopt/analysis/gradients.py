@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.linearity import Linearity, is_zero, propagate_linearity
@@ -60,16 +61,18 @@ class AnalysisContext:
         nodes = self.index.graph.nodes
         self.later = {name for node in nodes if id(node) not in self.forward for name in node.outputs}
 
-    def starts_in_forward(self, node: Node) -> bool:
+    def starts_in_forward(self, held: list[str]) -> bool:
         """Return whether a node reads a batch-dependent value of the forward, so that it computes a local gradient.
 
-        A factor computed from the loss does not count next to a value of the backward: no backward of a mean reads it
-        there.
+        ``held``: what it reads of the batch. A factor computed from the loss does not count next to a value of the
+        backward: no backward of a mean reads it there.
         """
-        held = [name for name in node.reads if name in self.tainted]
-        local = [name for name in held if name not in self.later]
-        if not local or len(local) == len(held):
-            return bool(local)
+        later = self.later
+        if later.issuperset(held):
+            return False
+        local = [name for name in held if name not in later]
+        if len(local) == len(held):
+            return True
         return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
 
     def masks_locally(self, node: Node) -> bool:
@@ -110,7 +113,8 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
 
 
 def _walk(context: AnalysisContext, updated: str) -> Walk:
-    index, types = context.index, context.index.graph.types
+    index, types, tainted_values = context.index, context.index.graph.types, context.tainted
+    producers, definitions, scalars = index.producers, index.definitions, index.scalars
     elements = types[updated].elements
     single = elements == 1
     walk = Walk([], [])
@@ -122,19 +126,18 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
         if not heap:
             break
         _, name = heapq.heappop(heap)
-        node = index.producers.get(name)
+        node = producers.get(name)
         if node is None or id(node) in context.forward:
             break
-        type, local = types.get(name), context.starts_in_forward(node)
-        # A value of the forward in another layout is one operand of a contraction whose other operand has one element.
-        moved = local and (node.is_in(LAYOUT) or node.is_a("Cast"))
-        alone = not heap and name != updated and not moved
-        if alone and type is not None and type.elements == elements and type.dtype in FLOATS:
-            walk.dominators.append(name)
+        tainted = [operand for operand in node.reads if operand in tainted_values]
+        local = context.starts_in_forward(tainted)
+        if not heap and name != updated and not (local and _moves(node)):
+            type = types.get(name)
+            if type is not None and type.elements == elements and type.dtype in FLOATS:
+                walk.dominators.append(name)
         walk.nodes.append(node)
         if local:
             break
-        tainted = [operand for operand in node.reads if operand in context.tainted]
         if single:  # a flag over all gradients is not a gradient
             if context.masks_locally(node):
                 break
@@ -145,18 +148,23 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
         elif id(node) in context.barrier or name in backward:
             backward.update(tainted)  # no clip stands there: a sum of an adjoint is a factor of its other part
         elif elementwise(node):
-            tainted = [operand for operand in tainted if operand not in index.scalars]
+            tainted = [operand for operand in tainted if operand not in scalars]
         for operand in tainted:
-            if operand in queued:
-                continue
-            queued.add(operand)
-            heapq.heappush(heap, (-index.defined_at(operand), operand))
+            if operand not in queued:
+                queued.add(operand)
+                heapq.heappush(heap, (-definitions.get(operand, -1), operand))
     else:
         raise UnsupportedError(
             f"the update that makes {updated!r} has more than {MAX_VISITED} values: its gradient was not reached",
             "name the gradient of its parameter: --params PARAMETER=VALUE",
         )
     return walk
+
+
+def _moves(node: Node) -> bool:
+    """Return whether a node passes its operand on: a value of the forward in another layout is one operand of a
+    contraction whose other operand has one element."""
+    return node.is_in(LAYOUT) or node.is_a("Cast")
 
 
 def _derived(context: AnalysisContext, operands: list[str]) -> set[str]:
@@ -180,18 +188,18 @@ class _Choice:
         place = self.index.position
         start = self.index.defined_at(self.nearest)
         self.nodes = [node for node in reversed(walk.nodes) if place[id(node)] > start]
-        self.linearity = propagate_linearity(self.index, self.nodes, self.nearest, context.tainted)
         self.rising = walk.dominators[::-1]
+        self.held_back = [node for node in self.nodes if id(node) in context.barrier] if context.barrier else []
+
+    @cached_property
+    def linearity(self) -> dict[str, Linearity]:
+        """Of all values of the walk in the nearest one; most choices look at the dominators alone."""
+        return propagate_linearity(self.index, self.nodes, self.nearest, self.context.tainted)
 
     def gradient(self) -> str | None:
-        allowed = Linearity.SCALED if self._held_back() else Linearity.HOMOGENEOUS
-        stretch = [self.nearest]
-        for name in self.rising[1:]:
-            if self.linearity.get(name, Linearity.NONLINEAR) > allowed:
-                break
-            stretch.append(name)
+        stretch = self._stretch()
         bounds = [self.index.defined_at(name) for name in stretch]
-        if any(self.index.position[id(node)] > bounds[-1] for node in self._held_back()):
+        if any(self.index.position[id(node)] > bounds[-1] for node in self.held_back):
             return None  # the backward would go on behind something that no backward does
         first = 0
         seen_elsewhere = False
@@ -212,6 +220,16 @@ class _Choice:
         self._refuse_open(stretch[-1])
         return chosen
 
+    def _stretch(self) -> list[str]:
+        """Return the nearest dominator and those that follow it in proportion.
+
+        The first value that does not ends the stretch: the next dominator is made of it.
+        """
+        allowed = Linearity.SCALED if self.held_back else Linearity.HOMOGENEOUS
+        linearity = propagate_linearity(self.index, self.nodes, self.nearest, self.context.tainted, allowed)
+        ends = (linearity.get(name, Linearity.NONLINEAR) > allowed for name in self.rising)
+        return self.rising[: next((number for number, end in enumerate(ends) if end), None)]
+
     def _read_elsewhere(self, name: str) -> bool:
         """Return whether a node outside the walk uses the value nonlinearly or reduces it to one element, such as a
         gradient norm.
@@ -229,9 +247,6 @@ class _Choice:
             for output in node.outputs
             if output
         )
-
-    def _held_back(self) -> list[Node]:
-        return [node for node in self.nodes if id(node) in self.context.barrier]
 
     def _backward(self, nodes: list[Node]) -> bool:
         """Return whether some node mixes elements or reads the model, as a backward does, and none reads a state.
@@ -278,12 +293,11 @@ class _Choice:
         end = self.index.defined_at(behind[0]) if behind else len(self.index.graph.nodes)
         place, start = self.index.position, self.index.defined_at(last)
         part = [node for node in self.nodes if start < place[id(node)] <= end]
-        context = self.context
-        bent = [node for node in part if self.linearity.get(node.outputs[0]) is Linearity.NONLINEAR]
-        read = [name for node in part for name in node.reads]
-        if not bent or any(name in context.update_only or name in context.settings for name in read):
+        update_only, settings = self.context.update_only, self.context.settings
+        if not all(update_only.isdisjoint(node.reads) and settings.isdisjoint(node.reads) for node in part):
             return
-        if any(map(self._aside, read)) or not self._of_forward_alone():
+        bent = [node for node in part if self.linearity.get(node.outputs[0]) is Linearity.NONLINEAR]
+        if not bent or any(self._aside(name) for node in part for name in node.reads) or not self._of_forward_alone():
             return
         raise UnsupportedError(
             f"{self.nearest!r} may be the gradient of {self.parameter!r}, or a part of its backward: "

@@ -36,7 +36,7 @@ class _ValueNumbering:
 
     @cached_property
     def _inside(self) -> dict[str, Node]:
-        """What makes a value of the subgraphs: scalars seldom depend on one."""
+        """The producers of values of the update: scalars seldom depend on one."""
         nodes = self.graph.nodes
         return {name: node for node in nodes if node.phase is Phase.UPDATE for name in node.outputs}
 

@@ -31,7 +31,9 @@ def find_aliases(graph: Graph) -> dict[str, str]:
     for node in graph.nodes:
         if node.op_type == "Constant":
             finder.constants[node.outputs[0]] = node
-        elif node.is_in(LAYOUT_OPERATORS) and any(node.inputs[:1]) and not of_operator(node):
+        elif node.op_type in LAYOUT_OPERATORS and node.is_in(LAYOUT_OPERATORS) and any(node.inputs[:1]):
+            if of_operator(node):
+                continue
             finder.look(node)
     return finder.aliases
 

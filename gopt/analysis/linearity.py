@@ -48,9 +48,12 @@ _BILINEAR = frozenset(["Mul", "MatMul", "Einsum", "Conv", "ConvTranspose"])
 
 
 def propagate_linearity(
-    index: GraphIndex, nodes: Iterable[Node], start: str, tainted: set[str]
+    index: GraphIndex, nodes: Iterable[Node], start: str, tainted: set[str], enough: Linearity = Linearity.NONLINEAR
 ) -> dict[str, Linearity]:
-    """Return value -> linearity in ``start``, for each value that ``nodes`` (in topological order) compute from it."""
+    """Return value -> linearity in ``start``, for each value that ``nodes`` (in topological order) compute from it.
+
+    ``enough``: values behind the first that is less simple are left out; none that is made of it is simpler.
+    """
     found = {start: Linearity.HOMOGENEOUS}
     for node in nodes:
         if start in node.outputs:
@@ -59,7 +62,11 @@ def propagate_linearity(
             continue
         levels = [found.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
         level = _level(index, node, levels)
-        found.update((name, level) for name in node.outputs if name)
+        for name in node.outputs:
+            if name:
+                found[name] = level
+        if level > enough:
+            break
     return found
 
 

@@ -7,7 +7,7 @@ parameter's shape, and can be cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
 
 Shape = tuple[int, ...]
+_KEEP_ORDER = frozenset((*RESHAPES, "Transpose"))
 MOVED = "load"
 """Origin of the Reshapes that precede a moved update."""
 
@@ -55,6 +56,8 @@ def _ends(graph: Graph) -> dict[str, Shape]:
     -> that shape."""
     types = graph.types
     states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.elements > 1}
+    if not _reshapes_update(graph, {type.shape for type in states}):
+        return {}
     toward = {name for name, type in graph.outputs.items() if type in states}
     found: dict[str, Shape] = {}
     for node in reversed(graph.nodes):
@@ -69,13 +72,35 @@ def _ends(graph: Graph) -> dict[str, Shape]:
             continue
         shape = types[output].dims
         if elementwise(node):
-            toward.update([name for name in node.inputs if name in types and types[name].shape == shape])
+            for name in node.inputs:
+                type = types.get(name)
+                if type is not None and type.shape == shape:
+                    toward.add(name)
         elif keeps_order(graph, node):
             if types[node.inputs[0]].shape == shape:
                 toward.add(node.inputs[0])
             else:
                 found[node.inputs[0]] = shape
     return {name: shape for name, shape in found.items() if types[name].shape != shape}
+
+
+def _reshapes_update(graph: Graph, shapes: Container[object]) -> bool:
+    """Return whether a Reshape to one of the shapes reads what may be made element by element: most graphs have none,
+    and need no sweep."""
+    nodes = [node for node in graph.nodes if node.op_type in _KEEP_ORDER]
+    if not nodes:
+        return False
+    producers, types = graph.producers(), graph.types
+    for node in nodes:
+        type = types.get(node.outputs[0])
+        if type is None or type.shape not in shapes or not keeps_order(graph, node):
+            continue
+        above: Node | None = node
+        while above is not None and keeps_order(graph, above):
+            above = producers.get(above.inputs[0])
+        if above is None or len(above.outputs) != 1 or elementwise(above):
+            return True
+    return False
 
 
 class _Finder:

@@ -12,7 +12,7 @@ from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.doubtful_pairs import refuse_doubtful
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
-from gopt.analysis.graph_walks import GraphIndex, depth, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.paired_past_gradients import paired_anew
@@ -69,10 +69,11 @@ def _past_calls(graph: Graph, roles: RoleMap) -> TrainingGraph:
 
 def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     index = GraphIndex(graph)
-    pairs = _pair_tensors(index, roles)
+    moving = _surely_moving(index, roles)
+    pairs = _pair_tensors(index, roles, moving)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)
     if not losses:
-        scalars, _ = match_states(_scalar_reach(index, pairs, "", roles))
+        scalars, _ = match_states(_scalar_reach(index, pairs, "", roles, moving))
         losses = _loss_candidates(index, pairs | scalars)
     if not losses:
         _refuse_unpaired(index, pairs)
@@ -93,7 +94,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
             "name it with --loss OUTPUT",
         )
     loss = losses[0]
-    pairs |= _pair_scalars(index, pairs, loss, roles)
+    pairs |= _pair_scalars(index, pairs, loss, roles, moving)
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     pairs |= match_copies(index, {output: name for output, name in pairs.items() if output != loss}, free)
     if not pairs:
@@ -148,14 +149,14 @@ def shows_states(graph: Graph, roles: RoleMap) -> bool:
 
     Raises UnsupportedError if several pairings are possible.
     """
-    return bool(_pair_tensors(GraphIndex(graph), roles))
+    index = GraphIndex(graph)
+    return bool(_pair_tensors(index, roles, _surely_moving(index, roles)))
 
 
-def _pair_tensors(index: GraphIndex, roles: RoleMap) -> dict[str, str]:
+def _pair_tensors(index: GraphIndex, roles: RoleMap, moving: set[str]) -> dict[str, str]:
     """Update pairs of more than rank 0, output -> input, the user's first."""
     graph = index.graph
     pairs = {output: name for name, output in roles.states.items()}
-    moving = _surely_moving(index, roles)
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     reach = {
         output: reachable_states(index, output, free, moving)
@@ -233,26 +234,32 @@ def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
 def _loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
     """One-element floating outputs with a differentiable path from a state; the shallowest first."""
     graph = index.graph
-    smooth = set(pairs.values())
-    for node in graph.nodes:
-        if not smooth.isdisjoint(node.reads) and not node.is_in(_STEPS):
-            smooth.update([name for name in node.outputs if graph.type_of(name).dtype in _SMOOTH])
-    paired = set(pairs.values())
-    moving = descendants(index, [name for name in graph.inputs if name not in paired])
-    outputs = [
+    single = [
         name
         for name, type in graph.outputs.items()
-        if name not in pairs and name in smooth and name in moving and index.one_element(name) and type.dtype in FLOATS
+        if name not in pairs and index.one_element(name) and type.dtype in FLOATS
     ]
+    makers, paired = ancestors(index, single)[0], set(pairs.values())
+    smooth, moving = set(paired), {name for name in graph.inputs if name not in paired}
+    for node in graph.nodes:
+        if id(node) not in makers:
+            continue
+        if not smooth.isdisjoint(node.reads) and not node.is_in(_STEPS):
+            smooth.update([name for name in node.outputs if graph.type_of(name).dtype in _SMOOTH])
+        if not moving.isdisjoint(node.reads):
+            moving.update(node.outputs)
+    outputs = [name for name in single if name in smooth and name in moving]
     if len(outputs) > 1:
         steps = depth(index)
         outputs.sort(key=lambda name: steps.get(name, 0))
     return outputs
 
 
-def _pair_scalars(index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, str]:
+def _pair_scalars(
+    index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap, moving: set[str]
+) -> dict[str, str]:
     """Update pairs of rank 0, output -> input; the loss takes no part."""
-    reach = _scalar_reach(index, pairs, loss, roles)
+    reach = _scalar_reach(index, pairs, loss, roles, moving)
     found, unsettled = match_states(reach)
     refuse_open(unsettled)
     refuse_contested(reach, found)
@@ -261,10 +268,11 @@ def _pair_scalars(index: GraphIndex, pairs: Mapping[str, str], loss: str, roles:
     return found
 
 
-def _scalar_reach(index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, dict[str, int]]:
+def _scalar_reach(
+    index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap, moving: set[str]
+) -> dict[str, dict[str, int]]:
     graph = index.graph
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
-    moving = _surely_moving(index, roles)
     return {
         output: reachable_states(index, output, free, moving)
         for output, type in graph.outputs.items()
@@ -276,7 +284,7 @@ def _settle_losses(
     index: GraphIndex, losses: list[str], found: GradientMap, pairs: Mapping[str, str], roles: RoleMap
 ) -> None:
     """Refuse when another output could be the loss as well: neither paired nor computed from gradients."""
-    if roles.loss:
+    if roles.loss or len(losses) == 1:
         return
     behind = descendants(index, found.gradients.values())
     rivals = [name for name in losses[1:] if name not in pairs and name not in behind]

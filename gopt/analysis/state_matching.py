@@ -64,10 +64,9 @@ def walk_to_states(
         return
     seen: set[str] = set()
     producers, shape = index.producers, want.shape
-    queues = deque([(output, 0)]), deque[tuple[str, int]](), deque[tuple[str, int]]()
+    queues: tuple[list[tuple[str, int]], ...] = [(output, 0)], [], []
     for place, queue in enumerate(queues):
-        while queue:
-            name, depth = queue.popleft()
+        for name, depth in queue:  # which grows meanwhile
             if name in seen:
                 continue
             seen.add(name)
@@ -79,23 +78,26 @@ def walk_to_states(
             if node is None or not node.is_in(ELEMENTWISE):
                 continue
             alike = [(each, type) for each in node.inputs if (type := types.get(each)) and type.shape == shape]
+            further = depth + 1 + JOIN_COST * (len(alike) > 1)
+            scaling = place == 0 and node.op_type in _SCALING
             for operand, type in alike:
                 if type.dtype == "bool" != want.dtype:
                     if want.elements > 1:
                         queues[2].append((operand, max(depth, FLAG_COST)))
                     elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
                         queues[2].append((operand, max(depth, DOUBT_COST)))
-                    continue
-                apart = place == 0 and node.op_type in _SCALING and _scales(node, operand, moving)
-                step = 1 + JOIN_COST * (len(alike) > 1) + FACTOR_COST * apart
-                queues[max(place, apart)].append((operand, depth + step))
+                elif scaling and _scales(node, operand, moving):
+                    queues[1].append((operand, further + FACTOR_COST))
+                else:
+                    queue.append((operand, further))
 
 
 def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
-    """Return whether an operand is a factor of something that depends on the batch, or divides anything."""
-    if node.is_a("Div") and operand != node.inputs[0]:
-        return True
-    return node.is_a("Mul") and any(name != operand and name in moving for name in node.inputs)
+    """Return whether an operand of a product or quotient is a factor of something that depends on the batch, or divides
+    anything."""
+    if node.op_type == "Div":
+        return operand != node.inputs[0]
+    return not moving.isdisjoint([name for name in node.inputs if name != operand])
 
 
 def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -238,15 +240,17 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
     several are left.
     """
     graph = index.graph
-    root = {uncopied(index, output): name for output, name in pairs.items()}
-    master_of: dict[str, str] = {}
+    casts: dict[str, Node] = {}
     for output in graph.outputs:
-        source = uncopied(index, output)
-        node = index.producers.get(source)
-        if output not in pairs and node is not None and node.is_a("Cast"):
-            master = root.get(uncopied(index, node.inputs[0]))
-            if master is not None and graph.types[output].shape == graph.types[master].shape:
-                master_of[output] = master
+        node = None if output in pairs else index.producers.get(uncopied(index, output))
+        if node is not None and node.is_a("Cast"):
+            casts[output] = node
+    root = {uncopied(index, output): name for output, name in pairs.items()} if casts else {}
+    master_of: dict[str, str] = {}
+    for output, node in casts.items():
+        master = root.get(uncopied(index, node.inputs[0]))
+        if master is not None and graph.types[output].shape == graph.types[master].shape:
+            master_of[output] = master
     found: dict[str, str] = {}
     by_type: dict[object, tuple[list[str], list[str]]] = {}
     for output in master_of:

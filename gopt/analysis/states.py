@@ -105,7 +105,7 @@ class _StoredScalars:
 
 
 def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
-    """What depends on values; ``scalars``: through values of one element."""
+    """Return all that depends on values; ``scalars``: through values of one element alone."""
     if not scalars:
         return descendants(index, names)
     found, stack = set(names), list(names)
@@ -240,15 +240,15 @@ def _claim(step: StepSkeleton, parameter: str, gradient: str, made: Mapping[str,
 
 def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> None:
     """Let the results of update nodes have the owner of what they read; one sweep in order."""
-    graph = step.index.graph
+    types, scalars = step.index.graph.types, step.index.scalars
     for node in nodes:
         owned = [name for name in node.inputs if name in owner]
         if not owned:
             continue
-        tensors = [name for name in owned if not step.index.one_element(name)]
+        tensors = [name for name in owned if name not in scalars]
         of = owner[(tensors or owned)[0]]
         for name in node.outputs:
-            if not step.index.one_element(name) or graph.types[of].elements == 1:
+            if name not in scalars or types[of].elements == 1:
                 owner.setdefault(name, of)
 
 

@@ -111,7 +111,7 @@ class _Finder:
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
         for node in self.nodes:
-            owners, own = self.owners.note(node), self._reads_own(node)
+            owners, own = self.owners.note(node), bool(self.own) and self._reads_own(node)
             if node.domain or node.op_type in CONTROL_FLOW:
                 self._judge_kind(node, owners)
             if not owners:

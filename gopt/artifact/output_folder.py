@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gopt.artifact.output_paths import check_output_folder, check_replaceable, check_resolved_folder
+from gopt.background import held
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
 from gopt.disk.staging import LeftAsideError, Staged, staged_folder
@@ -23,7 +24,7 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
     RunError if it cannot be written; StoppedError if a signal requests the end.
     """
     whole = check_output_folder(target, force=force)
-    with replaced_folder(target, whole, lambda old: check_replaceable(target, old)) as staged:
+    with held(), replaced_folder(target, whole, lambda old: check_replaceable(target, old)) as staged:
         yield staged
         if os.path.lexists(whole):
             check_resolved_folder(target, whole, force=force)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.report import PassRun, rank_ranges
 from gopt.artifact.report_groups import OpFact, RemovedVarFact
 from gopt.ir.graph import Node, origin
 from gopt.ir.phase import Phase
+from gopt.ir.rewriter import Removal
 from gopt.ir.types import TensorType
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
@@ -18,8 +19,7 @@ from gopt.sharding.placements import Sharding
 ALIAS = "it changes nothing: its readers read what it reads"
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Told(NamedTuple):
     """Why a source node was removed: the pass, its reason, and the parameter that the node serves."""
 
     pass_name: str
@@ -28,28 +28,42 @@ class Removal:
 
 
 UNKNOWN = TensorType("undefined", None)
-UNREAD = Removal("prune", "nothing reads it any more")
+_ROLES: dict[Phase | None, str] = {None: "unread", **{phase: phase.value for phase in Phase}}
+UNREAD = Told("prune", "nothing reads it any more")
 
 
 class Removals:
-    """Removals recorded by the passes."""
+    """Removals recorded by the passes: of a pass the first reason for a node counts, of several passes the last."""
 
     def __init__(self, ran: Iterable[PassRun]) -> None:
-        self._found: dict[str, Removal] = {}
+        self._found: dict[str, Told] = {}
         self.replaced: dict[str, tuple[str, ...]] = {}
         """Value -> the values that replace it."""
         for each in ran:
-            owners, made = each.result.owners, dict[tuple[str, str | None], Removal]()
-            for name, why in each.result.removed.items():
-                key = (why, owners.get(name))
-                if key not in made:
-                    made[key] = Removal(each.record.name, *key)
-                self._found[name] = made[key]
-            self.replaced.update(each.result.replaced)
+            told, replaced = _told(each.record.name, each.result.removed)
+            self._found = self._found | told if self._found else told
+            self.replaced = self.replaced | replaced if self.replaced else replaced
 
-    def of(self, node: Node) -> Removal:
-        """Return the removal of a source node."""
-        return self._found.get(node.first_output, UNREAD)
+    def of(self, node: Node, untold: Told = UNREAD) -> Told:
+        """Return the removal of a source node; ``untold`` where no pass has told one."""
+        return self._found.get(node.first_output, untold)
+
+
+def _told(pass_name: str, removed: Iterable[Removal]) -> tuple[dict[str, Told], dict[str, tuple[str, ...]]]:
+    """The removals of one pass by the first outputs of nodes, and the replacements of values."""
+    found: dict[str, Told] = {}
+    replaced: dict[str, tuple[str, ...]] = {}
+    for removal in removed:
+        told = Told(pass_name, removal.why, removal.of)
+        for node in removal.sources:
+            known = found.setdefault(node.first_output, told)
+            if known.of is None and removal.of is not None:
+                found[node.first_output] = known._replace(of=removal.of)
+        for node, names in zip(removal.sources, removal.by):
+            for old, new in zip(node.outputs, names):
+                if new:
+                    replaced[old] = (*replaced[old], new) if old in replaced else (new,)
+    return found, replaced
 
 
 def roles(training: TrainingGraph) -> dict[str, str]:
@@ -61,7 +75,7 @@ def roles(training: TrainingGraph) -> dict[str, str]:
 
 def role_of(node: Node) -> str:
     """The role of a node of the source."""
-    return "unread" if node.phase is None else node.phase.value
+    return _ROLES[node.phase]
 
 
 def removed(
@@ -128,7 +142,7 @@ class _Removed:
             return ""
         return self.missing_on(*(None if each is None else each.sharding for each in kept))
 
-    def _remove(self, node: Node, told: Removal, where: str) -> None:
+    def _remove(self, node: Node, told: Told, where: str) -> None:
         inputs, outputs, replaced = self.program.graph.inputs, self.program.source.graph.outputs, self.told.replaced
         role = role_of(node)
         now: tuple[str, ...] = ()
@@ -138,14 +152,14 @@ class _Removed:
             by, again = replaced.get(name, ()), name in self.made  # again: another node makes it
             if by and not self.known.issuperset(by):
                 by = tuple(each for each in by if each in self.known)
-            elif not by and again:
+            elif again and not by:
                 by = (name,)
             now = now or by
             if not again and name not in outputs and name not in inputs:
                 self._value(name, told, where, self.roles.get(name, role), by)
         self.ops.append(OpFact(told.pass_name, told.why, where, role, told.of, node.label, node.op_type, now))
 
-    def _value(self, name: str, told: Removal, where: str, role: str, by: tuple[str, ...]) -> None:
+    def _value(self, name: str, told: Told, where: str, role: str, by: tuple[str, ...]) -> None:
         type = self.types.get(name, UNKNOWN)
         self.variables.append(
             RemovedVarFact(
@@ -164,7 +178,7 @@ class _Removed:
             self.ops.append(OpFact("load", ALIAS, self.on_every, role, None, node.label, node.op_type, by))
             for name in filter(None, node.outputs):
                 roots[name] = root
-                self._value(name, Removal("load", ALIAS), self.on_every, self.roles.get(name, role), by)
+                self._value(name, Told("load", ALIAS), self.on_every, self.roles.get(name, role), by)
 
     def states(self) -> None:
         """States that some ranks do not hold, or that all hold as parts of a bucket."""
@@ -175,11 +189,11 @@ class _Removed:
                 continue
             if state.input not in types:
                 for part in state.slices:
-                    told = Removal("shard", "held as the rank's run of a bucket", _parameter(owners, part.tensor))
+                    told = Told("shard", "held as the rank's run of a bucket", _parameter(owners, part.tensor))
                     by = (state.input,)
                     self._value(part.tensor, told, self.on_every, self.roles.get(part.tensor, "state"), by)
             elif where := self.missing_on(*(each.sharding for each in held)):
-                told = Removal("shard", "held by its owner alone", _parameter(owners, state.input))
+                told = Told("shard", "held by its owner alone", _parameter(owners, state.input))
                 self._value(state.input, told, where, self.roles.get(state.input, "state"), ())
 
 

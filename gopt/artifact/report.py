@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gopt.documents.records import OPTIONAL
+
+if TYPE_CHECKING:
+    from gopt.ir.rewriter import Removal
 
 T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Result of a pass: reasons by label of a removed node or value, and the pass's own facts."""
+    """Result of a pass: what it removed of the source, and the pass's own facts."""
 
-    removed: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """First output of a removed source node -> why."""
-    replaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """Value of a removed source node -> the values that replace it."""
-    owners: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """First output of a removed source node -> the parameter that it is for."""
+    removed: Sequence[Removal] = field(default=(), repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     note: str = ""
 

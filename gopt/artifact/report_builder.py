@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gopt import background
 from gopt.analysis.coupling import COUPLINGS, analyse_couplings, notes, open_couplings
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import added
@@ -24,6 +23,7 @@ from gopt.artifact.report_groups import (
     group_removed_vars,
 )
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
+from gopt.artifact.serialize import FILE_NODES, file_nodes
 from gopt.artifact.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.artifact.step_size import before_after
 from gopt.background import Task
@@ -47,19 +47,16 @@ def begin_source_figures(training: TrainingGraph) -> None:
     """Begin with what the report says of the source alone, beside the passes."""
     training.begin({
         COUPLINGS: lambda: analyse_couplings(training), SOURCE_PEAKS: lambda: live_in_source(training),
+        FILE_NODES: lambda: file_nodes(training),
     })  # fmt: skip
 
 
-def begin_removed(program: SpmdProgram, ranks: Sequence[int]) -> Task[RemovedItems]:
-    """Begin with what the report says of removed items, beside the making of ``ranks``; the passes have run."""
-
-    def find() -> RemovedItems:
-        classes = classes_of(program, ranks)
-        ops, variables = removed(program, program.passes, classes)
-        optimizers = [row for variant, on in classes for row in removed_optimizers(variant, program.passes, on)]
-        return RemovedItems(group_removed_ops([*optimizers, *ops]), group_removed_vars(variables))
-
-    return background.begin(find, len(program.source.graph.nodes))
+def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
+    """Find the items of the source that some of ``ranks`` lack, as the report lists them; the passes have run."""
+    classes = classes_of(program, ranks)
+    ops, variables = removed(program, program.passes, classes)
+    optimizers = [row for variant, on in classes for row in removed_optimizers(variant, program.passes, on)]
+    return RemovedItems(group_removed_ops([*optimizers, *ops]), group_removed_vars(variables))
 
 
 def build_report(
@@ -75,7 +72,7 @@ def build_report(
     Its size grows with the graph, not with graph times ranks.
     """
     classes = classes_of(program, list(phases_by_rank(ranks)))
-    calls = find_calls(program, program.sharded)
+    calls = program.once("calls", lambda: find_calls(program, program.sharded))
     added_ops, added_vars = added(program, classes, ranks, calls)
     usages = _usages(program, common, ranks)
     couplings = open_couplings(program)

@@ -189,7 +189,9 @@ _Tables = dict[Key, dict[Any, _Column]]
 
 def _add(tables: _Tables, head: Key, place: Any, name: str, kind: Any) -> None:
     """Put a name, and what may differ between columns, into the row ``place`` of the table ``head``."""
-    rows = tables.setdefault(head, {})
+    rows = tables.get(head)
+    if rows is None:
+        rows = tables[head] = {}
     row = rows.get(place)
     if row is None:
         row = rows[place] = _Column()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
+from gopt.analysis.operators import CONTROL_FLOW
 from gopt.analysis.reshapes import MOVED
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.annotations import annotated
@@ -23,6 +24,8 @@ from gopt.opaque.function_export import prepare, source_nodes
 from gopt.program import SpmdProgram
 
 SOURCE_FILE = "source.onnx"
+FILE_NODES = "serialized nodes"
+"""The question of ``TrainingGraph.once``."""
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 
 
@@ -54,7 +57,19 @@ def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annota
     """
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     whole = without_values(program.source)
-    return model_bytes(whole, values.offset, STATES_FILE, metadata, program if annotate else None)
+    if annotate:
+        return model_bytes(whole, values.offset, STATES_FILE, metadata, program)
+    return model_bytes(whole, values.offset, STATES_FILE, metadata, encoded=file_nodes(program.source))
+
+
+def file_nodes(training: TrainingGraph) -> bytes:
+    """The nodes of a source as its file has them, serialized."""
+    return training.once(FILE_NODES, lambda: _encoded(source_nodes(training.graph)[0]))
+
+
+def _encoded(nodes: Iterable[Node]) -> bytes:
+    """Nodes as fields of a graph."""
+    return b"".join([field(1, node.to_bytes()) for node in nodes])
 
 
 def without_values(training: TrainingGraph) -> Graph:
@@ -71,12 +86,13 @@ def without_values(training: TrainingGraph) -> Graph:
 
 def model_bytes(
     graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str],
-    layout: SpmdProgram | None = None,
+    layout: SpmdProgram | None = None, encoded: bytes | None = None,
 ) -> bytes:  # fmt: skip
     """Serialize a graph as a model file.
 
     Initializers with an entry in ``offsets`` refer to the file ``location``; all others are stored inside. ``layout``:
-    the program whose shardings are written as specs; None: only the graph's own specs.
+    the program whose shardings are written as specs; None: only the graph's own specs. ``encoded``: the serialized
+    nodes, where they are known.
     """
     body = onnx.GraphProto(name=graph.name)
     body.input.extend(value_info(name, type) for name, type in graph.inputs.items())
@@ -99,18 +115,16 @@ def model_bytes(
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
     # A message is the sum of its fields, in the order of their numbers: nodes are bytes already.
-    whole = b"".join(field(1, node.to_bytes()) for node in nodes) + body.SerializeToString(deterministic=True)
+    whole = (_encoded(nodes) if encoded is None else encoded) + body.SerializeToString(deterministic=True)
     before, behind = (_fields(model, numbers) for numbers in (range(1, _GRAPH), range(_GRAPH + 1, 1 << 29)))
     return before + field(_GRAPH, whole) + behind
 
 
 def declared_results(nodes: Sequence[Node], type_of: Callable[[str], TensorType]) -> Iterator[ValueInfoProto]:
     """The types of results that a reader may not be able to infer, as far as they are static."""
-    bodies = any(
-        node.is_a("If", "Loop", "Scan", "SequenceMap") for node in nodes
-    )  # behind them inference may know none
-    for node in nodes:
-        if bodies or node.domain not in ("", "ai.onnx"):
+    bodies = any(node.op_type in CONTROL_FLOW and node.is_in(CONTROL_FLOW) for node in nodes)
+    for node in nodes if bodies else [node for node in nodes if node.domain]:
+        if bodies or node.domain != "ai.onnx":  # behind bodies inference may know none
             yield from (value_info(name, type) for name in node.outputs if (type := type_of(name)).static)
 
 

@@ -128,17 +128,18 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
     made = {name for node in nodes for name in node.outputs}
     read = {name for node in nodes for name in node.reads}
     now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    unread = made - read - root.keys()
-    for name in unread:
-        now[kinds.get(name, "activations")] += sizes.of(name)
+    live = {name: sizes.of(name) for name in made - read - root.keys()}
+    """Value that is alive -> its bytes."""
+    for name, size in live.items():
+        now[kinds.get(name, "activations")] += size
     peak, alive = dict(now), sum(now.values())
-    most, known = alive, unread
+    most = alive
     for node in reversed(nodes):
         for name in node.reads:
             name = root.get(name, name)
-            if name not in known and name in made:  # another rank may make it
-                known.add(name)
-                if size := sizes.of(name):
+            if name not in live and name in made:  # another rank may make it
+                size = live[name] = sizes.of(name)
+                if size:
                     kind = kinds.get(name, "activations")
                     alive += size
                     now[kind] += size
@@ -147,7 +148,7 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
         if alive > most:
             most = alive
         for name in node.outputs:
-            if name not in root and (size := sizes.of(name)):
+            if size := live.get(name, 0):
                 alive -= size
                 now[kinds.get(name, "activations")] -= size
     return LivePeaks(most, peak["activations"], peak["gradients"], peak["gathered"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from gopt.autodiff.sequences import split_without_sequences
 from gopt.errors import OptionError, UnsupportedError
 from gopt.sanitize import show
 
+_WORD = re.compile(r"[A-Z]\w+")
+"""An operator in a message: onnx-ad names it first."""
 GRADIENT = ".grad"
 """The gradient of ``W`` is the value ``W.grad``, where that name is free."""
 
@@ -76,21 +79,28 @@ def _reverse(model: ModelProto, scalar: str, inputs: Sequence[str], cuts: Sequen
         )
     except onnx_ad.UnsupportedOperator as error:
         raise UnsupportedError(
-            f"onnx-ad cannot differentiate this model: {show(str(error))}{_unshaped(model, scalar, inputs)}",
+            f"onnx-ad cannot differentiate this model: {show(str(error))}{_where(model, scalar, inputs, str(error))}",
             "--freeze the parameters behind that operator, or replace it in the model",
         ) from None
     return as_bfloat16(made) if narrow else made
 
 
-def _unshaped(model: ModelProto, scalar: str, inputs: Sequence[str]) -> str:
-    """A clause that names the first operator between ``inputs`` and ``scalar`` whose result has no known shape; ''."""
+def _where(model: ModelProto, scalar: str, inputs: Sequence[str], said: str) -> str:
+    """A clause that names the first operator between ``inputs`` and ``scalar`` whose result has no known shape, or
+    those of the kind that onnx-ad speaks of; ''."""
     types = types_of(model)
     behind, ahead = between(model, inputs, scalar, types)
+    words, found = _WORD.findall(said), list[str]()
     for node in model.graph.node:
+        if behind.isdisjoint(node.input) or ahead.isdisjoint(node.output):
+            continue
         for name in node.output:
             if name in behind and name in ahead and (name not in types or types[name].shape is None):
                 return f"; onnx infers no shape for the result of {node.op_type} {show(name)}"
-    return ""
+        if node.op_type in words[:1]:
+            found.append(show(node.output[0]))
+    more = f", and {len(found) - 4} more" if len(found) > 4 else ""
+    return f": {', '.join(found[:4])}{more}" if found else ""
 
 
 def _without_path(model: ModelProto, names: Sequence[str], prefix: str) -> set[str]:

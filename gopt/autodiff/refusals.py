@@ -110,6 +110,10 @@ def _divides(operator: Operator) -> bool:
     return not few and not (none and operator.attributes.get("noop_with_empty_axes", 0))
 
 
+def _is_no_sum(operator: Operator) -> bool:
+    return operator.attributes.get("reduction", "none") not in ("none", "add")
+
+
 _SAME = frozenset({("com.microsoft", "Gelu")})
 """Operators of other domains that compute what ONNX's of the same name does."""
 _FOREIGN = Refusal("it is not an operator of ONNX")
@@ -139,6 +143,10 @@ REFUSALS: Mapping[str, Refusal] = {
                 "outside of control flow", (0,), _divides),
     ),
     "SpaceToDepth": Refusal("onnx-ad assumes mode DCR", (0,), lambda each: each.attributes.get("mode") == "CRD"),
+    **dict.fromkeys(
+        ("ScatterElements", "ScatterND"),
+        Refusal("of its reductions only none and add are linear", (), _is_no_sum),
+    ),
     "RotaryEmbedding": Refusal(
         "it slices in steps", (), lambda each: bool(each.attributes.get("interleaved", 0)),
     ),

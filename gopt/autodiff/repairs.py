@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
+from gopt.sanitize import show
 
 
 def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
@@ -16,7 +18,10 @@ def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
             continue
         attributes = dict(node.attributes)
         wanted = attributes.pop("output_shape")
-        sizes, kernel = (graph.type_of(name).dims[2:] for name in node.inputs[:2])
+        kinds = [graph.type_of(name) for name in node.inputs[:2]]
+        if not all(kind.static for kind in kinds):
+            raise _unsized(graph)
+        sizes, kernel = (kind.dims[2:] for kind in kinds)
         count = len(sizes)
         strides, dilations = (attributes.get(name, [1] * count) for name in ("strides", "dilations"))
         pads = attributes.get("pads", [0] * (2 * count))
@@ -27,3 +32,14 @@ def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
             for axis in range(count)
         ]  # fmt: skip
         graph.nodes[place] = Node(node.op_type, node.inputs, node.outputs, name=node.name, attributes=attributes)
+
+
+def _unsized(graph: Graph) -> UnsupportedError:
+    """The refusal of a pool whose operand has no known shape, as behind a loop."""
+    pools = (node for node in graph.nodes if node.is_a("AveragePool", "LpPool"))
+    name = next((node.inputs[0] for node in pools if not graph.type_of(node.inputs[0]).static), "")
+    what = f"the shape of {show(name)}, which a pool reads," if name else "the shape of what a pool reads"
+    return UnsupportedError(
+        f"{what} is unknown: it cannot be differentiated",
+        "export the model with fixed shapes; behind a loop, a Reshape to constant sizes states them",
+    )

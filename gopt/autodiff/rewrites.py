@@ -40,7 +40,8 @@ def rewrite(model: ModelProto, scalar: str, inputs: Sequence[str], prefix: str) 
         if made is None:
             nodes.append(node)
             continue
-        emit.nodes[-1].output[0] = node.output[0]
+        last = emit.nodes[-1]
+        last.output[:] = node.output if last.op_type == node.op_type else node.output[:1]
         nodes += emit.nodes
     rewritten = ModelProto()
     rewritten.CopyFrom(model)
@@ -249,6 +250,16 @@ def _power(operator: Operator, constants: Constants, emit: Emitter) -> str | Non
     return emit("Pow", [base, emit("Cast", [exponent], to=dtype_code(kinds[0]))])
 
 
+def _gru(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+    """A bias of zeros: without one onnx-ad takes the reset gate before the product, whatever the attribute says."""
+    node = operator.node
+    if _given(operator, 3) or not operator.attributes.get("linear_before_reset", 0):
+        return None
+    directions, rows, _ = operator.shape(node.input[2])
+    bias = emit.constant(np.zeros((directions, 2 * rows), numpy_dtype(operator.dtype(node.input[0]))))
+    return emit("GRU", [*node.input[:3], bias, *node.input[4:]], **operator.attributes)
+
+
 EXPANDED = frozenset({"CausalConvWithState"})
 """Functions with a convolution in groups."""
 
@@ -265,5 +276,6 @@ REWRITES: Mapping[str, Rewrite] = {
     "SpaceToDepth": _space_to_depth,
     "BatchNormalization": _batch_norm,
     "Pow": _power,
+    "GRU": _gru,
 }  # fmt: skip
 """By operator."""

@@ -71,7 +71,9 @@ def types_by_chunk(
     """
     if not accepts(model.without_nodes, full=True):
         return None
-    nodes = [node for node in graph.nodes if constants.keys().isdisjoint(node.outputs)]
+    nodes = graph.nodes
+    if constants:
+        nodes = [node for node in nodes if constants.keys().isdisjoint(node.outputs)]
     stored = {
         node.outputs[0]: node
         for node in nodes
@@ -80,18 +82,15 @@ def types_by_chunk(
     seen = _Seen(graph, model, constants, stored, folded)
     chunks = _Chunks(graph, model, seen.types, constants, stored)
     decode = TypeDecoder(lambda info: read_type(info.type))
-    place = 0
+    place = seen.skip(nodes, 0)
     while place < len(nodes):
-        if seen.before(nodes[place]):
-            place += 1
-            continue
         chunk = nodes[place : place + CHUNK_NODES]
         found = chunks.infer(chunk, folded, decode)
         if found is None:
             return None
         for node in chunk:
             seen.add(node, found)
-        place += len(chunk)
+        place = seen.skip(nodes, place + len(chunk))
     return seen.types
 
 
@@ -124,34 +123,34 @@ class _Seen:
             for name, info in table.items():
                 self._said[name] = (self._said.get(name), table is model.outputs, info.type.SerializeToString())
         self._said.update((name, (self._said.get(name), _array(value))) for name, value in folded.items())
+        self._operand, self._declaration = self._operands.__getitem__, self._said.get
 
-    def before(self, node: Node) -> bool:
-        """Return whether an earlier node shows what this one makes, which is noted then."""
-        try:
-            types = self._made.get(self._key(node))
-        except KeyError:
-            return False
-        if types is None:
-            return False
-        self._note(node, types)
-        return True
+    def skip(self, nodes: Sequence[Node], start: int) -> int:
+        """Return the place, from ``start`` on, of the first node whose types no earlier node shows; note the types of
+        those before it."""
+        made, key, types, operands = self._made, self._key, self.types, self._operands
+        for place in range(start, len(nodes)):
+            node = nodes[place]
+            try:
+                found = made[key(node)]
+            except KeyError:
+                return place
+            for name, kind in zip(node.outputs, found):
+                if kind is not None:
+                    types[name] = kind
+                    if name not in operands:
+                        operands[name] = id(kind)
+        return len(nodes)
 
     def add(self, node: Node, found: Mapping[str, TensorType]) -> None:
         """Record the inferred output types of a node."""
-        types = self._made[self._key(node)] = [found.get(name) for name in node.outputs]
-        self._note(node, types)
-
-    def _note(self, node: Node, types: list[TensorType | None]) -> None:
-        for name, kind in zip(node.outputs, types):
-            if kind is not None:
-                self.types[name] = kind
-                if name not in self._operands:
-                    self._operands[name] = id(kind)
+        self._made[self._key(node)] = [found.get(name) for name in node.outputs]
+        self.skip([node], 0)
 
     def _key(self, node: Node) -> Hashable:
         """All that inference looks at; raises KeyError where it reads what no node made yet."""
-        operands = tuple(map(self._operands.__getitem__, node.inputs))
-        return (node.op_type, node.domain, node.attribute_bytes(), operands, *map(self._said.get, node.outputs))
+        operands = tuple(map(self._operand, node.inputs))
+        return (node.op_type, node.domain, node.attribute_bytes(), operands, *map(self._declaration, node.outputs))
 
 
 def _content(name: str, tensor: Tensor) -> Hashable:

@@ -30,15 +30,15 @@ def fold_small(
     known: dict[str, np.ndarray] = {}
     folded: dict[str, np.ndarray] = {}
     for node in nodes:
-        if len(node.outputs) != 1 or node.domain not in ("", "ai.onnx"):
+        rule = _RULES.get(node.op_type)
+        if (rule is None and node.op_type != "Constant") or len(node.outputs) != 1 or not node.is_a(node.op_type):
             continue
-        if node.op_type == "Constant":
+        if rule is None:
             value = constant_value(node)
             if value is not None:
                 known[node.outputs[0]] = value
             continue
-        rule = _RULES.get(node.op_type)
-        if rule is None or not node.inputs:
+        if not node.inputs:
             continue
         operands = [_operand(name, known, initializers, inputs) for name in node.inputs if name]
         if any(operand is None for operand in operands):

@@ -6,7 +6,7 @@ nothing a user's exporter put there is lost. Bytes take a fifth of the memory of
 
 from __future__ import annotations
 
-from collections import defaultdict
+import functools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from gopt.ir.attributes import attribute_value, make_attribute
 from gopt.ir.phase import Phase
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.ir.wire_format import renamed
+from gopt.ir.wire_format import SHORT_END, behind_names, renamed
 from gopt.sharding.placements import EVERYWHERE, Sharding
 
 COMM = "gopt.comm"
@@ -71,6 +71,7 @@ class Node:
         self.op_type = op_type
         self.domain = domain
         self.inputs = list(inputs)
+        """Copies of a node share the list, and that of its outputs: to change one is to assign another."""
         self.outputs = list(outputs)
         self.name = name
         self.made_by = made_by
@@ -110,8 +111,8 @@ class Node:
         """The attributes of a node of the file as serialized messages in a fixed order, for comparing."""
         if self._attributes is NO_ATTRIBUTES or self.encoded is None:
             return ()
-        proto = NodeProto.FromString(self.encoded)
-        return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
+        end = behind_names(self.encoded)
+        return _short_attribute_bytes(end) if len(end) <= SHORT_END else _attribute_bytes(end)
 
     @property
     def added(self) -> bool:
@@ -196,12 +197,16 @@ class Graph:
 
     def users(self) -> dict[str, list[Node]]:
         """Value name -> the nodes that read it, in order."""
-        result: defaultdict[str, list[Node]] = defaultdict(list)
+        result: dict[str, list[Node]] = {}
+        known = result.get
         for node in self.nodes:
-            reads = node.reads
-            for name in reads if len(reads) == 1 else dict.fromkeys(reads):
-                result[name].append(node)
-        return dict(result)
+            for name in node.reads:
+                users = known(name)
+                if users is None:
+                    result[name] = [node]
+                elif users[-1] is not node:  # it may read a value twice
+                    users.append(node)
+        return result
 
     def type_of(self, name: str) -> TensorType:
         """The type of a value; ``undefined[?]`` when nothing is known."""
@@ -222,12 +227,22 @@ class Graph:
         )  # fmt: skip
 
 
+def _attribute_bytes(node: bytes) -> tuple[bytes, ...]:
+    """The attributes in a serialized node, or in the end of one."""
+    proto = NodeProto.FromString(node)
+    return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
+
+
+_short_attribute_bytes = functools.lru_cache(4096)(_attribute_bytes)
+"""The same: few short ones differ in a long graph."""
+
+
 def clone(node: Node) -> Node:
-    copy = Node(
-        node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name,
-        attributes=node._attributes, made_by=node.made_by, encoded=node.encoded, sharding=node.sharding,
-    )  # fmt: skip
-    copy.captures, copy.origin, copy.phase, copy.source = node.captures, node.origin, node.phase, node.source
+    copy = Node.__new__(Node)
+    copy.op_type, copy.domain, copy.name, copy.made_by = node.op_type, node.domain, node.name, node.made_by
+    copy.inputs, copy.outputs, copy.captures, copy.sharding = node.inputs, node.outputs, node.captures, node.sharding
+    copy.encoded, copy._attributes, copy.phase = node.encoded, node._attributes, node.phase
+    copy.origin, copy.source = node.origin, node.source
     return copy
 
 

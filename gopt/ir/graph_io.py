@@ -43,7 +43,7 @@ def read_outputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType
     decode = TypeDecoder(lambda info: _io_type(info, "output"))
     for info in body.output:
         if info.name in result:
-            raise InputError(f"two graph outputs are named {show(info.name)}")
+            raise InputError(f"two graph outputs are named {show(info.name)}", "list each output once")
         if not info.name or info.name not in symbols.defined:
             raise InputError(f"graph output {show(info.name)} is undefined: no node makes it")
         result[info.name] = decode(info)

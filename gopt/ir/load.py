@@ -22,12 +22,13 @@ from gopt.ir.graph import Graph
 from gopt.ir.graph_io import read_initializers, read_inputs, read_outputs, refuse_sparse
 from gopt.ir.inference import add_types, declared_types
 from gopt.ir.model_file import ModelFile
-from gopt.ir.nodes import captures, name_apart, read_node
+from gopt.ir.node_reader import read_nodes
+from gopt.ir.nodes import captures, name_apart
 from gopt.ir.onnx_checker import check_legal
 from gopt.ir.symbol_table import SymbolTable, text
 from gopt.ir.topological_order import check_order
 from gopt.ir.types import known
-from gopt.ir.wire_format import check_parts
+from gopt.ir.wire_format import check_parts, encoded_nodes
 from gopt.suggestions import files_with_suffix
 
 _PROTOBUF_LIMIT = 2**31 - 1
@@ -123,7 +124,7 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
     symbols = SymbolTable(None if own else _reserved_hint(metadata))
     inputs = read_inputs(body, symbols)
     initializers = read_initializers(body, inputs, symbols, folder)
-    nodes = [read_node(proto, symbols, own) for proto in body.node]
+    nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, own)
     check_order(nodes, {"", *inputs, *initializers})
     name_apart(nodes)
     outputs = read_outputs(body, symbols)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -20,18 +21,26 @@ next.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Source nodes that some or all ranks lose, and why; ``of``: the parameter that they serve.
+
+    ``by``: for each node the values that replace its outputs, '' where none does; () where none replaces any.
+    """
+
+    sources: Sequence[Node]
+    why: str
+    of: str | None = None
+    by: Sequence[Sequence[str]] = ()
+
+
 class GraphRewriter:
     """A batch of changes to one graph by one pass. Nothing is reordered until ``finish``."""
 
     def __init__(self, graph: Graph, pass_name: str) -> None:
         self.graph = graph
         self.pass_name = pass_name
-        self.reasons: dict[str, str] = {}
-        """First output of a source node that some or all ranks lose -> why."""
-        self.replaced: dict[str, tuple[str, ...]] = {}
-        """Value of a removed source node -> the values that replace it."""
-        self.owners: dict[str, str] = {}
-        """First output of a source node in ``reasons`` -> the parameter that it is for."""
+        self.removed: list[Removal] = []
         self._gone: set[int] = set()
         self._added: list[Node] = []
         self._changed = False
@@ -120,12 +129,15 @@ class GraphRewriter:
 
         ``of``: the parameter that the node serves; ``by``: source value -> its replacement.
         """
+        replacements = [[by.get(name, "") for name in source.outputs]] if by else ()
+        self.remove_all(Removal([source], why, of or None, replacements))
+
+    def remove_all(self, removal: Removal) -> None:
+        """Remove this graph's copies of source nodes."""
         self._changed = True
-        self._gone.add(id(self._producers[source.first_output]))
-        self.annotate(source, why, of=of)
-        for name in source.outputs if by else ():
-            if name in by:
-                self.replaced[name] = (*self.replaced.get(name, ()), by[name])
+        producers = self._producers
+        self._gone.update([id(producers[source.first_output]) for source in removal.sources])
+        self.removed.append(removal)
 
     def discard(self, output: str) -> None:
         """Remove the node of this graph that makes a value, which an earlier pass added."""
@@ -134,15 +146,16 @@ class GraphRewriter:
 
     def annotate(self, source: Node, why: str, *, of: str = "") -> None:
         """Record why a source node does not run on every rank; ``of``: the parameter that the node serves."""
-        name = source.first_output
-        self.reasons.setdefault(name, why)
-        if of:
-            self.owners.setdefault(name, of)
+        self.removed.append(Removal([source], why, of or None))
 
     def lookup(self, source: Node) -> Node | None:
         """This graph's copy of a source node, None when this pass or one before it removed it."""
         node = self._producers.get(source.first_output)
         return None if node is None or id(node) in self._gone else node
+
+    def kept(self) -> Iterator[Node]:
+        """The nodes of this graph that are not removed, in order, without those that are added."""
+        return (node for node in self.graph.nodes if id(node) not in self._gone)
 
     def rewire(self, node: Node, old: str, new: str) -> None:
         """Let ``node`` read ``new`` where it read ``old``."""
@@ -158,7 +171,7 @@ class GraphRewriter:
         """Apply the removals and restore a topological order, as near to the old one as dependencies allow."""
         if not self._changed:
             return
-        nodes = [node for node in self.graph.nodes if id(node) not in self._gone]
+        nodes = list(self.kept())
         nodes += [node for node in self._added if id(node) not in self._gone]
         self.graph.nodes = topological_sort(nodes, [self._priority[id(node)] for node in nodes])
         if len(self.graph.nodes) != len(nodes):

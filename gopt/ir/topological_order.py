@@ -23,8 +23,8 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
     """Nodes that waited and can run now, as a heap: all are due before the next that is looked at."""
     result: list[Node] = []
     for first in sorted(range(len(nodes)), key=due.__getitem__):
-        wanted = unmade.intersection(nodes[first].reads)
-        if wanted:
+        if not unmade.isdisjoint(nodes[first].reads):
+            wanted = unmade.intersection(nodes[first].reads)
             missing[first] = len(wanted)
             for name in wanted:
                 waiting.setdefault(name, []).append(first)

@@ -6,7 +6,7 @@ An empty node has two bytes in the file and over a hundred in memory: some megab
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 
 from gopt import limits
@@ -32,8 +32,14 @@ _NESTED = {
 _LISTS = {("attribute", 7): 4, ("attribute", 8): 0, ("tensor", 1): 0}
 """Packed lists that become Python's: the bytes of an element, or 0 where it ends with a byte below 128."""
 _CONTINUED = bytes(range(128, 256))
-_NAMES = (b"\x0a", b"\x12")
-"""Tags of the input and output fields of a serialized node."""
+_GRAPH, _NODE = 0x3A, 0x0A
+"""Tags of the graph in a model, and of a node in a graph."""
+_INPUT, _OUTPUT, _NAME = 0x0A, 0x12, 0x1A
+"""Tags of the first fields of a node."""
+SHORT_END = 1024
+"""Bytes behind the names of a node up to which they are kept, to find the same in other nodes."""
+_NAMES = (bytes((_INPUT,)), bytes((_OUTPUT,)))
+_TEXTS = (*_NAMES, bytes((_NAME,)))
 
 
 def check_parts(data: bytes) -> None:
@@ -94,6 +100,61 @@ def _check_list(data: bytes, at: int, end: int, step: int) -> None:
         raise InputError(f"holds a list of {count} numbers; at most {limits.LIST_ELEMENTS} are read (LIST_ELEMENTS)")
 
 
+def encoded_nodes(model: bytes) -> list[bytes]:
+    """Return the serialized nodes of a model that protobuf can parse, in order; none where the graph is not one field
+    of the file."""
+    graphs = _fields(model, 0, len(model), _GRAPH)
+    return [model[at:end] for at, end in _fields(model, *graphs[0], _NODE)] if len(graphs) == 1 else []
+
+
+def _fields(data: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]]:
+    """Return where the submessages with a tag begin and end in the message between ``at`` and ``end``; nothing where
+    the message has fixed numbers or tags of more than a byte."""
+    found: list[tuple[int, int]] = []
+    while at < end:
+        tag, size = data[at], data[at + 1]
+        at += 2
+        if size > 127:
+            size, at = _varint(data, at - 1)
+        if tag == wanted:
+            found.append((at, at + size))
+        if tag > 127 or tag & 7 not in (_BYTES, _VARINT):
+            return []
+        if tag & 7 == _BYTES:  # ``size`` is the value of a varint
+            at += size
+    return found
+
+
+def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[str], str, bytes]:
+    """Return inputs, outputs and name of a serialized node, and the bytes behind them: all of its other fields.
+
+    There are no bytes behind them in a node that has to be read otherwise, or whose rest is long: a stored tensor.
+    ``texts`` holds each name once, by its bytes: readers of a value share it, and do not decode it again.
+    """
+    inputs: list[str] = []
+    outputs: list[str] = []
+    at, name = 0, ""
+    try:
+        while node[at] == _INPUT and node[at + 1] < 128:
+            end = at + 2 + node[at + 1]
+            text = node[at + 2 : end]
+            inputs.append(texts.get(text) or texts.setdefault(text, text.decode()))
+            at = end
+        while node[at] == _OUTPUT and node[at + 1] < 128:
+            end = at + 2 + node[at + 1]
+            text = node[at + 2 : end]
+            outputs.append(texts.get(text) or texts.setdefault(text, text.decode()))
+            at = end
+        if node[at] == _NAME and node[at + 1] < 128:
+            end = at + 2 + node[at + 1]
+            name = node[at + 2 : end].decode()
+            at = end
+        short = node[at] > _NAME and len(node) - at <= SHORT_END
+        return inputs, outputs, name, node[at:] if short else b""
+    except (IndexError, UnicodeDecodeError):
+        return inputs, outputs, name, b""
+
+
 def field(number: int, data: bytes) -> bytes:
     """A serialized message as a field of another one; ``number`` is below 16."""
     return _head(number, len(data)) + data
@@ -122,11 +183,21 @@ def renamed(node: bytes, inputs: Iterable[str], outputs: Iterable[str]) -> bytes
         head = b"".join(names)
     if node.startswith(head) and node[len(head) : len(head) + 1] not in _NAMES:
         return node
+    return head + _behind(node, _NAMES)
+
+
+def behind_names(node: bytes) -> bytes:
+    """The end of a serialized node, behind inputs, outputs and name where these are its first fields."""
+    return _behind(node, _TEXTS)
+
+
+def _behind(node: bytes, tags: Container[bytes]) -> bytes:
+    """The rest of a serialized node, behind its first fields that have one of the tags."""
     end = 0
-    while node[end : end + 1] in _NAMES:
+    while node[end : end + 1] in tags:
         size, behind = _varint(node, end + 1)
         end = behind + size
-    return head + node[end:]
+    return node[end:]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -79,13 +79,16 @@ def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None
 
 
 def _check_names(program: SpmdProgram) -> None:
-    """Check that a state whose values have names of the source has those of its own tensor."""
+    """Check that a state whose values have names of the source has those of its own tensor, and not inner ones."""
     values = {name: state.tensor for state in program.training.states for name in (state.tensor, state.updated)}
+    types = program.training.graph.types
     for state in program.states:
         tensor = state.slices[0].tensor
         for name in (state.input, state.output):
             if values.get(name, tensor) != tensor:
                 raise InvariantError(f"state {tensor!r} is held as {name!r}, a value of state {values[name]!r}")
+        if state.output in types and state.output not in values and not state.copy:
+            raise InvariantError(f"state {tensor!r} takes {state.output!r}, which is not its new value in the source")
 
 
 def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
@@ -135,21 +138,27 @@ class _Followed:
     read: dict[str, frozenset[str]]
     made: dict[str, frozenset[str]] = field(default_factory=dict)
     """New value of a state -> what it follows."""
+    _all: dict[frozenset[str], set[str]] = field(default_factory=dict)
+    """Set that a value follows -> the same, and what it follows through new values: one for all values of a bucket."""
 
     def of(self, name: str) -> frozenset[str]:
         return self.made.get(name) or self.read.get(name, _NONE)
 
     def follows(self, name: str, any_of: Collection[str]) -> bool:
         """Return whether a value follows one of some values."""
-        stack, seen = [name], {name}
+        first = self.of(name)
+        if first not in self._all:
+            self._all[first] = self._through(first)
+        return not self._all[first].isdisjoint(any_of)
+
+    def _through(self, first: frozenset[str]) -> set[str]:
+        """Some states, and those that they follow where they are new values themselves."""
+        seen, stack = set(first), list(first)
         while stack:
-            held = self.of(stack.pop())
-            if not held.isdisjoint(any_of):
-                return True
-            more = [each for each in held & self.made.keys() if each not in seen]
-            seen.update(more)
+            more = self.made.get(stack.pop(), _NONE) - seen
+            seen |= more
             stack += more
-        return False
+        return seen
 
 
 def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _Followed:

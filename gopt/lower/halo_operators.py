@@ -14,8 +14,9 @@ from onnx import numpy_helper
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, dtype_code, numpy_dtype
-from gopt.lower.lowered import Here, Lowered, bounds, inner, make, stand_in
+from gopt.lower.lowered import Here, Lowered, bounds, make, stand_in
 from gopt.sharding.halo import Halo, Piece
+from gopt.tensor_parallel.builder import inner
 
 
 def lowest(dtype: str) -> np.ndarray:

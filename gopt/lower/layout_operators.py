@@ -13,9 +13,10 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.lower.lowered import Here, Lowered, bounds, inner, make
+from gopt.lower.lowered import Here, Lowered, bounds, make
 from gopt.lower.member_operators import MEMBER_OPERATORS
 from gopt.sharding.layouts import identity
+from gopt.tensor_parallel.builder import inner
 
 __all__ = ["FLAT", "LOWERED", "Here", "Lowered"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
-from gopt.tensor_parallel.builder import PASS
+from gopt.tensor_parallel.builder import PASS, inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,6 @@ class Lowered:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
     alias: str = ""
-
-
-def inner(name: str, role: str) -> str:
-    """The name of a value beside ``name``, inside of what an operator becomes; no name of the source begins so."""
-    return f"{name}.{role}" if name.startswith("gopt.") else f"gopt.{PASS}.{name}.{role}"
 
 
 def bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from gopt.background import Task, begin_all
 from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
 from gopt.lower.carried_values import check_carried_values
@@ -15,6 +17,7 @@ from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
+from gopt.sharding.kept_nodes import check_kept_nodes
 from gopt.sharding.verifier import infer_shardings
 
 
@@ -25,22 +28,37 @@ class LoweredProgram:
     ranks: list[RankGraph]
     common: list[RankState]
     checks: list[Check]
+    beside: Task[Any]
+    """The work that was asked for beside this."""
 
 
-def lower(program: SpmdProgram, ranks: Sequence[int], advance: ProgressCallback = no_progress) -> LoweredProgram:
+def lower(
+    program: SpmdProgram,
+    ranks: Sequence[int],
+    advance: ProgressCallback = no_progress,
+    beside: Callable[[], Any] = lambda: None,
+) -> LoweredProgram:
     """Verify a program, and make the graphs of some of its ranks.
 
-    Raises InvariantError when a rank could go wrong, UnsupportedError where the source itself parts ranks.
+    ``beside``: work on the program that passes have made, which shares a process with checks. Raises InvariantError
+    when a rank could go wrong, UnsupportedError where the source itself parts ranks.
     """
     advance("checking the program")
     check_variants(program)
+    for variant in program.variants:
+        complete_phases(variant.graph.nodes)
+
+    def check_values() -> None:
+        for variant in program.variants:
+            check_carried_values(variant)
+            check_kept_nodes(variant)
+
+    carried, other = begin_all([check_values, beside], len(program.source.graph.nodes))
     asked, specialisers = 0, {}
     for variant in program.variants:
         shardings = infer_shardings(variant)
         variant.sharded = shardings.parts()
-        complete_phases(variant.graph.nodes)
         asked += check_placements(variant, shardings)
-        check_carried_values(variant)
         specialisers[id(variant)] = [Specialiser(variant, phase) for phase in phases(variant)]
     graphs = []
     for number, rank in enumerate(ranks, 1):
@@ -48,4 +66,5 @@ def lower(program: SpmdProgram, ranks: Sequence[int], advance: ProgressCallback 
         advance("making ranks", number, len(ranks))
     advance("checking ranks")
     common = common_states(program)
-    return LoweredProgram(graphs, common, check_ranks(program, graphs, common, asked))
+    carried.result()
+    return LoweredProgram(graphs, common, check_ranks(program, graphs, common, asked), other)

@@ -14,8 +14,9 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.lower.halo_operators import HALO_OPERATORS
-from gopt.lower.lowered import Here, Lowered, bounds, inner, make, stand_in
+from gopt.lower.lowered import Here, Lowered, bounds, make, stand_in
 from gopt.sharding.layouts import identity
+from gopt.tensor_parallel.builder import inner
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def check_variants(program: SpmdProgram) -> None:
     Calls along an axis that splits the computation join ranks of several variants. All of them must be the same calls
     in one order, whatever their groups: ranks of two variants that wait in two groups for one another wait forever.
     """
-    mine = dict(_common(program))
+    mine = dict(_common(program)) if program.others else {}
     for other in program.others:
         theirs = dict(_common(other))
         for what, items in mine.items():

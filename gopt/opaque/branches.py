@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from gopt.ir.graph import EXPANDED, Graph, Node
 from gopt.ir.inference import infer_types
@@ -108,17 +108,31 @@ def _written(proto: NodeProto, prefix: str, scalar: bool) -> list[NodeProto]:
         condition = f"{prefix}.condition"
         nodes.append(helper.make_node("Squeeze", proto.input, [condition]))
     results: dict[str, Sequence[str]] = {}
+    kinds: Sequence[int] = ()
     for attribute in proto.attribute:
-        inner, results[attribute.name] = inline_branch(attribute.g, proto, f"{prefix}.{attribute.name[:4]}")
+        at = f"{prefix}.{attribute.name[:4]}"
+        inner, results[attribute.name] = inline_branch(attribute.g, proto, at)
+        kinds = [each.type.tensor_type.elem_type for each in attribute.g.output]
         for number, each in enumerate(inner):
-            nodes += (
-                _written(each, f"{prefix}.{attribute.name[:4]}.if{number}", False) if each.op_type == "If" else [each]
-            )
-    for name, then, other in zip(proto.output, results["then_branch"], results["else_branch"], strict=True):
-        if name:
-            label = proto.name if len(proto.output) == 1 else ""
+            nodes += _written(each, f"{at}.if{number}", False) if each.op_type == "If" else [each]
+    label = proto.name if len(proto.output) == 1 else ""
+    rows = zip(proto.output, results["then_branch"], results["else_branch"], kinds, strict=True)
+    for number, (name, then, other, kind) in enumerate(rows):
+        if name and kind == TensorProto.BOOL:
+            nodes += _flag(condition, then, other, name, label, f"{prefix}.{number}")
+        elif name:
             nodes.append(helper.make_node("Where", [condition, then, other], [name], name=label))
     return nodes
+
+
+def _flag(condition: str, then: str, other: str, name: str, label: str, prefix: str) -> list[NodeProto]:
+    """Where of truth values, for which ONNX Runtime has no kernel."""
+    return [
+        helper.make_node("And", [condition, then], [f"{prefix}.first"]),
+        helper.make_node("Not", [condition], [f"{prefix}.not"]),
+        helper.make_node("And", [f"{prefix}.not", other], [f"{prefix}.second"]),
+        helper.make_node("Or", [f"{prefix}.first", f"{prefix}.second"], [name], name=label),
+    ]
 
 
 def _node(proto: NodeProto) -> Node:

@@ -176,7 +176,7 @@ def geo_trainers(
         replace(each, local=True, pieces=tuple(replace(p, tensor=of.get(p.tensor) or p.tensor) for p in each.pieces))
         for each in common
     ]
-    return step, sync, LoweredProgram(ranks, common, [*first.checks, *second.checks])
+    return step, sync, LoweredProgram(ranks, common, [*first.checks, *second.checks], first.beside)
 
 
 def _sync(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> SpmdProgram:

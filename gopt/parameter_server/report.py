@@ -13,8 +13,8 @@ from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
-from gopt.artifact.removals import role_of, roles
-from gopt.artifact.report import PassRecord, balance, format_bytes, rank_ranges
+from gopt.artifact.removals import Removals, Told, role_of, roles
+from gopt.artifact.report import PassRecord, PassRun, balance, format_bytes, rank_ranges
 from gopt.artifact.report_groups import (
     AddedVarFact,
     LocalShape,
@@ -51,6 +51,7 @@ from gopt.program import SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
 
+_UNTOLD = Told(PASS, "trainers run forward and backward")
 _REASONS = {
     Phase.FORWARD: "the layout of pulled parameters",
     Phase.BACKWARD: "the layout of pulled parameters, for the backward",
@@ -167,18 +168,19 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
     on_trainers = {id(node) for node in split.homes.trainer_nodes}
     left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
     members = [split.servers.mesh.coordinates(number) for number in range(len(servers))]
-    told, named = split.result, roles(split.training)
+    told, named = Removals([PassRun(PassRecord(PASS, {}, {}), split.result)]), roles(split.training)
     ops: list[OpFact] = []
     variables: list[RemovedVarFact] = []
     for node in split.training.graph.nodes:
-        kept, first = left.get(id(node)), node.first_output
+        kept = left.get(id(node))
         gone = [server for server, at in zip(servers, members) if kept is None or not kept.sharding.covers(at)]
         rows = [] if id(node) in on_trainers else [(list(trainers), "servers run the update")]
         if gone:
-            rows.append((gone, told.removed.get(first, "trainers run forward and backward")))
+            rows.append((gone, told.of(node, _UNTOLD).why))
         for ranks, why in rows:
             head = (PASS, why, rank_ranges(ranks), role_of(node))
-            of, now = told.owners.get(first), next((told.replaced[n] for n in node.outputs if n in told.replaced), ())
+            of = told.of(node, _UNTOLD).of
+            now = next((told.replaced[n] for n in node.outputs if n in told.replaced), ())
             ops.append(OpFact(*head, of, node.label, node.op_type, now))
             for name in node.outputs:
                 if name and name not in split.training.graph.outputs:

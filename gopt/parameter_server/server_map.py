@@ -141,12 +141,12 @@ _LISTED = 5
 def read_server_map(path: str | os.PathLike[str]) -> dict[str, int]:
     """Read a server map from a TOML or JSON file: entry -> server, in the file's order.
 
-    Raises OptionError where there is no such file or its name has neither suffix, InputError where its content is no
+    Raises OptionError where its name has neither suffix, InputError where there is no such file or its content is no
     server map.
     """
     name = os.fspath(path)
     if not os.path.exists(name):
-        raise OptionError(f"there is no server map {name}", *near_file(name))
+        raise InputError(f"there is no server map {name}", *near_file(name))
     if name.endswith(".json"):
         return documents.read_json(name, documents.SERVERS)
     if not name.endswith(".toml"):

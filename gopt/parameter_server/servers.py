@@ -135,7 +135,7 @@ class _Emitter:
         self.partials: list[PartialScalar] = []
         self.states: list[ShardedState] = []
         told = self.rewriter
-        result = PassResult(told.reasons, replaced=told.replaced, owners=told.owners)  # filled as nodes are removed
+        result = PassResult(told.removed)  # filled as nodes are removed
         self.out = ServerProgram(program, result=result)
         self._next = len(plan.buckets)
         self._renamed: dict[str, str] = {}

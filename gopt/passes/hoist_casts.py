@@ -41,7 +41,7 @@ def hoist_casts(program: SpmdProgram, options: Options) -> PassResult:
     rewriter.finish()
     program.set_states([*program.states, *copies])
     facts = {"parameters": len(copies), "casts_removed": removed}
-    return PassResult(removed=rewriter.reasons, facts=facts, replaced=rewriter.replaced, owners=rewriter.owners)
+    return PassResult(removed=rewriter.removed, facts=facts)
 
 
 def _hoist(

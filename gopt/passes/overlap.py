@@ -14,7 +14,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall, find_calls, measure
-from gopt.sharding.verifier import infer_shardings
+from gopt.sharding.verifier import parts_so_far
 
 MIB = 1 << 20
 
@@ -62,7 +62,7 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
         raise OptionError(f"prefetch cannot be {options.prefetch}", "0 gathers just before use")
     if options.limit_mb is not None and not options.limit_mb >= 0:
         raise OptionError(f"limit-mb cannot be {options.limit_mb}", "0 gathers just before use")
-    parts = infer_shardings(program, strict=False).parts()  # the order of nodes does not change them
+    parts = parts_so_far(program)  # the order of nodes does not change them
     calls = find_calls(program, parts)
     if not calls:
         return PassResult(note="the step makes no calls")
@@ -74,7 +74,7 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
         calls = find_calls(program, parts)
-    found = measure(calls)
+    found = measure(program.once("calls", lambda: calls))
     over = limit is not None and found.peak_gathered_bytes > limit
     return PassResult(
         facts=found.to_json()

@@ -31,7 +31,7 @@ def prune(program: SpmdProgram, options: Options) -> PassResult:
             rewriter.remove(node, "nothing reads it any more")
             count += 1
     rewriter.finish()
-    return PassResult(removed=rewriter.reasons, facts={"nodes": count})
+    return PassResult(removed=rewriter.removed, facts={"nodes": count})
 
 
 _AFTER = ("shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap")

@@ -11,6 +11,7 @@ from typing import Any
 from gopt.analysis.region_mappings import find_region_mappings
 from gopt.artifact.report import PassResult
 from gopt.ir.graph import Graph, origin
+from gopt.ir.rewriter import Removal
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Sharding
@@ -103,10 +104,8 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     members = {split.axis: split.members for split in splits}
     _make_variants(program, made.graph, made.shardings, classes(made.shardings.values(), members))
     kept = {id(node.source) for node in made.graph.nodes}
-    removed = {
-        next(filter(None, node.outputs)): "written as operators that are split" for node in training.graph.nodes
-        if id(node) not in kept
-    }  # fmt: skip
+    gone = [node for node in training.graph.nodes if id(node) not in kept]
+    removed = [Removal(gone, "written as operators that are split")] if gone else []
     return PassResult(removed=removed, facts=_facts(program, splits, made.along) | of_source, note=_joined(notes))
 
 

@@ -31,6 +31,7 @@ from gopt.sharding.placements import (
     Placement,
     Placements,
     Replicated,
+    Sharding,
     holder,
 )
 from gopt.sharding.rules import Mismatch, Operand, Use, result
@@ -43,6 +44,11 @@ def infer_shardings(program: SpmdProgram, *, strict: bool = True) -> Shardings:
     ``strict``: whether a violated rule is an error; else the node's results get the placement at which it runs.
     """
     return ShardingInference(program, strict).run()
+
+
+def parts_so_far(program: SpmdProgram) -> dict[str, Sharding]:
+    """The values of which ranks hold parts of a bucket, of a program that passes still change. Nothing is verified."""
+    return program.once("parts", lambda: infer_shardings(program, strict=False).parts())
 
 
 class ShardingInference:
@@ -121,7 +127,8 @@ class ShardingInference:
             self._shape(node)
             return
         known = self.known
-        found = [known[name] for name in node.inputs if name in known]
+        typed = node.op_type == "CastLike" and node.is_a("CastLike")  # its second operand gives a type alone
+        found = [known[name] for name in (node.inputs[:1] if typed else node.inputs) if name in known]
         if node.captures:
             found += [known[name] for name in node.captures if name in known]
         if not node.sharding.by_axis:
@@ -130,10 +137,10 @@ class ShardingInference:
             if all(each is self.table.own for each in found):  # nearly all of forward and backward
                 self.table.give(node, self.table.own)
                 return
-        elif (shard := self._shard_of(node, found)) is not None:  # nearly all of an update that is cut
+        elif not typed and (shard := self._shard_of(node, found)) is not None:  # nearly all of an update that is cut
             self.table.give(node, shard)
             return
-        operands = node.inputs[:1] if node.is_a("CastLike") else node.reads  # the other gives its type
+        operands = node.inputs[:1] if typed else node.reads
         uses = [self._use(node, operands, axis) for axis in range(len(self.axes))]
         uses = [replace(use, standard=False) for use in uses] if drawn else uses
         self.table.give(node, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))

@@ -108,16 +108,8 @@ class Sharded(HtmlTable):
         from gopt.artifact import annotations, ranks, serialize, startup_graphs, states_file, written
         from gopt.artifact.output_folder import output_folder
 
-        advance("building the report")
-        note = annotations.untold(self.program) if annotate else ""
-        report = self.report()
-        report = replace(report, notes=(*report.notes, note)) if note else report
         stored = states_file.plan_states_file(self.program)
         roles = roles_text(self.program.source)
-        source = background.begin(
-            lambda: serialize.source_model(self.program, stored, roles, annotate=annotate),
-            len(self.program.source.graph.nodes),
-        )
         with output_folder(folder, force=force) as staged:
             advance("writing values")
             values = written.write_values(staged, stored, self._starts())
@@ -125,8 +117,13 @@ class Sharded(HtmlTable):
             startup = self.source.rank_startup
             if startup is not None:
                 startup_graphs.write_startup(staged, self.program, startup, stored, self.common, self.ranks)
+            source = serialize.source_model(self.program, stored, roles, annotate=annotate)
+            write_new(staged / serialize.SOURCE_FILE, source)
+            advance("building the report")  # last: parts of it are found beside the rest
+            note = annotations.untold(self.program) if annotate else ""
+            report = self.report()
+            report = replace(report, notes=(*report.notes, note)) if note else report
             manifest = replace(self.manifest(), written=written.write_report(staged, report, values))
-            write_new(staged / serialize.SOURCE_FILE, source.result())
             write_new(staged / MANIFEST_FILE, manifest.text().encode())
         return report
 
@@ -156,7 +153,7 @@ def shard(
     >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
     <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
     """
-    from gopt.artifact.report_builder import begin_removed, begin_source_figures
+    from gopt.artifact.report_builder import begin_source_figures, find_removed
 
     asked = changed(options, ShardOptions, changes)
     source, mesh = as_source(source), Mesh.of(mesh)
@@ -173,6 +170,5 @@ def shard(
             )
     begin_source_figures(program.source)
     pipeline.run(program, advance)
-    gone = begin_removed(program, wanted)
-    lowered = lower(program, wanted, advance)
-    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, gone)
+    lowered = lower(program, wanted, advance, lambda: find_removed(program, wanted))
+    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, lowered.beside)

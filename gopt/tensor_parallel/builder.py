@@ -20,6 +20,11 @@ from gopt.sharding.placements import Partial, Placement, Replicated, Shard, Wind
 PASS = "tensor-parallel"
 
 
+def inner(name: str, role: str) -> str:
+    """The name of a value that is made on the way to ``name``; no name of the source begins so."""
+    return f"{name}.{role}" if name.startswith("gopt.") else f"gopt.{PASS}.{name}.{role}"
+
+
 @dataclass(slots=True)
 class Builder:
     """The nodes of a graph in order. Types are logical. ``axis``: the mesh axis; ``phase``: the phase of added nodes;
@@ -98,7 +103,7 @@ class Builder:
         assert isinstance(before, Shard) and isinstance(after, Shard)
         if before.dim != after.dim:
             return self._exchange(value, before, after, name)
-        whole = self.convert(value, before, Replicated(), f"{name}.whole")
+        whole = self.convert(value, before, Replicated(), inner(name, "whole"))
         return self.convert(whole, Replicated(), after, name)
 
     def _exchange(self, value: str, before: Shard, after: Shard, name: str) -> str:
@@ -115,9 +120,11 @@ class Builder:
         }  # fmt: skip
         if before.runs == after.runs == 1:
             return self._call("AllToAll", value, name, **sizes)
-        parts = self.add("Reshape", [value, self.ints(apart)], f"{name}.runs", TensorType(type.dtype, tuple(apart)))
+        parts = self.add(
+            "Reshape", [value, self.ints(apart)], inner(name, "runs"), TensorType(type.dtype, tuple(apart))
+        )
         self.placements[parts] = Shard(old, before.sizes)
-        moved = self._call("AllToAll", parts, f"{name}.parts", **sizes)
+        moved = self._call("AllToAll", parts, inner(name, "parts"), **sizes)
         self.placements[moved] = Shard(new, after.sizes)
         return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
 
@@ -131,10 +138,10 @@ class Builder:
         if any(halo.strip_sizes):
             shape = (*type.dims[: after.dim], sum(halo.strip_sizes), *type.dims[after.dim + 1 :])
             apart = TensorType(type.dtype, shape)
-            own = self.add("HaloStrips", [value], f"{name}.strips", apart, domain=SPMD, **fields)
+            own = self.add("HaloStrips", [value], inner(name, "strips"), apart, domain=SPMD, **fields)
             self.placements[own] = Shard(after.dim, halo.strip_sizes)
             call = {"axis": after.dim, "sizes": list(halo.strip_sizes), "group": self.axis}
-            inputs.append(self.add("AllGather", [own], f"{name}.joined", apart, domain=COMM, **call))
+            inputs.append(self.add("AllGather", [own], inner(name, "joined"), apart, domain=COMM, **call))
         if halo.kind == "sum":
             return self.add("HaloSum", inputs, name, type, domain=SPMD, **fields)
         border = after.border if isinstance(after, Window) else "zeros"
@@ -161,12 +168,12 @@ class Builder:
             return self.add(op_type, [value], name, type, domain=domain, **fields)
         shape = (*type.dims[: shard.dim], shard.runs, sum(shard.sizes), *type.dims[shard.dim + 1 :])
         apart = TensorType(type.dtype, shape)
-        parts = self.add("Reshape", [value, self.ints(shape)], f"{name}.runs", apart)
+        parts = self.add("Reshape", [value, self.ints(shape)], inner(name, "runs"), apart)
         inside = Shard(dim, shard.sizes)
         for role, placement in (("runs", before), ("parts", after)):
             if not isinstance(placement, Replicated):
-                self.placements[f"{name}.{role}"] = inside if isinstance(placement, Shard) else placement
-        moved = self.add(op_type, [parts], f"{name}.parts", apart, domain=domain, **fields)
+                self.placements[inner(name, role)] = inside if isinstance(placement, Shard) else placement
+        moved = self.add(op_type, [parts], inner(name, "parts"), apart, domain=domain, **fields)
         return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
 
 

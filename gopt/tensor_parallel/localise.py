@@ -94,14 +94,14 @@ class _Local:
 
     def shaped(self, node: Node, place: int) -> None:
         """Set the local shape of the result."""
-        node.inputs[place] = self.build.ints(self.graph.types[node.outputs[0]].dims)
+        self._read(node, place, self.build.ints(self.graph.types[node.outputs[0]].dims))
 
     def split(self, node: Node) -> None:
         """Set the local lengths of the pieces."""
         axis = node.attributes.get("axis", 0) % len(self.graph.types[node.inputs[0]].dims)
         sizes = [self.graph.types[name].dims[axis] for name in node.outputs]
         if len(node.inputs) > 1 and node.inputs[1]:
-            node.inputs[1] = self.build.ints(sizes)
+            self._read(node, 1, self.build.ints(sizes))
         elif "split" in node.attributes:
             self._attribute(node, "split", sizes)
         elif "num_outputs" in node.attributes:  # runtimes refuse more pieces than there are elements
@@ -186,7 +186,7 @@ class _Local:
         if len(node.inputs) > 3 and node.inputs[3]:
             dims = self.graph.types[node.outputs[0]].dims
             axes = node.attributes.get("axes", range(len(dims)))
-            node.inputs[3] = self.build.ints([dims[axis] for axis in axes])
+            self._read(node, 3, self.build.ints([dims[axis] for axis in axes]))
 
     def sliced(self, node: Node) -> None:
         """Set the local bounds of a slice."""
@@ -203,7 +203,7 @@ class _Local:
             if dim in taken:
                 places[0][place] = taken[dim] * local[dim]
                 places[1][place] = places[0][place] + local[dim]
-        node.inputs[1:3] = [self.build.ints(each) for each in places]
+        self._read(node, 1, *map(self.build.ints, places))
 
     def scattered(self, node: Node) -> None:
         """Set the local bounds of a slice that is written."""
@@ -211,7 +211,7 @@ class _Local:
         if length != self.logical[node.inputs[2]].dims[0]:
             run = run_written(self._described(node))
             assert run is not None, "no other link cuts what is written along the dimension that is chosen from"
-            node.inputs[1] = self._places(run * length, length)
+            self._read(node, 1, self._places(run * length, length))
 
     def _places(self, start: int, length: int) -> str:
         """Return a constant column of consecutive indices, one block for each run."""
@@ -241,9 +241,13 @@ class _Local:
         if 0 not in dims or not axes:
             return
         if len(node.inputs) > 1 and node.inputs[1]:
-            node.inputs[1] = self.build.ints(axes)
+            self._read(node, 1, self.build.ints(axes))
         elif "axes" in node.attributes:
             self._attribute(node, "axes", axes)
+
+    def _read(self, node: Node, place: int, *names: str) -> None:
+        """Let a node read other operands from a place on."""
+        node.inputs = [*node.inputs[:place], *names, *node.inputs[place + len(names) :]]
 
     def _attribute(self, node: Node, key: str, value: Sequence[int] | int) -> None:
         node._attributes = {**node.attributes, key: value if isinstance(value, int) else list(value)}

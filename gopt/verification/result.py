@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gopt.notebook import HtmlTable
-from gopt.verification.gradient_check import GradientCheck
+from gopt.verification.gradient_check import GradientCheck, Verdict
 from gopt.verification.gradient_sample import GradientSample
 
 
@@ -106,7 +106,7 @@ class Verification(HtmlTable):
     @property
     def outcome(self) -> Outcome:
         """A difference outweighs a doubt."""
-        if any(each.fails for each in self.worst.values()) or any(map(_refuted, self.gradients)):
+        if any(each.fails for each in self.worst.values()) or self.refuted():
             return Outcome.DIFFERENT
         return Outcome.UNCONFIRMED if any(self.open()) else Outcome.EQUAL
 
@@ -124,7 +124,7 @@ class Verification(HtmlTable):
         for each in self.worst.values():
             if each.fails:
                 return f"{each.kind} {each.name!r} differs"
-        for refuted in filter(_refuted, self.gradients):
+        for refuted in self.refuted():
             return f"the gradient of {refuted.parameter!r} is refuted"
         return next((f"{each.name!r} is not confirmed: {each.why}" for each in self.open()), "")
 
@@ -136,8 +136,8 @@ class Verification(HtmlTable):
         yield from self.doubts
         named = {each.name for each in self.doubts} | set(self.noise)
         for each in self.gradients:
-            if not each.holds and not _refuted(each) and each.parameter not in named:
-                yield Doubt(each.parameter, f"its gradient {each.gradient} is not confirmed: {_why(each)}")
+            if each.verdict is Verdict.UNCONFIRMED and each.parameter not in named:
+                yield Doubt(each.parameter, f"its gradient {each.gradient} is not confirmed: {each.why}")
 
     def note(self, difference: Difference) -> None:
         self.compared += 1
@@ -154,6 +154,10 @@ class Verification(HtmlTable):
     def failing(self) -> list[Failure]:
         """Every value that was out of tolerance, the one that is furthest off first."""
         return sorted(self.failures.values(), key=lambda each: -_size(each.worst.error_over_tolerance))
+
+    def refuted(self) -> list[GradientCheck]:
+        """Values that were taken for gradients, and were shown to be none."""
+        return [each for each in self.gradients if each.verdict is Verdict.REFUTED]
 
     def doubt(self, name: str, why: str) -> None:
         """Add a doubt, once a name."""
@@ -196,13 +200,3 @@ class Verification(HtmlTable):
 def _size(error: float) -> float:
     """For sorting: what is not a number is as far off as can be."""
     return error if error == error else float("inf")
-
-
-def _refuted(confirmation: GradientCheck) -> bool:
-    """Return whether a value was shown to be no gradient, as against not shown to be one."""
-    verdict = getattr(confirmation, "verdict", None)
-    return not confirmation.holds if verdict is None else verdict.name == "REFUTED"
-
-
-def _why(confirmation: GradientCheck) -> str:
-    return str(getattr(confirmation, "why", "") or "finite differences say nothing about it")

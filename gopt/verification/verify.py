@@ -26,7 +26,7 @@ from gopt.artifact.graph_check import check_source
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
-from gopt.errors import InputError, OptionError, RunError
+from gopt.errors import InputError, RunError
 from gopt.garbage import gc_paused
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.importers.load import load_file
@@ -40,6 +40,7 @@ from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.session import SessionCache
+from gopt.runtime.training.hyper_parameters import refuse_unknown
 from gopt.verification import sampling
 from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks, gradient_boxes
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
@@ -219,11 +220,7 @@ class Verifier:
 
     def _hyper(self, given: Mapping[str, float]) -> Values:
         types = self.training.graph.types
-        unknown = set(given) - set(self.training.hyper)
-        if unknown:
-            names = self.training.hyper
-            hint = f"the step has {', '.join(names)}" if names else "the step has none"
-            raise OptionError(f"--set: {min(unknown)!r} is not a hyper-parameter of the step", hint)
+        refuse_unknown(given, self.training.hyper)
         fed = {
             name: sampling.filled(types[name], given[name]) if name in given else sampling.hyper(types[name])
             for name in self.training.hyper

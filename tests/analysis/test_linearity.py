@@ -109,3 +109,18 @@ def test_a_factor_from_elsewhere_scales(tmp_path):
     found = propagate_linearity(GraphIndex(graph), graph.nodes, "v", tainted)
     assert found[product] is Linearity.SCALED and found[gated] is Linearity.SCALED
     assert found[total] is Linearity.NONLINEAR
+
+
+def test_values_behind_the_first_that_is_less_simple_are_left_out(tmp_path):
+    b = Builder()
+    b.input("v", (3, 4))
+    turned = b.op("Neg", "v")
+    shifted = b.op("Add", turned, other(b))
+    late = b.op("Neg", shifted)
+    b.output("out", b.op("Sub", late, turned), (3, 4))
+    graph = load(b.save(tmp_path / "g.onnx"))
+    index, enough = GraphIndex(graph), Linearity.HOMOGENEOUS
+    found = propagate_linearity(index, graph.nodes, "v", {"v"}, enough)
+    assert found == {"v": enough, turned: enough, shifted: Linearity.AFFINE}
+    whole = propagate_linearity(index, graph.nodes, "v", {"v"})
+    assert whole[late] > enough and whole["out"] > enough, "what is made of it is no simpler"

@@ -19,12 +19,12 @@ def test_operators_of_other_domains_are_unknown():
     assert reads_shape_only(Node("Shape", ["a"], ["b"]))
 
 
-@pytest.mark.parametrize(("seed", "awake"), [("", True), ("<seed = 1.0>", False)])
-def test_a_generator_in_a_branch_counts(seed, awake, tmp_path):
+@pytest.mark.parametrize(("seed", "drawn"), [("", True), ("<seed = 1.0>", False)])
+def test_a_generator_in_a_branch_counts(seed, drawn, tmp_path):
     (node,) = parsed(BRANCH % seed, tmp_path).nodes
     assert control_flow(node)
-    assert random(node) is awake
-    assert draws(node) is awake
+    assert random(node) is drawn
+    assert draws(node) is drawn
 
 
 def test_a_generator_with_a_seed_draws_the_same_again():

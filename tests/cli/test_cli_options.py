@@ -125,7 +125,7 @@ def test_axes_of_options_go_before_the_configuration():
 
 def test_a_configuration_is_a_file(tmp_path):
     assert read_config(None) == {}
-    with pytest.raises(OptionError, match="there is no configuration file"):
+    with pytest.raises(InputError, match="there is no configuration file"):
         read_config(str(tmp_path / "gopt.toml"))
     with pytest.raises(InputError, match="is a folder"):
         read_config(str(tmp_path))

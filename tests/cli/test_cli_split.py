@@ -92,6 +92,11 @@ def test_allreduce_is_what_shard_writes_at_stage_0(tmp_path):
     assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "b")
 
 
+def test_a_server_map_that_is_missing_ends_with_3(capsys, tmp_path):
+    assert run("split", STEP, *TWO, "--server-map", "nowhere.toml", "-o", str(tmp_path / "out")) == 3
+    assert "no server map" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -104,7 +109,6 @@ def test_allreduce_is_what_shard_writes_at_stage_0(tmp_path):
         ((*TWO, "--delay-compensation", "1"), "--mode async"),
         ((*TWO, "--roles", "trainer:0,0;server:1,2,3"), "rank 0"),
         ((*TWO, "--roles", "trainer:0;server:1,2,3"), "the roles name 1 trainer"),
-        ((*TWO, "--server-map", "nowhere.toml"), "no server map"),
         ((*TWO, "--loss-reduction", "median"), "--loss-reduction cannot be"),
         (("--trainers", "2", "--mode", "allreduce", "--servers", "2"), "--servers has no effect with --mode allreduce"),
         (("--trainers", "2", "--mode", "allreduce", "--wire", "float16"), "--wire has no effect"),

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def _hang(number: int, end: str, tell: int) -> None:
     fork, result, answer = background._Child.fork, background._Child.result, background._answer
     made: list[Any] = []
 
-    def forked(work: Callable[[], Any]) -> Any:
+    def forked(works: Sequence[Callable[[], Any]]) -> Any:
         mine = len(made) == number
 
         def hung() -> tuple[bool, Any]:
@@ -101,15 +101,18 @@ def _hang(number: int, end: str, tell: int) -> None:
             return True, Cut()
 
         background._answer = (lambda _: hung()) if mine else answer
-        made.append(fork(work))
+        made.append(fork(works))
         background._answer = answer
         return made[-1]
 
-    def waited(child: Any) -> Any:
-        if len(made) > number and child is made[number]:
+    said: list[int] = []
+
+    def waited(child: Any, place: int) -> Any:
+        if len(made) > number and child is made[number] and not said:
+            said.append(child._number)
             os.write(tell, b"%d\n" % child._number)
             os.close(tell)
-        return result(child)
+        return result(child, place)
 
     background._Child.fork = forked  # type: ignore[method-assign, assignment]
     background._Child.result = waited  # type: ignore[method-assign]

@@ -16,14 +16,12 @@ import gopt.disk.signals as signals
 import gopt.disk.staging as staged
 import gopt.runtime.training.checkpoint as checkpoint
 import gopt.runtime.training.checkpoint_folder as home
-from gopt import background
 from gopt.artifact.report_builder import RemovedItems
-from gopt.background import Task
 from gopt.disk.staging import Staged
 from gopt.program import SpmdProgram
 
 _PUT = model_file._put_data
-_BEGIN = report_builder.begin_removed
+_FIND = report_builder.find_removed
 
 
 def _two_steps(self: Staged, check: Callable[[Path], None]) -> None:
@@ -53,14 +51,10 @@ def _any_order(path: Path) -> None:
     path.rmdir()
 
 
-def _in_a_child(program: SpmdProgram, ranks: Sequence[int]) -> Task[RemovedItems]:
+def _in_a_child(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
     """A child leaves a note in the folder of its command."""
-
-    def work() -> RemovedItems:
-        os.close(os.open("note", os.O_WRONLY | os.O_CREAT))
-        return _BEGIN(program, ranks).result()
-
-    return background.begin(work, 0)
+    os.close(os.open("note", os.O_WRONLY | os.O_CREAT))
+    return _FIND(program, ranks)
 
 
 def _plain(path: Path, data: bytes) -> None:
@@ -85,6 +79,6 @@ PLANTS = {
     "old-values-first": Plant("merge-force", Fault.KILL, lambda: setattr(model_file, "_put_data", _old_values_first)),
     "any-order": Plant("resume", Fault.KILL, lambda: setattr(home, "remove_step", _any_order)),
     "no-handler": Plant("reduce", Fault.TERMINATE, lambda: setattr(signals, "raise_on_signals", nullcontext)),
-    "a-child-writes": Plant("shard-jobs", Fault.KILL, lambda: setattr(report_builder, "begin_removed", _in_a_child)),
+    "a-child-writes": Plant("shard-jobs", Fault.KILL, lambda: setattr(report_builder, "find_removed", _in_a_child)),
     "past-the-layer": Plant("run", Fault.KILL, lambda: setattr(checkpoint, "write_new", _plain)),
 }

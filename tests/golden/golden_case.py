@@ -200,8 +200,8 @@ def _diff(ran: Ran) -> Iterator[str]:
 def _removed(result: PassResult) -> dict[str, dict[str, list[str]]]:
     """The removed nodes by reason."""
     reasons: dict[str, list[str]] = {}
-    for label, why in result.removed.items():
-        reasons.setdefault(why, []).append(label)
+    for removal in result.removed:
+        reasons.setdefault(removal.why, []).extend(node.first_output for node in removal.sources)
     return {"removed": {why: sorted(labels) for why, labels in reasons.items()}} if reasons else {}
 
 

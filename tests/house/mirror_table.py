@@ -29,6 +29,7 @@ KINDS = {
     "laws": "what holds of every step that a generator makes",
     "numeric": "source and ranks run side by side, states compared",
     "real": "exports of real models",
+    "derive_gen": "the generator of forward models",
     "steps_gen": "the generator of steps",
     "mesh_gen": "the generator of streams of tokens on meshes",
     "code_gen": "the generator of training code",
@@ -207,7 +208,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "autodiff.refusals autodiff.rewrites "
         "autodiff.repairs autodiff.seed_axis autodiff.shapes autodiff.seed_rules autodiff.sequences autodiff.values "
         "frontends.derive.functions frontends.derive.gradient_rules "
-        "frontends.derive.losses frontends.derive.optimizers frontends.derive.options "
+        "frontends.derive.optimizers "
         "frontends.derive.schedules frontends.derive.update "
         "frontends.functional_step verbs.derive cli.derive cli.render_derive",
         "whole derivations against PyTorch's numbers; rewrites of graphs, run before and after",
@@ -314,9 +315,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of the recovery of roles: which gradients and states a step has", "analysis/test_gradients.py",
         "analysis/test_roles.py", "laws/test_steps.py",
     ),
-    **_each("analysis.states analysis.training", "kinds of states", "analysis/test_roles.py", "laws/test_steps.py"),
+    **_each("analysis.training", "kinds of states", "analysis/test_roles.py", "laws/test_steps.py"),
     **_each(
-        "analysis.update_subgraphs analysis.updates", "which updates split", "analysis/test_ownership.py",
+        "analysis.updates", "which updates split", "analysis/test_ownership.py",
         "laws/test_random_updates.py", "golden/shard",
     ),
     # --- files in ---
@@ -327,7 +328,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "what an optimizer operator computes, held against its formula", "opaque/test_table_body.py",
     ),
     **_each(
-        "opaque.expand opaque.function_export opaque.origin opaque.refold opaque.schema_roles opaque.selection",
+        "opaque.expand opaque.function_export opaque.origin opaque.refold opaque.schema_roles",
         "how a step with an opaque optimizer is read and written", "opaque/test_shard_opaque.py",
         "golden/refold-optimizers",
     ),

@@ -4,7 +4,7 @@ import pytest
 
 from gopt.errors import InvariantError
 from gopt.ir.graph import Graph, Node
-from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType
 
 TYPE = TensorType("float32", (2,))
@@ -43,7 +43,7 @@ def test_a_removed_node_is_missing_and_has_a_reason(graph):
     assert rewriter.lookup(source) is None
     rewriter.finish()
     assert names(graph) == ["a", "c"]
-    assert rewriter.reasons == {"b": "not here"}
+    assert rewriter.removed == [Removal([source], "not here")]
 
 
 def test_a_renamed_output_keeps_its_type(graph):

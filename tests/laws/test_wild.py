@@ -113,8 +113,8 @@ UNDERIVED = {
     "anonymous batch": 2, "sequences": 4, "optionals": 4, "split and joined": 4,
 }  # fmt: skip
 """Forms of which ``gopt derive`` makes no step: with --dim it does, or no rule differentiates their operators."""
-WITHOUT_PARAMETERS = ("dead nodes", "a parameter of open size", "bfloat16 constant")
-"""Their edits need parameters that are inputs; of bfloat16 ONNX Runtime has no kernel of what is derived."""
+WITHOUT_PARAMETERS = ("dead nodes", "a parameter of open size", "states through one If", "bfloat16 constant")
+"""Their edits need parameters that are inputs, or states; of bfloat16 ONNX Runtime has no kernel of what is derived."""
 DERIVED = [form for form in EQUAL if form.name not in WITHOUT_PARAMETERS]
 
 

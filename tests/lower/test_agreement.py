@@ -438,5 +438,6 @@ def test_it_is_an_error(case, tmp_path, monkeypatch):
     monkeypatch.setattr("gopt.lower.lowering.infer_shardings", partial(infer_shardings, strict=False))
     monkeypatch.setattr("gopt.lower.lowering.check_placements", lambda program, shardings: 0)
     monkeypatch.setattr("gopt.lower.lowering.check_carried_values", lambda program: None)
+    monkeypatch.setattr("gopt.lower.lowering.check_kept_nodes", lambda program: None)
     shard(case).write(tmp_path / "out")
     assert not Verifier(tmp_path / "out").run(steps=2, confirm=False).equal

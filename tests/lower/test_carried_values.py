@@ -84,6 +84,17 @@ def exchanged(field: str, one: str, other: str) -> Plant:
     return plant
 
 
+def inner_value(step: SpmdProgram) -> None:
+    """A moment takes a value on the way to a new parameter for its own new value."""
+    at, state = states_of(step, SECOND)
+    types, new = step.graph.types, {each.output for each in step.states}
+    name = next(
+        name for node in reversed(step.graph.nodes) for name in node.outputs
+        if name not in new and types.get(name) == types[state.input]
+    )  # fmt: skip
+    step.states[at] = replace(state, output=name)
+
+
 def gathered_gradients(step: SpmdProgram) -> None:
     """Ranks gather the reduced gradients, which are shards of the same elements, for the new parameters."""
     made = next(node for node in step.graph.nodes if node.op_type == "ReduceScatter")
@@ -113,6 +124,7 @@ CASES = [
     (exchanged("output", "fc2.weight", MOMENT), {"stage": 3}, "of state 'fc.*' does not follow 'fc"),
     (exchanged("output", MOMENT, SECOND), {"stage": 0}, f"state '{MOMENT}' is held as '{SECOND}_out', a value"),
     (exchanged("input", MOMENT, SECOND), {"stage": 0}, f"state '{MOMENT}' is held as '{SECOND}', a value of state"),
+    (inner_value, {"stage": 0}, f"state '{SECOND}' takes '.*', which is not its new value in the source"),
     (gathered_gradients, {}, "the new value 'fc.*_out' of state 'fc.*' does not follow 'fc"),
     (cast_of_another_value, {"name": "mlp_adamw_fp16_scaler"}, "of state 'fc.*' does not follow 'gopt.*_out'"),
     (no_mark_of_one, {"name": "cnn_mom_fp16", "accumulate": 2}, "statistic 'bn1.running_mean' is made by a call"),

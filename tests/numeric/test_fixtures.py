@@ -33,7 +33,7 @@ def test_ranks_equal_the_source(name, stage, ranks, tmp_path):
     result = Verifier(tmp_path / "out").run(confirm=False)
     assert result.equal, {variant: each for variant, each in result.worst.items() if not each.error_over_tolerance <= 1}
     assert result.compared > 0
-    assert len(result.worst) >= (3 if ranks > 1 else 1), "clips are to be seen asleep and awake"
+    assert len(result.worst) >= (3 if ranks > 1 else 1), "clips must be seen inactive and active"
 
 
 @pytest.mark.parametrize(("name", "way"), spread(NAMES, WAYS, keep=2))

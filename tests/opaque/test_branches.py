@@ -75,6 +75,12 @@ GATES = {
         + per_parameter("t_@ = Mul(u_@, lr)\n new_@ = Sub(@, t_@)"),
         {"scale": ("float", ()), "count": ("int64", ())}, start={"scale": 8, "count": 3},
     ),
+    "a flag": Written(
+        NET + FINITE + per_parameter(STEP)
+        + "  last_out = If (ok) <then_branch = a () => (bool p) { p = Identity(ok) }, "
+        "else_branch = b () => (bool q) { q = Not(last) }>\n",
+        {"last": ("bool", ())}, start={"last": True},
+    ),
     "a product in a branch": Written(
         NET + FINITE + per_parameter(STEP).replace(
             "t_w0 = Mul(gw0, lr)", "tr = Transpose(gw0)\n p = MatMul(gw0, tr)\n q = MatMul(p, gw0)\n t_w0 = Mul(q, lr)"

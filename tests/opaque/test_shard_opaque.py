@@ -176,7 +176,7 @@ def test_one_rank_gives_the_source_back(tmp_path):
         rank = onnx.load(str(rank_path(out, 0)), load_external_data=False)
         count = [sorted(node.op_type for node in each.graph.node if node.op_type in OPAQUE) for each in (source, rank)]
         assert count[0] == count[1]
-        assert not record(made)
+        assert {each.op_type for each in record(made)} <= {"SequenceConstruct", "SequenceAt"}  # packed anew
 
 
 def test_equal_runs_give_equal_bytes(tmp_path):

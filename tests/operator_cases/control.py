@@ -66,6 +66,15 @@ for name, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
     )
 add(
     "GRU",
+    "y = GRU<hidden_size=3, linear_before_reset=1>(x, w, r)",
+    "x w r",
+    "linear before reset, no bias",
+    x=(4, 2, 2),
+    w=(1, 9, 2),
+    r=(1, 9, 3),
+)
+add(
+    "GRU",
     "y = GRU<hidden_size=3, linear_before_reset=1>(x, w, r, b)",
     "x w r b",
     "linear before reset",

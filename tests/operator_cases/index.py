@@ -41,7 +41,7 @@ for name, index, update in (
             f'y = {name}<reduction="{how}">(x, i, u)',
             "x u",
             f"{kind}, {how}",
-            refused="ScatterND",
+            refused=f"{name} 'y' cannot",
             x=(3, 4),
             i=index,
             u=update,

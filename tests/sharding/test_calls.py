@@ -12,6 +12,7 @@ from gopt.collectives.call import Call
 from gopt.collectives.table import COLLECTIVES
 from gopt.sharding.calls import CONVERSIONS, Conversion, beside, convert
 from gopt.sharding.placements import (
+    FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,
     FlatShard,
@@ -45,6 +46,10 @@ USES: list[tuple[str, dict[str, object]]] = [
     ("AllToAll", {"split_axis": 1, "concat_axis": 0, "split_sizes": list(COLUMNS), "concat_sizes": list(ROWS)}),
 ]  # fmt: skip
 
+SCATTERED: list[tuple[str, dict[str, object]]] = [
+    ("ReduceScatter", {"cuts": list(CUTS)}), ("ReduceScatter", {"axis": 0, "sizes": list(ROWS)}),
+]  # fmt: skip
+
 
 def execute(op_type: str, attributes: dict[str, object], chunks: Chunks, whole: Array) -> Chunks | None:
     """All members make the call; None where what they have does not go together."""
@@ -58,6 +63,56 @@ def execute(op_type: str, attributes: dict[str, object], chunks: Chunks, whole: 
     types = tuple((str(each[0].dtype), each[0].shape) for each in given if each)[:1]
     made = record.reference(Call(op_type, known, types, MEMBERS, 0), given)
     return [None if each is None else each[0] for each in made]
+
+
+CUT = {"reduce": "mean", "cuts": list(CUTS)}
+BY_ROWS = {"reduce": "mean", "axis": 0, "sizes": list(ROWS)}
+TURNED = {"split_axis": 1, "concat_axis": 0, "split_sizes": list(COLUMNS), "concat_sizes": list(ROWS)}
+ACCEPTED: list[tuple[str, dict[str, object], Placement, Placement]] = [
+    *(("AllReduce", {"reduce": op}, PER_MEMBER, REPLICATED) for op in ("sum", "mean", "max", "min")),
+    *(("AllReduce", {"reduce": op}, Partial(op), REPLICATED) for op in ("sum", "mean", "max", "min")),
+    *(("AllReduce", {"reduce": op}, REPLICATED, REPLICATED) for op in ("mean", "max", "min")),
+    ("AllReduce", {"reduce": "sum"}, Partial("count"), FLAG_COUNT),
+    ("Reduce", {"reduce": "mean", "root": 1}, PER_MEMBER, OnMember(1)),
+    ("Reduce", {"reduce": "sum", "root": 1}, Partial("sum"), OnMember(1)),
+    ("ReduceScatter", CUT, PER_MEMBER, FLAT),
+    ("ReduceScatter", {**CUT, "reduce": "sum"}, Partial("sum"), FLAT),
+    ("ReduceScatter", BY_ROWS, PER_MEMBER, Shard(0, ROWS)),
+    ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, FLAT, REPLICATED),
+    ("AllGather", {"axis": 0, "sizes": list(ROWS)}, Shard(0, ROWS), REPLICATED),
+    ("Broadcast", {"root": 1}, OnMember(1), REPLICATED),
+    ("Broadcast", {"root": 1}, REPLICATED, REPLICATED),
+    ("AllToAll", TURNED, Shard(0, ROWS), Shard(1, COLUMNS)),
+]
+
+
+@pytest.mark.parametrize(("op_type", "attributes", "placement", "made"), ACCEPTED, ids=str)
+def test_what_passes_write_is_accepted(op_type, attributes, placement, made):
+    assert convert(Conversion(op_type, attributes), Operand("x", placement)) == made
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize(("op_type", "more"), [("AllReduce", {}), ("Reduce", {"root": 1}), *SCATTERED], ids=str)
+def test_members_own_values_are_reduced_as_terms(op_type, more, reduce):
+    """What is made of them is their sum, mean, maximum or minimum, placed as the rule says: uneven and empty shards."""
+    generator = np.random.default_rng(3)
+    chunks: Chunks = [generator.standard_normal((6, 2)) for _ in range(MEMBERS)]
+    attributes = {"reduce": reduce, **more}
+    made = convert(Conversion(op_type, attributes), Operand("x", PER_MEMBER))
+    whole = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[reduce](np.stack(chunks), axis=0)
+    found = execute(op_type, attributes, chunks, whole)
+    assert found is not None and not isinstance(made, PerMember)
+    assert agrees(found, made, whole)
+
+
+def test_a_number_of_flags_is_a_sum():
+    """Each member has how many flags it saw; the sum over members is more than zero where one is set."""
+    generator = np.random.default_rng(5)
+    for whole in (np.array([0.0, 1.0, 0.0]), np.zeros(3), np.ones(3)):
+        chunks: Chunks = [whole * generator.integers(0, 3, 3) for _ in range(MEMBERS - 1)] + [whole]
+        made = convert(Conversion("AllReduce", {"reduce": "sum"}), Operand("x", Partial("count")))
+        found = execute("AllReduce", {"reduce": "sum"}, chunks, whole)
+        assert found is not None and agrees(found, made, whole)
 
 
 @pytest.mark.parametrize(("op_type", "attributes"), USES, ids=str)
@@ -86,6 +141,13 @@ def test_every_collective_of_a_group_has_a_row():
 
 
 WRONG = [
+    ("AllReduce", {"reduce": "max"}, Partial("count"), "terms of a max"),
+    ("AllReduce", {"reduce": "sum"}, OnMember(1), "a whole value of each member"),
+    ("Reduce", {"reduce": "sum", "root": 1}, REPLICATED, "it is reduced already"),
+    ("ReduceScatter", {"reduce": "sum", "cuts": list(CUTS)}, Partial("mean"), "terms of a sum"),
+    ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, FlatShard(CUTS, 0, 8), "as its cuts say"),
+    ("AllToAll", {**TURNED, "concat_sizes": [2, 2, 1, 1]}, Shard(0, ROWS), "sharded along dimension 0"),
+    ("Broadcast", {"root": 1}, Partial("sum"), "a value on member 1"),
     ("AllReduce", {"reduce": "sum"}, REPLICATED, "it is reduced already"),
     ("ReduceScatter", {"reduce": "sum", "cuts": list(CUTS)}, REPLICATED, "it is reduced already"),
     ("AllReduce", {"reduce": "mean"}, Partial("sum"), "terms of a mean"),
@@ -124,6 +186,36 @@ def test_a_reduction_passes_only_through_terms_with_which_it_may_change_places()
             continue
         with pytest.raises(Mismatch):
             beside(call, operand, moved=True)
+
+
+def test_what_a_call_outside_the_axis_leaves():
+    """Members' own values stay so, and a gather of terms is one of terms."""
+    reduces = Conversion("AllReduce", {"reduce": "max"})
+    assert beside(reduces, Operand("x", PER_MEMBER), moved=True) == PER_MEMBER
+    assert beside(reduces, Operand("x", REPLICATED), moved=True) == REPLICATED
+    assert beside(Conversion("AllGather", {}), Operand("x", Partial("max")), moved=True) == Partial("max")
+
+
+def test_a_root_of_several_axes_in_a_source():
+    """It is no member of one axis: each member has something of its own."""
+    call = Conversion("Reduce", {"reduce": "mean", "root": 0}, alone=False, own=False)
+    assert convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
+    alone = Conversion("Reduce", {"reduce": "mean", "root": 0}, own=False)
+    assert convert(alone, Operand("x", PER_MEMBER)) == OnMember(0)
+
+
+def test_what_a_source_scatters_along_a_dimension_is_each_members_own():
+    """Types of a source are those of one rank; cuts are the same in both."""
+    own = Conversion("ReduceScatter", BY_ROWS, own=False)
+    assert convert(own, Operand("x", PER_MEMBER)) == PER_MEMBER
+    assert convert(Conversion("ReduceScatter", CUT, own=False), Operand("x", PER_MEMBER)) == FLAT
+
+
+def test_a_gather_over_several_axes_takes_no_buckets():
+    """Cuts of the group are not those of the axis."""
+    call = Conversion("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, alone=False)
+    with pytest.raises(Mismatch, match="as its cuts say"):
+        convert(call, Operand("x", FLAT))
 
 
 def test_a_root_of_two_axes_is_refused():

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import FIXTURES
-from plants import change_attributes, hand_on, planted_pipeline
+from plants import change_attributes, hand_on, planted_pipeline, substitute
 
 import gopt
 from gopt.errors import GoptError
@@ -52,6 +52,20 @@ def other_axes(step: SpmdProgram, random: Random) -> bool:
     return True
 
 
+def called_twice(step: SpmdProgram, random: Random) -> bool:
+    """What a call makes goes through the same call once more."""
+    node = one([each for each in step.graph.nodes if each.domain == COMM and each.op_type == "AllReduce"], random)
+    if node is None:
+        return False
+    results, once = node.outputs, [f"{name}.once" for name in node.outputs]
+    step.graph.types.update({new: step.graph.types[name] for new, name in zip(once, results)})
+    node.outputs = once
+    again = Node("AllReduce", once, results, domain=COMM, attributes=dict(node.attributes), made_by="plant")
+    again.sharding = node.sharding
+    substitute(step, node, [node, again])
+    return True
+
+
 def other_operand(step: SpmdProgram, random: Random) -> bool:
     """A node behind the first call reads another value of the same type that was there before."""
     types, seen, choices = step.graph.types, [], []
@@ -80,14 +94,15 @@ def other_reduction(step: SpmdProgram, random: Random) -> bool:
     return True
 
 
-DISTRIBUTED: list[Mutation] = [lost_call, other_axes]
+DISTRIBUTED: list[Mutation] = [lost_call, other_axes, called_twice]
 """What they break is where values are; all of it must be seen."""
 ARITHMETIC: list[Mutation] = [other_operand, other_reduction]
 """What they break may be arithmetic alone, which rules of sharding do not see: ``gopt verify`` does."""
 WORLDS = [
     ("mlp_mom_clip_sched", "dp=2,shard=2", 2, 1), ("mlp_mom_clip_sched", "shard=2", 1, 1),
     ("mlp_adamw", "dp=2,shard=2", 0, 1), ("mlp_adamw", "dp=2,shard=2", 3, 2), ("cnn_mom_fp16", "dp=2,shard=2", 2, 1),
-    ("mlp_muon", "dp=2,shard=2", 2, 1), ("mlp_lamb", "shard=2", 2, 1),
+    ("mlp_muon", "dp=2,shard=2", 2, 1), ("mlp_lamb", "shard=2", 2, 1), ("gpt_adamw", "dp=2,cp=2", 0, 1),
+    ("gpt_adamw", "shard=2,tp=2", 2, 1), ("families/moe_adamw", "dp=2,ep=2", 2, 1), ("cnn_sgd", "shard=2,h=2", 2, 1),
 ]  # fmt: skip
 
 
@@ -112,7 +127,7 @@ def judged(seed: int, mutations: list[Mutation], folder: Path) -> str:
         return "does not run"
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(22))
 def test_what_is_accepted_is_equal(seed, tmp_path):
     assert judged(seed, DISTRIBUTED, tmp_path) in ("refused", "equal", "nothing")
 

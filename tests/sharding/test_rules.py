@@ -46,18 +46,26 @@ PLACES: list[Place] = [REPLICATED, ALONE, FLAT, SOLE]
 BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Sum", "Greater", "Equal")
 FLAGGED = ("And", "Or", "Xor")
 NULLARY: dict[str, dict[str, object]] = {"Cast": {"to": 11}, "Not": {}}
-SKIPPED = frozenset({
-    "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CastLike", "Clip", "GreaterOrEqual", "IsInf",
-    "IsNaN", "Less", "LessOrEqual", "Mean", "Mod", "PRelu", "Where", "Swish", "Mish", "Shrink", "Acosh", "Softsign",
-})  # fmt: skip
-"""Elementwise as those that are tried: of other types, of more operands, or not in onnx's reference as ONNX has it."""
-UNARY = sorted(set(RULES) - set(BINARY) - set(FLAGGED) - {"Not"} - SKIPPED)
+WHOLE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift", "Mod")
+"""Of two whole numbers."""
+OTHER_TYPES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(WHOLE, ("uint8", "uint8")), "BitwiseNot": ("uint8",), "CastLike": ("float64",),
+    "Clip": ("float64", "float64", "float64"), "Where": ("bool", "float64", "float64"), "PRelu": ("float64", "float64"),
+    **dict.fromkeys(["GreaterOrEqual", "Less", "LessOrEqual"], ("float64", "float64")),
+    **dict.fromkeys(["IsInf", "IsNaN", "Acosh", "Shrink", "Mish"], ("float64",)),
+}  # fmt: skip
+"""Elementwise operators of other types or of more operands -> the types of their operands."""
+REFERENCE_HAS_NOT = frozenset({"Swish", "Softsign", "Mean"})
+"""Elementwise as others: onnx's reference does not run them, or not on all shapes."""
+UNARY = sorted(set(RULES) - {*BINARY, *FLAGGED, "Not", *OTHER_TYPES, *REFERENCE_HAS_NOT})
 OTHERS = ("Softmax", "CumSum", "Reshape", "Unsqueeze", "Transpose", "Flatten", "Expand", "Concat")
 
 
 def value(generator: np.random.Generator, count: int, *, single: bool, flags: str) -> Array:
-    """Numbers, or with ``flags`` flags of that type."""
+    """Numbers, or with ``flags`` flags of that type; whole numbers where it is one of those."""
     shape = () if single else (count,)
+    if flags.startswith("uint"):
+        return np.asarray(generator.integers(1, 5, shape)).astype(flags)
     made = generator.uniform(0.2, 0.9, shape)
     return np.asarray(made > 0.5).astype(flags) if flags else np.asarray(made)
 
@@ -69,6 +77,7 @@ def attempt(
     singles: tuple[bool, ...],
     *,
     flags: str = "",
+    dtypes: tuple[str, ...] = (),
     more: tuple[Array, ...] = (),
     seed: int = 0,
 ) -> bool | None:
@@ -76,10 +85,14 @@ def attempt(
     generator = np.random.default_rng(seed)
     attributes = dict(NULLARY.get(op_type, {})) if op_type in NULLARY else _attributes(op_type)
     count = 8 if EVEN in placements else 7
-    wholes = [value(generator, count, single=single, flags=flags) for single in singles]
+    dtypes = dtypes or (flags,) * len(singles)
+    drawn = ["" if dtype.startswith("float") and not flags else dtype for dtype in dtypes]
+    wholes = [value(generator, count, single=single, flags=kind) for single, kind in zip(singles, drawn)]
+    wholes = [np.asarray(each.astype(dtype or "float64")) for each, dtype in zip(wholes, dtypes)]
+    wholes = [np.asarray(each + 1) for each in wholes] if op_type == "Acosh" else wholes
     operands = [
-        Operand(f"x{number}", placement, single, flags or "float64")
-        for number, (placement, single) in enumerate(zip(placements, singles))
+        Operand(f"x{number}", placement, single, dtype or "float64")
+        for number, (placement, single, dtype) in enumerate(zip(placements, singles, dtypes))
     ] + [Operand(f"c{number}", REPLICATED, each.size == 1, zero=not each.any()) for number, each in enumerate(more)]
     expected = run(op_type, [*wholes, *more], attributes)
     try:
@@ -103,18 +116,21 @@ def attempt(
 def _attributes(op_type: str) -> dict[str, object]:
     if op_type in FULL_REDUCTIONS:
         return {"keepdims": 0}
-    return {"Softmax": {"axis": 0}, "Concat": {"axis": 0}, "Flatten": {"axis": 0}}.get(op_type, {})
+    given = {"Softmax": {"axis": 0}, "Concat": {"axis": 0}, "Flatten": {"axis": 0}, "BitShift": {"direction": "LEFT"}}
+    return given.get(op_type, {"lambd": 0.4} if op_type == "Shrink" else {})
 
 
 def more(op_type: str) -> tuple[Array, ...]:
     """Operands that say where to."""
     ints = {"Reshape": [-1, 1], "Unsqueeze": [0], "Expand": [2, 7]}
-    if op_type == "CumSum":
-        return (np.array(0),)
+    if op_type in ("CumSum", "CastLike"):
+        return (np.array(0, np.int64 if op_type == "CumSum" else np.float32),)
     return (np.array(ints[op_type]),) if op_type in ints else ()
 
 
-def swept(op_type: str, count: int, kinds: list[Placement], *, flags: str = "") -> dict[str, int]:
+def swept(
+    op_type: str, count: int, kinds: list[Placement], *, flags: str = "", dtypes: tuple[str, ...] = ()
+) -> dict[str, int]:
     """Every combination of placements, sizes and places; the numbers of what was accepted and refused."""
     seen = {"right": 0, "refused": 0}
     for placements in product(kinds, repeat=count):
@@ -124,7 +140,7 @@ def swept(op_type: str, count: int, kinds: list[Placement], *, flags: str = "") 
             if op_type in ("CumSum", "Softmax", "Expand", "Concat") and any(singles):
                 continue
             for place in PLACES:
-                right = attempt(op_type, placements, place, singles, flags=flags, more=more(op_type))
+                right = attempt(op_type, placements, place, singles, flags=flags, dtypes=dtypes, more=more(op_type))
                 assert right is not False, f"{op_type} of {list(map(str, placements))} {singles} on {place}"
                 seen["refused" if right is None else "right"] += 1
     return seen
@@ -140,6 +156,19 @@ def test_one_operand(op_type):
 def test_two_operands(op_type):
     seen = swept(op_type, 2, NUMBERS)
     assert seen["right"] > 30 and seen["refused"] > 30
+
+
+@pytest.mark.parametrize("op_type", OTHER_TYPES)
+def test_other_types_and_more_operands(op_type):
+    dtypes = OTHER_TYPES[op_type]
+    terms = Partial("any") if dtypes[0] == "bool" else Partial("sum")
+    kinds: list[Placement] = [REPLICATED, PER_MEMBER, FLAT, OTHER, SOLE, ROWS]
+    seen = swept(op_type, len(dtypes), kinds + [terms] * (dtypes[-1] != "uint8" and len(dtypes) < 3), dtypes=dtypes)
+    assert seen["right"] > 4 and seen["refused"] > 4
+
+
+def test_every_elementwise_operator_is_tried():
+    assert {*UNARY, *BINARY, *FLAGGED, "Not", *OTHER_TYPES, *REFERENCE_HAS_NOT} == set(RULES)
 
 
 @pytest.mark.parametrize("op_type", [*FLAGGED, "Not", "Cast"])
@@ -200,6 +229,8 @@ ACCEPTED = [
     ("Div", (Partial("sum", FLAT), REPLICATED), (True, True), FLAT, Partial("sum", FLAT)),
     ("Max", (Partial("max"), Partial("max")), (True, True), REPLICATED, Partial("max")),
     ("Softmax", (SOLE,), (False,), SOLE, ALONE),
+    ("MatMul", (SOLE, REPLICATED), (False, False), SOLE, ALONE),
+    ("Cast", (Partial("sum", FLAT),), (True,), FLAT, Partial("sum", FLAT)),
     ("MatMul", (ALONE, REPLICATED), (False, False), ALONE, ALONE),
     ("MatMul", (PER_MEMBER, REPLICATED), (False, False), REPLICATED, PER_MEMBER),
 ]
@@ -216,6 +247,12 @@ REFUSED = [
     ("Sqrt", (Partial("sum"),), "Sqrt of terms is not a term of its result"),
     ("Mul", (Partial("sum"), Partial("sum")), "Mul of terms"),
     ("Add", (Partial("sum"), REPLICATED), "Add of terms"),
+    ("Add", (Partial("count"), REPLICATED), "Add of terms"),
+    ("Expand", (REPLICATED, Partial("sum")), "Expand of terms"),
+    ("Div", (REPLICATED, Partial("sum")), "Div of terms"),
+    ("Concat", (Partial("sum"), REPLICATED), "Concat of terms"),
+    ("Max", (Partial("sum"), Partial("sum")), "Max of terms"),
+    ("Add", (Partial("sum"), Partial("mean")), "a partial sum, as the others are"),
     ("Add", (Partial("sum"), PER_MEMBER), "a value equal on all members"),
     ("Add", (FLAT, OTHER), "the shard that it reads beside it"),
     ("Add", (FLAT, PER_MEMBER), "the shard that it reads beside it"),
@@ -249,6 +286,39 @@ def test_terms_are_not_cut_off():
     ):  # fmt: skip
         with pytest.raises(Mismatch):
             result(use)
+
+
+@pytest.mark.parametrize(("op_type", "op"), [("ReduceMax", "any"), ("ReduceMin", "all")])
+def test_the_largest_of_flags_is_whether_one_is_set(op_type, op):
+    generator = np.random.default_rng(1)
+    for seed in range(6):
+        flags = np.random.default_rng(seed).uniform(size=7) > (0.9 if op == "any" else 0.1)
+        made = result(Use(op_type, (Operand("x", FLAT, dtype="bool"),), REPLICATED, True))
+        assert made == Partial(op)
+        reduce, nothing = (np.any, False) if op == "any" else (np.all, True)
+        chunks = [
+            part if part is not None else np.array([nothing]) for part in take_apart(flags, FLAT, MEMBERS, generator)
+        ]
+        assert agrees([np.asarray(reduce(chunk)) for chunk in chunks], made, np.asarray(reduce(flags)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "made"),
+    [
+        ("any", "float32", Partial("count")), ("any", "bool", Partial("any")), ("count", "float16", Partial("count")),
+        ("count", "int32", Partial("count")), ("count", "int8", None), ("count", "bool", None),
+        ("all", "float32", None), ("max", "float16", Partial("max")), ("max", "int32", Partial("max")),
+        ("sum", "float16", Partial("sum")),
+    ],
+)  # fmt: skip
+def test_terms_in_another_type(old, new, made):
+    """The sum of a count in a short whole type may come round to zero."""
+    use = Use("Cast", (Operand("x", Partial(old), True, "bool" if old in ("any", "all") else "float32"),), dtype=new)
+    if made is not None:
+        assert result(use) == made
+        return
+    with pytest.raises(Mismatch):
+        result(use)
 
 
 def test_an_operator_of_another_domain_takes_no_shard():

@@ -282,6 +282,19 @@ def test_a_members_own_value_beside_terms_is_refused():
 def test_the_other_operand_of_a_cast_gives_its_type_alone():
     step = sharded("mlp_adamw", "shard=2", 0)
     plant(step, 0, Node("CastLike", ["fc1.weight", "x"], ["planted"], made_by="plant"))
+    plant(step, len(step.graph.nodes), Node("CastLike", ["fc1.weight", step.training.loss], ["later"], made_by="plant"))
+    known = infer_shardings(step)
+    assert known.of("planted") == known.of("later") == (REPLICATED,)
+
+
+def test_a_cast_to_the_type_of_a_shard_is_no_shard():
+    step = sharded("mlp_adamw", "shard=2", 2)
+    place, node = next(
+        (place, node) for place, node in enumerate(step.graph.nodes) if node.is_a("Sub") and node.sharding.by_axis
+    )
+    step.graph.types["one"] = TensorType("float32", ())
+    cast = Node("CastLike", ["one", node.inputs[0]], ["planted"], made_by="plant", sharding=node.sharding)
+    plant(step, place, cast)
     assert infer_shardings(step).of("planted") == (REPLICATED,)
 
 

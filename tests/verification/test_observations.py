@@ -215,7 +215,7 @@ def test_a_flag_is_tried_both_ways(tmp_path):
 
 @pytest.mark.parametrize("most", [1e-3, 300.0])
 def test_a_clip_far_away_is_reached(tmp_path, most):
-    """A norm that is local shows only where the clip is awake: 64 times the gradient may not be enough."""
+    """A local norm shows only where the clip is active: 64 times the gradient may not be enough."""
 
     def build(b: Builder, net: Network) -> None:
         squares = [b.op("ReduceSum", b.op("Mul", g, g), keepdims=0) for g in net.gradients.values()]

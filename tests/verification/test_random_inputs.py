@@ -174,13 +174,13 @@ def test_a_bernoulli_follows_its_odds(tmp_path):
     np.testing.assert_allclose(drawn.mean(axis=1), [0.1, 0.7], atol=0.03)
 
 
-@pytest.mark.parametrize("awake", [True, False])
-def test_a_dropout_drops_its_share_where_it_is_awake(tmp_path, awake):
+@pytest.mark.parametrize("training", [True, False])
+def test_a_dropout_drops_its_share_in_training(tmp_path, training):
     text = """g (float[50,80] x, float r, bool t) => (float[50,80] y, bool[50,80] m) { y, m = Dropout(x, r, t) }"""
     x = np.ones((50, 80), np.float32)
-    for made in fed(text, tmp_path, x=x, r=np.array(0.25, np.float32), t=np.array(awake)):
-        np.testing.assert_allclose(made["m"].mean(), 0.75 if awake else 1, atol=0.03)
-        np.testing.assert_allclose(made["y"], made["m"] * x / (0.75 if awake else 1), rtol=1e-6)
+    for made in fed(text, tmp_path, x=x, r=np.array(0.25, np.float32), t=np.array(training)):
+        np.testing.assert_allclose(made["m"].mean(), 0.75 if training else 1, atol=0.03)
+        np.testing.assert_allclose(made["y"], made["m"] * x / (0.75 if training else 1), rtol=1e-6)
 
 
 def test_normal_and_uniform_numbers_have_their_parameters(tmp_path):

@@ -27,7 +27,7 @@ def test_every_failing_value_is_named(tmp_path, capsys, monkeypatch) -> None:
     errors = [each["error_over_tolerance"] for each in record["failing"]["worst_first"]]
     assert errors == sorted(errors, reverse=True) and all(error > 1 for error in errors)
     assert record["failing"]["comparisons"] == sum(each["comparisons"] for each in record["failing"]["worst_first"])
-    render_verification(record)
+    render_verification(result)
     shown = capsys.readouterr().out
     assert "4 values differ, in" in shown and all(name in shown for name in names)
 
@@ -49,7 +49,7 @@ def test_many_are_named_too(capsys) -> None:
     result = Verification(1e-4, 1, 1)
     for number in range(FAILING + 3):
         result.note(Difference("plain", 1, 0, f"w{number}", "parameter", 2.0))
-    render_verification(result.to_json())
+    render_verification(result)
     shown = capsys.readouterr().out
     assert all(f"w{number}" in shown for number in range(FAILING + 3))
 

@@ -60,7 +60,7 @@ def test_no_reduction(tmp_path, name, stage):
 @pytest.mark.parametrize("stage", [0, 2])
 @pytest.mark.parametrize("name", ["mlp_sgd", "mlp_adamw", "mlp_mom_clip_sched", "mlp_adamw_fp16_scaler", "mlp_muon"])
 def test_sum_for_mean(tmp_path, name, stage):
-    """Adam hides a factor, and so does a clip that is awake: the change of a state and a sleeping clip show it."""
+    """Adam hides a factor, and so does an active clip: the change of a state and an inactive clip show it."""
     out = sharded(tmp_path, name, stage=stage)
 
     def plant(model: ModelProto) -> None:

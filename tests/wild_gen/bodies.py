@@ -166,6 +166,52 @@ def update_in_if(model: ModelProto, folder: Path) -> None:
     rewrite(model, chosen, lambda node: in_if(model, node, known[node.output[0]]))
 
 
+def states_through_if(model: ModelProto, folder: Path) -> None:
+    """One If behind the step: new states where the rate is a number, old ones else."""
+    held, outs = {each.name for each in model.graph.initializer}, infos(model)
+    pairs = {f"{name}_out": name for name in held if f"{name}_out" in {each.name for each in model.graph.output}}
+    makers = [node.name for node in model.graph.node if pairs.keys() & set(node.output)]
+
+    def renamed(node: NodeProto) -> list[NodeProto]:
+        made = copy_of(node)
+        made.output[:] = [f"{name}.new" if name in pairs else name for name in node.output]
+        return [made]
+
+    def branch(name: str, of: dict[str, str]) -> GraphProto:
+        nodes = [helper.make_node("Identity", [value], [f"{out}.in_{name}"]) for out, value in of.items()]
+        return body(name, nodes, [], [_info(outs[out], f"{out}.in_{name}") for out in of])
+
+    names = sorted(pairs)
+    rewrite(model, makers, renamed)
+    for node in model.graph.node:
+        node.input[:] = [f"{name}.new" if name in pairs else name for name in node.input]
+    model.graph.node.append(helper.make_node("Equal", ["lr", "lr"], ["wild.number"], name="wild.equal"))
+    new, old = (
+        branch("new", {name: f"{name}.new" for name in names}),
+        branch("old", {name: pairs[name] for name in names}),
+    )
+    gate = helper.make_node("If", ["wild.number"], names, name="wild.gate", then_branch=new, else_branch=old)
+    model.graph.node.append(gate)
+
+
+def counter_in_loop(model: ModelProto, folder: Path) -> None:
+    """A counter of updates, of which a loop of one turn makes the next."""
+    store(model, TRUE, True, bool)
+    store(model, "wild.one", 1, np.int64)
+    store(model, "wild.count", 0, np.int64)
+    count = helper.make_tensor_value_info("wild.count", TensorProto.INT64, [])
+    model.graph.input.append(count)
+    model.graph.output.append(_info(count, "wild.next"))
+    turn, held, made = (_info(count, f"wild.{name}") for name in ("turn", "held", "made"))
+    go, on = (helper.make_tensor_value_info(f"wild.{name}", TensorProto.BOOL, []) for name in ("go", "on"))
+    nodes = [
+        helper.make_node("Add", ["wild.held", "wild.one"], ["wild.made"]),
+        helper.make_node("Identity", ["wild.go"], ["wild.on"]),
+    ]
+    inside = body("loop", nodes, [turn, go, held], [on, made])
+    model.graph.node.append(helper.make_node("Loop", ["wild.one", TRUE, "wild.count"], ["wild.next"], body=inside))
+
+
 def parameter_through_if(model: ModelProto, folder: Path) -> None:
     """The forward reads each parameter through an If that returns it."""
     store(model, TRUE, True, bool)
@@ -194,5 +240,7 @@ FORMS = [
     Form("Loop whose results have no known type", each_product(carried), refused(4, "'w0'", "--params"), ("momentum",)),
     Form("products in Scan", each_product(in_scan)),
     Form("updates in If", update_in_if),
+    Form("states through one If", states_through_if),
+    Form("a counter in Loop", counter_in_loop, refused(4, "'wild.next'", "--states wild.count=wild.next")),
     Form("parameters through If", parameter_through_if, refused(3, "If", "not an output")),
 ]

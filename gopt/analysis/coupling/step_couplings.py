@@ -158,24 +158,27 @@ def _sum(context: CouplingContext, loss: str, node: Node) -> None:
 
 def _driven(context: CouplingContext, training: TrainingGraph) -> None:
     """Values of a rank's own batch, other than gradients, that the update reads, such as the loss."""
-    gradients = set(training.gradients.values())
+    producers, marks = context.index.producers, context.marks
+    forward = [node for node in training.graph.nodes if node.phase is Phase.FORWARD]
+    own = {*training.batch, *(name for node in forward for name in node.outputs)}
+    meant = {*training.gradients.values(), *training.shared}
+    """Values that the update reads as means over the ranks."""
     stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
     seen: set[int] = set()
     while stack:
-        node = context.index.producers.get(stack.pop())
+        node = producers.get(stack.pop())
         if node is None or id(node) in seen:
             continue
         seen.add(id(node))
         for name in node.reads:
-            producer = context.index.producers.get(name)
-            own = name in training.batch or (producer is not None and producer.phase is Phase.FORWARD)
-            if own and name in context.marks and not reads_shape_only(node):
-                context.couple(
-                    CouplingKind.LOSS_DRIVEN, node,
-                    f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}",
-                    f"--shared {name} lets it read the mean over the ranks", name,
-                )  # fmt: skip
-            elif name not in gradients and name not in training.shared and not own:
+            if name in own:
+                if name in marks and not reads_shape_only(node):
+                    context.couple(
+                        CouplingKind.LOSS_DRIVEN, node,
+                        f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}",
+                        f"--shared {name} lets it read the mean over the ranks", name,
+                    )  # fmt: skip
+            elif name not in meant:
                 stack.append(name)
 
 

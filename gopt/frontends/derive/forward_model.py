@@ -12,10 +12,11 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from gopt.autodiff.shapes import fold_integers, settle_shapes
 from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.frontends.derive.branches import take_branches
 from gopt.frontends.derive.conversion import check_conversion, mend_resizes
 from gopt.frontends.derive.functions import OPSET
 from gopt.ir.functions import inline_functions
-from gopt.ir.graph import Graph
+from gopt.ir.graph import ROLES, Graph
 from gopt.ir.load import graph_of, load
 from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
@@ -32,7 +33,7 @@ class ForwardModel:
     """A forward model. Every stored value is an input of ``model``, so that it is small.
 
     ``stored``: constants by name. ``literals``: those that were Constant nodes. ``inputs``: inputs that a run feeds.
-    ``types``: types of inputs and outputs.
+    ``types``: types of values, as far as onnx infers them.
     """
 
     model: ModelProto
@@ -50,6 +51,10 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     a model that cannot be converted to operator set 20.
     """
     graph = load(path)
+    if ROLES in graph.metadata:
+        raise InputError(
+            f"{show(os.fspath(path))} is a training step, not a forward model", "gopt shard takes it as it is"
+        )
     for name in graph.initializers:
         graph.inputs.pop(name, None)  # values that may be fed: here they are constants
     given = _inlined(_bare(graph))
@@ -65,8 +70,11 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     outputs = tuple(each.name for each in model.graph.output)
     forward = ForwardModel(model, stored, literals, inputs, outputs, {})
     _fold(forward)
+    while _take_branches(forward):
+        forward = replace(forward, literals=forward.literals | _lift_constants(model, stored))
+        _fold(forward)
     inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True).graph
-    types = {each.name: read_type(each.type) for each in (*inferred.input, *inferred.output)}
+    types = {each.name: read_type(each.type) for each in (*inferred.input, *inferred.value_info, *inferred.output)}
     if model is not given:
         values = {name: np.asarray(each.numpy()) for name, each in stored.items()}
         check_conversion(given, model, values, {name: types[name] for name in inputs})
@@ -84,6 +92,20 @@ def _fold(forward: ForwardModel) -> None:
         if name not in forward.stored:
             forward.stored[name] = tensor
             forward.model.graph.input.append(value_info(name, tensor.type))
+
+
+def _take_branches(forward: ForwardModel) -> bool:
+    """Put branches in place of each If whose condition is stored; returns whether there was one."""
+    known = {
+        name: bool(np.asarray(each.numpy()).reshape(-1)[0])
+        for name, each in forward.stored.items()
+        if each.type.dtype == "bool" and each.type.elements == 1
+    }
+    constants = take_branches(forward.model, known)
+    for each in constants or ():
+        forward.stored[each.name] = Tensor(TensorType(dtype_name(each.data_type), tuple(each.dims)), proto=each)
+        forward.model.graph.input.append(value_info(each.name, forward.stored[each.name].type))
+    return constants is not None
 
 
 def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProto:

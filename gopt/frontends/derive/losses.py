@@ -1,4 +1,4 @@
-"""The losses that can be added to a forward model, one record each."""
+"""The losses that can be added to a forward model, one record each, with PyTorch's formulas and defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from gopt.errors import OptionError
 from gopt.frontends.derive.functions import call
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.sanitize import show
 
 LOSS = "loss"
@@ -26,43 +26,130 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
+class Criterion:
+    """The options of a loss beside its operands; None where the user says nothing.
+
+    ``class_axis``: the dimension of the classes. ``ignore_index``: the label of samples that do not count.
+    ``label_smoothing``: the share of the target that all classes have alike.
+    """
+
+    class_axis: int | None = None
+    ignore_index: int | None = None
+    label_smoothing: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
-    """A loss of a prediction: its nodes, and the type of its second operand, an input."""
+    """A loss of a prediction: its nodes, the type of its second operand, an input, and its own. The loss of a narrow
+    prediction is computed in float32, as torch.autocast does: half precision overflows, and ONNX Runtime adds no rows
+    in it."""
 
     nodes: list[NodeProto]
     target: TensorType
+    loss: TensorType
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss. ``target``: the usual name of the input with the target. ``attach`` takes the prediction, its type, the
-    names of target and loss, and the axis of classes or None."""
+    names of target and loss, and a criterion. ``knobs``: what of a criterion it reads. ``inverse``: the operator whose
+    operand it takes in place of a prediction, for the loss applies that operator itself."""
 
     target: str
-    attach: Callable[[str, TensorType, Names, int | None], Attachment]
+    attach: Callable[[str, TensorType, Names, Criterion], Attachment]
+    knobs: tuple[str, ...] = ()
+    inverse: str = ""
 
-
-_CROSS_ENTROPY = """cross_entropy <axis, at> (logits, label) => (loss)
-{
-  where = Constant <value: tensor = @at> ()
-  logs = LogSoftmax <axis: int = @axis> (logits)
-  index = Unsqueeze (label, where)
-  picked = GatherElements <axis: int = @axis> (logs, index)
-  mean = ReduceMean <keepdims: int = 0> (picked)
-  loss = Neg (mean)
-}"""
-"""The mean over samples of -log softmax(logits)[label]."""
 
 _MSE = """mse (prediction, target) => (loss)
 {
-  apart = Sub (prediction, target)
+  wide = Cast <to: int = WIDE> (prediction)
+  wide_target = Cast <to: int = WIDE> (target)
+  apart = Sub (wide, wide_target)
   square = Mul (apart, apart)
   loss = ReduceMean <keepdims: int = 0> (square)
 }"""
 """The mean over elements of (prediction - target)²."""
 
+_BINARY_CROSS_ENTROPY = """binary_cross_entropy (logits, target) => (loss)
+{
+  wide = Cast <to: int = WIDE> (logits)
+  wide_target = Cast <to: int = WIDE> (target)
+  above = Softplus (wide)
+  agreed = Mul (wide, wide_target)
+  each = Sub (above, agreed)
+  loss = ReduceMean <keepdims: int = 0> (each)
+}"""
+"""The mean over elements of -t log sigmoid(x) - (1 - t) log sigmoid(-x)."""
 
-def _cross_entropy(logits: str, kind: TensorType, names: Names, axis: int | None) -> Attachment:
+_PICK = """
+  at = Constant <value: tensor = @at> ()
+  first = Constant <value: tensor = @first> ()
+  beyond = Constant <value: tensor = @classes> ()
+  wide = Cast <to: int = WIDE> (logits)
+  logs = LogSoftmax <axis: int = AXIS> (wide)
+  negative = Less (LABEL, first)
+  index = Where (negative, beyond, LABEL)
+  places = Unsqueeze (index, at)
+  picked = GatherElements <axis: int = AXIS> (logs, places)"""
+"""log softmax(logits)[label]. A negative label, which would count from the last class, becomes one that no runtime
+takes."""
+_HIDE = """
+  ignored = Constant <value: tensor = @ignored> ()
+  hidden = Equal (label, ignored)
+  known = Where (hidden, first, label)"""
+_SMOOTH = """
+  share = Constant <value: tensor = @share> ()
+  rest = Constant <value: tensor = @rest> ()
+  spread = ReduceMean <keepdims: int = 1> (logs, at)
+  kept = Mul (rest, picked)
+  added = Mul (share, spread)
+  smooth = Add (kept, added)"""
+_MEAN = """
+  mean = ReduceMean <keepdims: int = 0> (EACH)
+  loss = Neg (mean)"""
+_MEAN_OF_COUNTED = """
+  flat = Squeeze (EACH, at)
+  void = Constant <value: tensor = @void> ()
+  counted = Where (hidden, void, flat)
+  total = ReduceSum <keepdims: int = 0> (counted)
+  seen = Not (hidden)
+  ones = Cast <to: int = WIDE> (seen)
+  count = ReduceSum <keepdims: int = 0> (ones)
+  mean = Div (total, count)
+  loss = Neg (mean)"""
+
+
+def _cross_entropy(logits: str, kind: TensorType, names: Names, criterion: Criterion) -> Attachment:
+    """The mean over samples of -log softmax(logits)[label]."""
+    axis = _class_axis(logits, kind, criterion.class_axis)
+    ignores, share = criterion.ignore_index is not None, criterion.label_smoothing or 0.0
+    pick, hide = _PICK.replace("LABEL", "known" if ignores else "label"), _HIDE if ignores else ""
+    constants, rest = pick.split("\n  beyond", 1)
+    body = f"{constants}{hide}\n  beyond{rest}{_SMOOTH if share else ''}{_MEAN_OF_COUNTED if ignores else _MEAN}"
+    wide, dtype = _wide(kind), numpy_dtype(_wide(kind).dtype)
+    words = {"AXIS": axis, "EACH": "smooth" if share else "picked", "WIDE": dtype_code(wide.dtype)}
+    for word, value in words.items():
+        body = body.replace(word, str(value))
+    numbers: dict[str, np.ndarray] = {
+        "at": np.array([axis], np.int64), "first": np.array(0, np.int64),
+        "classes": np.array(kind.dims[axis], np.int64),
+    }  # fmt: skip
+    if ignores:
+        numbers |= {"ignored": np.array(criterion.ignore_index, np.int64), "void": np.array(0, dtype)}
+    if share:
+        numbers |= {"share": np.array(share, dtype), "rest": np.array(1 - share, dtype)}
+    text = f"cross_entropy <{', '.join(numbers)}> (logits, label) => (loss)\n{{{body}\n}}"
+    nodes = call(text, [logits, names.target], [names.loss], numbers, names.inner)
+    return Attachment(nodes, TensorType("int64", kind.dims[:axis] + kind.dims[axis + 1 :]), wide)
+
+
+def _wide(kind: TensorType) -> TensorType:
+    """The type of the loss of a prediction."""
+    return TensorType("float64" if kind.dtype == "float64" else "float32", ())
+
+
+def _class_axis(logits: str, kind: TensorType, axis: int | None) -> int:
     rank = len(kind.dims)
     if rank < 2:
         raise OptionError(
@@ -77,19 +164,26 @@ def _cross_entropy(logits: str, kind: TensorType, names: Names, axis: int | None
     axis = 1 if axis is None else axis
     if not -rank <= axis < rank:
         raise OptionError(f"--class-axis {axis}: {show(logits)} is {kind}", f"give a number below {rank}")
-    axis %= rank
-    text = _CROSS_ENTROPY.replace("<axis, at>", "<at>").replace("@axis", str(axis))
-    nodes = call(text, [logits, names.target], [names.loss], {"at": np.array([axis], np.int64)}, names.inner)
-    return Attachment(nodes, TensorType("int64", kind.dims[:axis] + kind.dims[axis + 1 :]))
+    return axis % rank
 
 
-def _mse(prediction: str, kind: TensorType, names: Names, axis: int | None) -> Attachment:
-    if axis is not None:
-        raise OptionError("--class-axis: mse has no classes", "leave it out")
-    return Attachment(
-        call(_MSE, [prediction, names.target], [names.loss], {}, names.inner), TensorType(kind.dtype, kind.dims)
-    )
+def _by_element(text: str) -> Callable[[str, TensorType, Names, Criterion], Attachment]:
+    """A loss whose target has the type of the prediction."""
+
+    def attach(prediction: str, kind: TensorType, names: Names, criterion: Criterion) -> Attachment:
+        wide = _wide(kind)
+        typed = text.replace("WIDE", str(dtype_code(wide.dtype)))
+        nodes = call(typed, [prediction, names.target], [names.loss], {}, names.inner)
+        return Attachment(nodes, TensorType(kind.dtype, kind.dims), wide)
+
+    return attach
 
 
-LOSSES: Mapping[str, Loss] = {"cross-entropy": Loss("label", _cross_entropy), "mse": Loss("target", _mse)}
+LOSSES: Mapping[str, Loss] = {
+    "cross-entropy": Loss(
+        "label", _cross_entropy, ("class_axis", "ignore_index", "label_smoothing"), inverse="Softmax"
+    ),
+    "binary-cross-entropy": Loss("target", _by_element(_BINARY_CROSS_ENTROPY), inverse="Sigmoid"),
+    "mse": Loss("target", _by_element(_MSE)),
+}
 """By the name that ``--loss`` takes."""

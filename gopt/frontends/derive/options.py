@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from gopt.errors import OptionError
+from gopt.frontends.derive.losses import LOSSES, Criterion
 from gopt.frontends.derive.optimizers import OPTIMIZERS, Optimizer
 from gopt.frontends.derive.schedules import SCHEDULES, Schedule
 from gopt.option_records import check_least, check_types
@@ -15,6 +18,10 @@ from gopt.suggestions import did_you_mean
 
 DYNAMIC = "dynamic"
 """A loss scale that follows the overflows, as torch's GradScaler does."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Of float32, in which a step computes scalars."""
+CRITERION = ("class_axis", "ignore_index", "label_smoothing")
+"""Options of an attached loss."""
 
 
 class Norms(Enum):
@@ -45,6 +52,8 @@ class DeriveOptions:
     schedule_knobs: Mapping[str, float] = field(default_factory=dict)
     prediction: str = ""
     class_axis: int | None = None
+    ignore_index: int | None = None
+    label_smoothing: float | None = None
     batchnorm: Norms = Norms.KEEP
     dropout: Norms = Norms.KEEP
     trainable: tuple[str, ...] = ()
@@ -74,21 +83,45 @@ class DeriveOptions:
             for name, value in scheduled.knobs.items():
                 if value is None and name not in self.schedule_knobs:
                     raise OptionError(f"--schedule {self.schedule} needs {flag(name)}", f"give {flag(name)} 1000")
+        self._check_criterion()
+        self._check_numbers()
+
+    def _check_criterion(self) -> None:
+        """Raise OptionError for an option that the loss does not have, or that is out of range."""
+        loss = LOSSES.get(self.loss)
+        for name in CRITERION:
+            if loss is not None and getattr(self, name) is not None and name not in loss.knobs:
+                raise OptionError(f"--loss {self.loss} has no {flag(name)}", f"leave {flag(name)} out")
+        share = self.label_smoothing
+        if share is not None and not 0 <= share < 1:
+            raise OptionError(f"--label-smoothing cannot be {share}", "give a number from 0 to below 1")
+        if self.ignore_index is not None and not -(2**63) <= self.ignore_index < 2**63:
+            raise OptionError(f"--ignore-index cannot be {self.ignore_index}", "give a label, such as -100")
+
+    def _check_numbers(self) -> None:
+        """Raise OptionError for numbers out of range, or that float32 does not hold."""
         for name in ("clip_norm", "clip_value", "lr"):
             bound = getattr(self, name)
-            if bound is not None and not (math.isfinite(bound) and bound > 0):
-                raise OptionError(f"{flag(name)} cannot be {bound}", "give a number above 0")
+            if bound is not None and not (_is_held(bound) and bound > 0):
+                raise OptionError(f"{flag(name)} cannot be {bound}", "give a number above 0 that float32 holds")
         if self.clip_norm is not None and self.clip_value is not None:
             raise OptionError("--clip-norm cannot be combined with --clip-value", "take one of them")
-        if self.weight_decay is not None and not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise OptionError(f"--weight-decay cannot be {self.weight_decay}", "give 0 or a number above")
+        decay = self.weight_decay
+        if decay is not None and not (_is_held(decay) and decay >= 0):
+            raise OptionError(f"--weight-decay cannot be {decay}", "give 0 or a number above that float32 holds")
         scale = self.loss_scale
-        if scale is not None and scale != DYNAMIC and not (_is_number(scale) and float(scale) > 0):
-            raise OptionError(f"--loss-scale cannot be {scale!r}", "give dynamic, or a number above 0")
+        right = scale in (None, DYNAMIC) or (_is_number(scale) and float(scale) > 0 and _is_held(float(scale)))
+        if not right:
+            hint = "give dynamic, or a number above 0 that float32 holds"
+            raise OptionError(f"--loss-scale cannot be {scale!r}", hint)
 
     @property
     def rule(self) -> Optimizer:
         return OPTIMIZERS[self.optimizer]
+
+    @property
+    def criterion(self) -> Criterion:
+        return Criterion(self.class_axis, self.ignore_index, self.label_smoothing)
 
     @property
     def scheduled(self) -> Schedule | None:
@@ -123,7 +156,7 @@ def _check_knobs(
         low = name in ("total_steps", "step_size")
         share = name in ("beta1", "beta2", "alpha", "momentum")
         if (
-            not math.isfinite(value)
+            not abs(value) <= LARGEST
             or value < 0
             or (low and (value < 1 or value != int(value)))
             or (share and value >= 1)
@@ -134,3 +167,8 @@ def _check_knobs(
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_held(value: float) -> bool:
+    """Return whether float32 holds a number: neither as infinity, nor as zero unless it is zero."""
+    return abs(value) <= LARGEST and (value == 0 or bool(np.float32(value)))

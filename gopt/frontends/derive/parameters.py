@@ -87,8 +87,9 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     if inner:
         notes.append(f"not trained, for they are in bodies of control flow: {_names(inner)}")
     if not trained:
+        where = f", and {_names(inner)} in bodies of control flow cannot be trained" if inner else ""
         raise OptionError(
-            "nothing is left to train: no floating constant of one dimension or more matches the options",
+            f"nothing is left to train: no floating constant of one dimension or more matches the options{where}",
             "gopt inspect MODEL --text lists its constants",
         )
     return Choice(tuple(trained), tuple(patterns), tuple(notes))

@@ -15,8 +15,9 @@ from gopt.autodiff.operators import FreeNames, names_of
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, with_constants
 from gopt.frontends.derive.losses import LOSS, LOSSES, Names
-from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
+from gopt.frontends.derive.options import CRITERION, DYNAMIC, DeriveOptions, flag
 from gopt.frontends.derive.parameters import Choice, choose
+from gopt.frontends.derive.predictions import before, predicted
 from gopt.frontends.derive.training_mode import add_outputs, updated_statistics, write_out
 from gopt.frontends.derive.update import FIRST_SCALE, SCALE, Update
 from gopt.frontends.derive.writer import StepWriter, scalar
@@ -32,10 +33,12 @@ from gopt.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A derived step. ``lr``: the input that holds the learning rate, or ''. ``parameters``: the names of trained
-    constants. ``states``: how many values a step replaces."""
+    """A derived step. ``source``: the forward with its loss, before it is differentiated. ``lr``: the input that holds
+    the learning rate, or ''. ``parameters``: the names of trained constants. ``states``: how many values a step
+    replaces."""
 
     graph: Graph
+    source: Graph
     loss: str
     lr: str
     parameters: tuple[str, ...]
@@ -49,12 +52,12 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     model = with_constants(forward, {*choice.trained, *updated_statistics(forward, options)})
     free = FreeNames({*names_of(model), *forward.stored})
     mode = write_out(model, forward, options, free)
-    batch, loss = _attach_loss(model, forward, options, free)
+    batch, loss, remarks = _attach_loss(model, forward, options, free)
     batch += mode.draws
     add_outputs(model, mode)
     scale = _scale(model, options, free)
     made = differentiate(model, loss, choice.trained, scale)
-    notes = [*mode.notes, *choice.notes, *_unread(choice, made.unread)]
+    notes = [*remarks, *mode.notes, *choice.notes, *_unread(choice, made.unread)]
     parameters = {name: forward.stored[name] for name in choice.trained if name in made.gradients}
     if not parameters:
         raise OptionError(f"{show(loss)} depends on no parameter", "choose another --loss, or --trainable")
@@ -73,31 +76,41 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     tidy(graph, made, {name for node in model.graph.node for name in node.output})
     _add_roles(graph, loss, writer, batch, _of_batch(graph, batch, made.gradients))
     notes += [*_vanishing(options, parameters), *_renamed(graph, free)]
-    return Step(graph, loss, update.lr, tuple(parameters), len(writer.states), tuple(notes))
+    return Step(graph, _source(model, forward), loss, update.lr, tuple(parameters), len(writer.states), tuple(notes))
+
+
+def _source(model: ModelProto, forward: ForwardModel) -> Graph:
+    """The model as a graph, with its stored values."""
+    graph = graph_of(model)
+    for name in forward.stored.keys() & graph.inputs.keys():
+        graph.initializers[name] = forward.stored[name]
+    return graph
 
 
 def _attach_loss(
     model: ModelProto, forward: ForwardModel, options: DeriveOptions, free: FreeNames
-) -> tuple[list[str], str]:
-    """Append the loss; returns the names of the batch's inputs, and of the loss."""
+) -> tuple[list[str], str, list[str]]:
+    """Append the loss; returns the names of the batch's inputs, the name of the loss, and remarks."""
     batch = list(forward.inputs)
     if options.loss not in LOSSES:
-        return batch, _own_loss(forward, options)
+        return batch, _own_loss(forward, options), []
     if options.loss in forward.outputs and not options.prediction:
         raise OptionError(
             f"--loss {options.loss} is a loss to attach, and the model has an output of that name",
             "--prediction OUTPUT attaches the loss; rename the output to take it as the loss itself",
         )
-    rule, prediction = LOSSES[options.loss], _prediction(forward, options.prediction)
+    rule, prediction = LOSSES[options.loss], predicted(forward, options.prediction)
     names = Names(free.take(rule.target), free.take(LOSS), free.prefix("criterion"))
     kind = forward.types[prediction]
     if not kind.static:
         raise OptionError(f"the shape of {show(prediction)} is unknown", "export the model with fixed shapes")
-    attachment = rule.attach(prediction, kind, names, options.class_axis)
+    read = before(forward, prediction, rule.inverse, kind, options.criterion.class_axis)
+    attachment = rule.attach(read or prediction, kind, names, options.criterion)
     model.graph.node.extend(attachment.nodes)
     model.graph.input.append(value_info(names.target, attachment.target))
-    model.graph.output.append(value_info(names.loss, TensorType(kind.dtype, ())))
-    return [*batch, names.target], names.loss
+    model.graph.output.append(value_info(names.loss, attachment.loss))
+    remark = f"{show(prediction)} is a {rule.inverse}, which {options.loss} applies itself: it reads {show(read)}"
+    return [*batch, names.target], names.loss, [remark] if read else []
 
 
 def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
@@ -109,27 +122,13 @@ def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
             f"--loss {show(name)} is neither a loss nor an output of the model",
             did_you_mean(name, known) or f"there are {', '.join(map(show, known))}",
         )
-    if options.prediction or options.class_axis is not None:
-        raise OptionError(f"--loss {show(name)} is an output: nothing is attached", "leave out --prediction")
+    told = [flag(each) for each in ("prediction", *CRITERION) if getattr(options, each) not in ("", None)]
+    if told:
+        raise OptionError(f"--loss {show(name)} is an output: nothing is attached", f"leave out {told[0]}")
     kind = forward.types[name]
     if kind.dtype not in FLOATS or not kind.static or kind.elements != 1:
         raise OptionError(f"--loss {show(name)} is {kind}, no floating scalar", "name a scalar, or take --loss mse")
     return name
-
-
-def _prediction(forward: ForwardModel, wanted: str) -> str:
-    floats = [name for name in forward.outputs if forward.types[name].dtype in FLOATS]
-    if wanted:
-        if wanted not in floats:
-            hint = did_you_mean(wanted, floats) or f"there are {', '.join(map(show, floats))}"
-            raise OptionError(f"--prediction {show(wanted)} is not a floating output of the model", hint)
-        return wanted
-    if len(floats) != 1:
-        raise OptionError(
-            f"the model has {len(floats)} floating outputs, and it is ambiguous which one the loss reads",
-            f"--prediction {show(floats[0])}" if floats else "name a scalar output with --loss",
-        )
-    return floats[0]
 
 
 def _scale(model: ModelProto, options: DeriveOptions, free: FreeNames) -> str:

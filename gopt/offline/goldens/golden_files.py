@@ -51,10 +51,10 @@ class GoldenCheck:
 
 
 def read_cases(folder: Path) -> list[GoldenCase]:
-    """The cases of a folder. Raises OptionError where it has no configuration, InputError for a malformed one."""
+    """The cases of a folder. Raises InputError where it has no configuration, or a malformed one."""
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise OptionError(f"there is no {path}", "docs/golden.md shows one")
+        raise InputError(f"there is no {path}", "docs/golden.md shows one")
     table = documents.read_toml(path, documents.GOLDEN)
     found = []
     for name, case in sorted(table["case"].items()):

@@ -17,7 +17,7 @@ from gopt.passes.fuse_collectives.order import Order, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
 from gopt.program import SpmdProgram
-from gopt.sharding.verifier import infer_shardings
+from gopt.sharding.verifier import parts_so_far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     rewriter = GraphRewriter(program.graph, NAME)
     combined = combine(program, rewriter)
     rewriter.finish()
-    parts = infer_shardings(program, strict=False).parts()
+    parts = parts_so_far(program)
     free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
     found = [_plan(program, free, order, options) for order in orders(program, free)] if free else [()]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
-    removed, replaced = dict(rewriter.reasons), dict(rewriter.replaced)
+    removed = rewriter.removed
     rewriter = GraphRewriter(program.graph, NAME)
     placed: dict[int, Place] = {}
     number = 0
@@ -60,8 +60,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     facts = {"fused_calls": number, **combined, "keys": [packing.to_json() for packing in packings]}
     calls = any(node.domain == COMM for node in program.graph.nodes)
     return PassResult(
-        removed={**removed, **rewriter.reasons},
-        replaced={**replaced, **rewriter.replaced},
+        removed=removed + rewriter.removed,
         facts={**facts, "neighbours": neighbours(program.graph, placed, parts)},
         note="" if calls else "there are no calls",
     )

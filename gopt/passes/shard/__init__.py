@@ -74,14 +74,14 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     parameters = [made.parameters for made in emitted if made.parameters is not None]
     facts = gather.before_use(parameters)
     facts |= scalars.complete([partial for made in emitted for partial in made.scalars])
-    _read_reduced(program, rewriter, reduced)
+    _read_reduced(rewriter, reduced)
     share(program, rewriter, groups.data)
     rewriter.finish()
     _set_states(program, emitted, gather.dropped_copies(parameters), reduced.values)
     modes = Counter(subgraph.mode.value for subgraph in updates.subgraphs.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
     facts["buckets"] = [_describe(program, bucket) for bucket in plan.buckets]
-    return PassResult(removed=rewriter.reasons, facts=facts, replaced=rewriter.replaced, owners=rewriter.owners)
+    return PassResult(removed=rewriter.removed, facts=facts)
 
 
 def _emit(
@@ -107,7 +107,7 @@ def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str],
     A state that keeps a gradient keeps it ``reduced``: its update is replicated (``update_subgraphs``).
     """
     states = {name: holding for each in emitted for name, holding in each.states.items()}
-    shown = (replace(held, output=reduced.get(held.output, held.output)) for held in program.states)
+    shown = (replace(h, output=reduced[h.output]) if h.output in reduced else h for h in program.states)
     kept = (states.get(held.input, held) for held in shown if held.input not in dropped)
     program.layout = [names for each in emitted for names in each.layout]
     program.set_states(
@@ -115,10 +115,10 @@ def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str],
     )  # one of a class represents many states
 
 
-def _read_reduced(program: SpmdProgram, rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
+def _read_reduced(rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
     """Only readers in the update see the reduced gradient: the backward keeps the local one."""
-    for node in program.training.graph.nodes:
-        if node.phase is Phase.UPDATE and (kept := rewriter.lookup(node)) is not None:
+    for kept in rewriter.kept():
+        if kept.phase is Phase.UPDATE:
             kept.inputs = [reduced.values.get(name, name) for name in kept.inputs]
             if kept.is_a("Cast"):  # a cast may read the value before it is rounded to the gradient's type
                 kept.inputs = [reduced.unrounded.get(name, name) for name in kept.inputs]

@@ -8,7 +8,6 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.partition import (
     LEAST_PIECE,
     Item,
@@ -186,7 +185,8 @@ def _fitting(items: Sequence[Item], base: int) -> int:
 def _items(
     training: TrainingGraph, updates: Updates, placer: _Placer, copies: Mapping[str, ShardedState]
 ) -> list[Item]:
-    index, types, layout = GraphIndex(training.graph), placer.weighed, placer.layout
+    types, layout = placer.weighed, placer.layout
+    made = _made(training)
     used = _first_uses(training) if layout.by_use else {}
     items, seen = [], set()
     for subgraph in updates.subgraphs.values():
@@ -207,11 +207,18 @@ def _items(
             kept,
             layout.split_along.get(name, ()),
         )
-        ready = index.defined_at(subgraph.gradient)
+        ready = made.get(subgraph.gradient, -1)
         # Last used, first packed: as gradients are ready, whatever a tied tensor waits for.
         order = -used.get(name, -1) if layout.by_use else ready
         items.append(Item(name, gradient.elements, gradient.nbytes, key, ready, order, name in placer.sliced))
     return items
+
+
+def _made(training: TrainingGraph) -> dict[str, int]:
+    """Gradient -> place of the node that makes it."""
+    wanted = set(training.gradients.values())
+    nodes = enumerate(training.graph.nodes)
+    return {name: place for place, node in nodes for name in node.outputs if name in wanted}
 
 
 def _first_uses(training: TrainingGraph) -> dict[str, int]:

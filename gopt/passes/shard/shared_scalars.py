@@ -17,7 +17,9 @@ def share(program: SpmdProgram, rewriter: GraphRewriter, data: str | None) -> No
             f"--accumulate: the update reads {name!r} of the forward, and every micro-step has its own",
             "leave --accumulate out",
         )
+    if not shared or data is None:
+        return
     producers = program.training.graph.producers()
-    for made, own in shared.items() if data is not None else ():
+    for made, own in shared.items():
         rewriter.remove(producers[made], "the update reads the mean over the ranks")
         emit.all_reduce(rewriter, data or "", [own], [made], "mean")

@@ -8,7 +8,7 @@ from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
-from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.passes.shard.emitted import Emitted
@@ -131,10 +131,7 @@ class GroupEmitter:
         known = self._shares | self.local
         made = [[known.get(name, "") for name in node.outputs] for node in self.subgraph.nodes]
         for subgraph in self.group.subgraphs:
-            parameter = subgraph.parameter.tensor
-            for node, names in zip(subgraph.nodes, made, strict=True):
-                by = {old: new for old, new in zip(node.outputs, names) if new}
-                self.rewriter.remove(node, why, of=parameter, by=by)
+            self.rewriter.remove_all(Removal(subgraph.nodes, why, subgraph.parameter.tensor, made))
 
     def _segment(self, shard: str, role: str) -> str:
         """The rank's run of this class, out of its shard of the bucket."""

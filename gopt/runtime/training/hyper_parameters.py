@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,15 +33,23 @@ class HyperParameter:
         return self.array
 
 
+def refuse_unknown(settings: Iterable[str], names: Sequence[str]) -> None:
+    """Raise OptionError where a setting is none of the hyper-parameters ``names`` of a step."""
+    unknown = sorted(set(settings) - set(names))
+    if unknown:
+        raise OptionError(
+            f"--set: {unknown[0]!r} is not a hyper-parameter of the step",
+            f"the step has {', '.join(names)}" if names else "the step has none",
+            "an input of the model that has a stored value is a constant: store none for what is to be set",
+        )
+
+
 def hyper_parameters(manifest: Manifest, settings: Mapping[str, str]) -> list[HyperParameter]:
     """The hyper-parameters of a step with the user's values; raises OptionError for a missing, unknown or unusable
     one."""
     entries = manifest.inputs_of(InputKind.HYPER)
     names = [each.name for each in entries]
-    unknown = sorted(set(settings) - set(names))
-    if unknown:
-        hint = f"the step has {', '.join(names)}" if names else "the step has none"
-        raise OptionError(f"--set: {unknown[0]!r} is not a hyper-parameter of the step", hint)
+    refuse_unknown(settings, names)
     missing = [name for name in names if name not in settings]
     if missing:
         raise OptionError(f"the step needs a value for {missing[0]!r}", f"give --set {missing[0]}=1e-3")

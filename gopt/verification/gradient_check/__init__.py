@@ -7,7 +7,7 @@ In float64; ε from a ladder of lengths, because a kink of the loss (a ReLU) wit
 Gradients of many parameters are measured together: along a direction in all of them at once, with one c. Where that
 does not agree, halves are, down to single ones. So the usual cost is some hundred runs of the forward in all.
 
-What is not proportional may still be right to average: see ``samples``, ``seams`` and ``slices``.
+What is not proportional may still be right to average: see ``additivity`` and ``alternatives``.
 """
 
 from __future__ import annotations

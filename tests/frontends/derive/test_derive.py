@@ -146,7 +146,7 @@ def test_what_a_step_has(mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_backward_has_no_axis_of_directions(mlp: Path, tmp_path: Path):
     """The parameters' updates are as large as in a step that a framework exports."""
     derived = derive(mlp, tmp_path / "step.onnx", DeriveOptions(loss="cross-entropy", optimizer="sgd"))
-    assert derived.nodes == 35
+    assert derived.nodes == 37
     graph = gopt.load(tmp_path / "step.onnx").training.graph
     products = [node for node in graph.nodes if node.is_a("MatMul")]
     assert products and all(len(graph.types[node.outputs[0]].dims) == 2 for node in products)
@@ -300,7 +300,7 @@ def test_knobs_that_an_optimizer_lacks_are_refused(given: dict[str, object], mes
         ({"loss": "mes"}, "--loss 'mes' is neither a loss nor an output"),
         ({"loss": "logits"}, "no floating scalar"),
         ({"loss": "mse", "prediction": "logit"}, "--prediction 'logit' is not a floating output"),
-        ({"loss": "mse", "class_axis": 1}, "mse has no classes"),
+        ({"loss": "mse", "class_axis": 1}, "mse has no --class-axis"),
         ({"loss": "mse", "freeze": ("*",)}, "nothing is left to train"),
         ({"loss": "mse", "trainable": ("w9",)}, "--trainable 'w9' matches no floating constant"),
         ({"loss": "mse", "dims": {"n": 3}}, "--dim 'n': no input has this open dimension"),

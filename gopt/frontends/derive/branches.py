@@ -1,0 +1,80 @@
+"""Takes the branch of an If whose condition is a constant: exporters write one where a size decides, and with fixed
+sizes it is decided. What stood in a body is then an ordinary part of the model, its weights too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from gopt.autodiff.operators import FreeNames, bodies, names_of
+
+
+def take_branches(model: ModelProto, known: Mapping[str, bool]) -> list[TensorProto] | None:
+    """Put the nodes of the branch that runs in place of each If of the graph whose condition is ``known``.
+
+    Returns the constants of these branches, which the graph then reads; None where there is no such If.
+    """
+    graph = model.graph
+    if not any(_decided(node, known) for node in graph.node):
+        return None
+    inner = Counter(name for body in bodies(graph.node) for name in _made(body))
+    free = FreeNames(names_of(model))
+    nodes: list[NodeProto] = []
+    constants: list[TensorProto] = []
+    for node in graph.node:
+        if not _decided(node, known):
+            nodes.append(node)
+            continue
+        body = _branch(node, known[node.input[0]])
+        names = {name: name if inner[name] == 1 else free.take(name) for name in _made(body)}
+        made = {name for each in body.node for name in each.output}
+        results = list(zip((each.name for each in body.output), node.output))
+        names |= {name: result for name, result in results if name in made}
+        nodes += _renamed(body.node, names)
+        # A branch may hand on a constant, a value from outside, or one value twice.
+        copies = [(names.get(name, name), result) for name, result in results]
+        nodes += [helper.make_node("Identity", [name], [result]) for name, result in copies if name != result]
+        for each in body.initializer:
+            constants.append(TensorProto())
+            constants[-1].CopyFrom(each)
+            constants[-1].name = names[each.name]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return constants
+
+
+def _decided(node: NodeProto, known: Mapping[str, bool]) -> bool:
+    return node.op_type == "If" and node.domain in ("", "ai.onnx") and node.input[0] in known
+
+
+def _branch(node: NodeProto, condition: bool) -> GraphProto:
+    wanted = "then_branch" if condition else "else_branch"
+    body: GraphProto = next(each.g for each in node.attribute if each.name == wanted)
+    return body
+
+
+def _made(body: GraphProto) -> Iterator[str]:
+    """The names that a body gives values, its own bodies excluded."""
+    yield from (each.name for each in (*body.input, *body.initializer))
+    yield from (name for node in body.node for name in node.output if name)
+
+
+def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:
+    """Copies of nodes that read and make values by other names, in their bodies too."""
+    for node in nodes:
+        made = NodeProto()
+        made.CopyFrom(node)
+        _rename(made, names)
+        yield made
+
+
+def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
+    node.input[:] = [names.get(name, name) for name in node.input]
+    node.output[:] = [names.get(name, name) for name in node.output]
+    for body in bodies([node]):
+        for inner in body.node:
+            inner.input[:] = [names.get(name, name) for name in inner.input]
+        for each in body.output:
+            each.name = names.get(each.name, each.name)

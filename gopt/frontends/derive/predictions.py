@@ -1,0 +1,54 @@
+"""The value of a forward model that a loss reads: an output, or the operand of an operator that the loss
+applies itself."""
+
+from __future__ import annotations
+
+from onnx import NodeProto, helper
+
+from gopt.errors import OptionError
+from gopt.frontends.derive.forward_model import ForwardModel
+from gopt.ir.types import FLOATS, TensorType
+from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
+
+
+def predicted(forward: ForwardModel, wanted: str) -> str:
+    """The output that a loss reads; raises OptionError where it is ambiguous, or is no floating output."""
+    floats = [name for name in forward.outputs if forward.types[name].dtype in FLOATS]
+    if wanted:
+        if wanted not in floats:
+            hint = did_you_mean(wanted, floats) or f"there are {', '.join(map(show, floats))}"
+            raise OptionError(f"--prediction {show(wanted)} is not a floating output of the model", hint)
+        return wanted
+    if len(floats) != 1:
+        raise OptionError(
+            f"the model has {len(floats)} floating outputs, and it is ambiguous which one the loss reads",
+            f"--prediction {show(floats[0])}" if floats else "name a scalar output with --loss",
+        )
+    return floats[0]
+
+
+def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorType, axis: int | None) -> str:
+    """The operand of the operator ``op_type`` that makes a prediction, of the same type; '' where another makes it.
+
+    ``axis``: that of the classes, None where there is but one choice. Copies and operators that keep a shape are passed
+    over.
+    """
+    makers = {name: node for node in forward.model.graph.node for name in node.output}
+    node = makers.get(prediction)
+    while node is not None and node.op_type in ("Identity", "Reshape", "Flatten") and _keeps(forward, node, kind):
+        node = makers.get(node.input[0])
+    if node is None or node.op_type != op_type or node.domain not in ("", "ai.onnx"):
+        return ""
+    rank = len(kind.dims)
+    given = next((helper.get_attribute_value(each) for each in node.attribute if each.name == "axis"), -1)
+    if op_type == "Softmax" and given % rank != (1 if axis is None else axis) % rank:
+        return ""
+    return str(node.input[0])
+
+
+def _keeps(forward: ForwardModel, node: NodeProto, kind: TensorType) -> bool:
+    """Return whether a node hands its operand on as it is, of the type ``kind``."""
+    if node.op_type == "Identity":
+        return True
+    return all(forward.types.get(name) == kind for name in (node.input[0], node.output[0]))

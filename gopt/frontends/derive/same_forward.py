@@ -1,0 +1,65 @@
+"""Refuses a step whose forward computes something else than the model: onnx-ad writes some operators in others.
+
+Finite differences do not see it, for the gradient of such a forward is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gopt.analysis.operators import RANDOM
+from gopt.errors import GoptError, UnsupportedError
+from gopt.ir.graph import Graph
+from gopt.ir.types import FLOATS
+from gopt.runtime.float64 import Float64Graph
+from gopt.runtime.session import SessionCache
+from gopt.runtime.widen import NARROW, widened
+from gopt.sanitize import show
+from gopt.verification.gradient_check.forward import Values
+from gopt.verification.reference_graphs import refuse_call, subgraph
+
+_TOLERANCE, _FLOOR = 1e-3, 1e-5
+"""Share of the largest element by which a result may differ, in float32, and what is added to it."""
+
+
+def check_same_forward(model: Graph, step: Graph, point: Mapping[str, np.ndarray]) -> None:
+    """Raise UnsupportedError where an output of both graphs differs. ``model``: the forward with the loss, before it is
+    differentiated; ``point``: all inputs of both.
+
+    A model with random nodes, or one that cannot be run in float32, is not compared.
+    """
+    names = [name for name, kind in model.outputs.items() if name in step.outputs and kind.dtype in FLOATS]
+    if any(node.is_in(RANDOM) for node in model.nodes):
+        return
+    try:
+        first, second = _results(model, names, point), _results(step, names, point)
+    except GoptError:
+        return
+    wrong = next((name for name in names if not _near(first[name], second[name])), None)
+    if wrong is not None:
+        raise UnsupportedError(
+            f"onnx-ad writes the model with other results: {show(wrong)} differs",
+            "replace the operator in the model that onnx-ad expands, such as a recurrent layer",
+        )
+
+
+def _results(graph: Graph, names: list[str], point: Mapping[str, np.ndarray]) -> Values:
+    wide = widened(graph, "float32")
+    program = Float64Graph(subgraph(wide, wide.nodes, names, ()), SessionCache())
+    feeds = {
+        name: np.asarray(point[name], np.float32) if graph.inputs[name].dtype in NARROW else np.asarray(point[name])
+        for name in program.graph.inputs
+        if name in point
+    }
+    return program.run(feeds, refuse_call)
+
+
+def _near(first: np.ndarray, second: np.ndarray) -> bool:
+    one, two = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if one.shape != two.shape:
+        return False
+    finite = np.isfinite(one)
+    most = np.abs(one[finite]).max(initial=0) * _TOLERANCE + _FLOOR
+    return bool((finite == np.isfinite(two)).all() and (np.abs(one[finite] - two[finite]) <= most).all())

@@ -1,0 +1,71 @@
+"""Steps derived from forward models that ``derive_gen`` draws, beside NumPy's updates of central differences."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import numpy as np
+import pytest
+from derive_gen.__main__ import one
+from derive_gen.judge import judge
+from derive_gen.make import Forward, make
+from onnx import helper, numpy_helper
+
+pytest.importorskip("onnx_ad", reason="needs pip install 'gopt[derive]'")
+
+FEW, MANY = 8, 400
+ALLOWED = {"right", "refused", "unsteady", "not run", "apart"}
+
+
+def counted(seeds: range, folder: Path) -> collections.Counter[str]:
+    found: collections.Counter[str] = collections.Counter()
+    for seed in seeds:
+        told, verdict = one(seed, folder / str(seed))
+        assert verdict.outcome in ALLOWED, (told, verdict.why)
+        found[verdict.outcome] += 1
+    return found
+
+
+def test_random_models_train_as_their_differences_say(tmp_path: Path):
+    assert counted(range(9_000, 9_000 + FEW), tmp_path)["right"] >= FEW / 2
+
+
+@pytest.mark.slow
+def test_many_random_models_train_as_their_differences_say(tmp_path: Path):
+    assert counted(range(10_000, 10_000 + MANY), tmp_path)["right"] >= 0.8 * MANY
+
+
+def test_the_judge_sees_a_wrong_reference(tmp_path: Path):
+    """The same step, held against a model with other weights."""
+    forward = make(9_001)
+    other = {name: value + 0.3 for name, value in forward.weights.items()}
+    moved = Forward(forward.model, other, forward.loss, forward.batches, forward.dims, forward.draws)
+    (tmp_path / "x").mkdir()
+    assert judge(moved, "sgd", tmp_path / "x").outcome in ("WRONG", "apart")
+
+
+def test_the_judge_sees_a_refusal_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import gopt
+    from gopt.errors import UnsupportedError
+
+    def refused(*given: object):
+        raise UnsupportedError("it cannot be done", "try another")
+
+    monkeypatch.setattr(gopt, "derive", refused)
+    assert judge(make(9_001), "sgd", tmp_path).outcome == "WRONG"
+
+
+def test_gradients_of_the_reference_are_exact():
+    """Of a product, whose derivative is known."""
+    from derive_gen.reference import Loss, gradients
+
+    x, w = np.array([[1.0, -2.0]]), np.array([[0.5], [0.25]])
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("ReduceSum", ["y"], ["l"], keepdims=0)],
+        "product", [helper.make_tensor_value_info("x", 1, [1, 2])], [helper.make_tensor_value_info("l", 1, [])],
+        [numpy_helper.from_array(w.astype(np.float32), "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    forward = Forward(model, {"w": w}, "l", [{"x": x}], {}, ())
+    np.testing.assert_allclose(gradients(Loss(forward), {"w": w}, {"x": x})["w"], x.T, atol=1e-8)
