@@ -389,7 +389,7 @@ def test_values_that_are_no_numbers_confirm_nothing(tmp_path):
         return plain(module, given) + (module(given["x"]) * 0).sum().sqrt()  # its gradient is infinity times zero
 
     for check in (1, 3):
-        with pytest.raises(UnsupportedError, match="'0.weight' of eager PyTorch is not a number after step 1"):
+        with pytest.raises(UnsupportedError, match=r"'0\.weight' of eager PyTorch is not a number after step 1"):
             export(step(loss), tmp_path / "step.onnx", options=ExportOptions(check=check))
 
 
