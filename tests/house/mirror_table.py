@@ -32,6 +32,7 @@ KINDS = {
     "derive_gen": "the generator of forward models",
     "steps_gen": "the generator of steps",
     "mesh_gen": "the generator of streams of tokens on meshes",
+    "code_gen": "the generator of training code",
     "split_gen": "trainers and servers of a split, simulated beside their source",
 }
 """Folders of tests that mirror no folder of gopt -> what they are."""
@@ -42,6 +43,7 @@ OTHERS = {
     "offline/training_info/test_training_info_law.py": "what is written as training_info, run by three readers",
     "frontends/pytorch/test_dynamic_export.py": "steps of any number of samples, where torch is installed",
     "frontends/pytorch/test_torch_optimizers.py": "every optimizer of torch.optim with each of its flags",
+    "frontends/pytorch/test_random_code.py": "training code drawn at random, beside PyTorch",
     "frontends/pytorch/test_training_code.py": "training code as users write it, and its traps",
     "frontends/pytorch/test_export_options.py": "options of an export, and the command without torch",
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",

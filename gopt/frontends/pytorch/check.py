@@ -50,7 +50,17 @@ NOISE = 64.0
 """Allowed as well: this many times what a disturbance in the last place does."""
 NARROW_NOISE = 8.0
 """And this many times what a disturbance of each bfloat16 or float16 result does, in its last place."""
+SMALLER = 0.9
+"""Factor of the floats of a batch from step to step."""
 Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class FedOptions:
+    """Inputs that are options of groups with their values; ``rates``: as in TracedStep."""
+
+    values: Arrays
+    rates: Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +76,25 @@ class Checked:
 
 
 def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
-    """The example batch, and others made of it: the rows of each input in another order, floats scaled."""
+    """The example batch, and others made of it: the rows of each input in another order, floats scaled down, so that
+    shares and probabilities stay between 0 and 1."""
     found = []
     for step in range(count):
         batch = {}
         for place, (name, value) in enumerate(recipe.batch.items()):
             moved = value.roll((place + 1) * step, 0) if value.dim() and value.shape[0] > 1 else value
-            batch[name] = moved * (1 + 0.1 * step) if moved.is_floating_point() else moved.clone()
+            batch[name] = moved * SMALLER ** (step % 5) if moved.is_floating_point() else moved.clone()
         found.append(batch)
     return found
 
 
 def compare(
-    graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[Draw], hyper: Arrays
+    graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[Draw], hyper: FedOptions
 ) -> Checked:
     """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 
-    ``hyper``: values of hyper-parameters. The learning rate of a scheduler that is not in the graph comes from eager
-    PyTorch.
+    The learning rates of a scheduler that is not in the graph come from eager PyTorch.
     """
     data = batches(recipe, options.check)
     generator = torch.Generator().manual_seed(options.seed + 1)
@@ -100,7 +110,7 @@ def compare(
     narrow = None if options.autocast else _Eager(recipe, seen, options, taken)
     first = eager.states()
     scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
-    executor, cache_feeds = Executor(graph, SessionCache()), dict(hyper)
+    executor, cache_feeds = Executor(graph, SessionCache()), dict(hyper.values)
     held: Arrays = {}
     limits = LIMITS[options.autocast]
     losses: list[float] = []
@@ -108,7 +118,7 @@ def compare(
     worst, drift, updates = (0.0, ""), 0.0, 0
     for step, (batch, numbers) in enumerate(zip(data, drawn)):
         if scheduled:
-            cache_feeds["lr"] = np.asarray(eager.rate, np.float32)
+            cache_feeds |= {name: eager.rate(*place) for name, place in hyper.rates.items()}
         feeds = {name: value.numpy() for name, value in batch.items()} | cache_feeds | held
         feeds |= {name: value.numpy() for name, value in zip(draw_names(len(draws)), numbers)}
         results = executor.run({name: feeds[name] for name in graph.inputs if name in feeds}, _no_calls)
@@ -123,6 +133,11 @@ def compare(
         if narrow is not None:  # two losses may be near by chance: the largest difference so far
             drift = max(drift, abs(narrow.loss - theirs[-1]))
         near = limits.loss * (1 + abs(theirs[-1])) + NARROW_NOISE * drift
+        if np.isnan(theirs[-1]):
+            raise UnsupportedError(
+                f"the loss of eager PyTorch is not a number in step {step + 1}: nothing can be compared",
+                "give an example batch, values or a rate with which eager training works",
+            )
         if losses[-1] != theirs[-1] and not abs(losses[-1] - theirs[-1]) <= near:  # both may be infinite
             raise _differs("loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}")
         for name, value in eager.outputs.items():
@@ -139,7 +154,11 @@ def compare(
 def _check_output(name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float) -> None:
     """Raise UnsupportedError where an output of the module differs from eager PyTorch's."""
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
-    difference, size = float(np.linalg.norm((a - b).ravel())), float(np.linalg.norm(b.ravel()))
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
+    a, b = a[finite], b[finite]
+    difference, size = float(np.linalg.norm(a - b)), float(np.linalg.norm(b))
     if not difference <= limit * max(size, 1.0):
         raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where its norm is {size:.2e}")
 
@@ -149,8 +168,15 @@ def _distance(
 ) -> float:
     """The difference as a share of the change; raises UnsupportedError where it exceeds the limit."""
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
-    if not np.isfinite(a).all() and np.isfinite(b).all():
-        raise _differs(name, step, "not finite, eager PyTorch is")
+    if np.isnan(b).any():
+        raise UnsupportedError(
+            f"{name!r} of eager PyTorch is not a number after step {step + 1}: nothing can be compared",
+            "give an example batch, values or a rate with which eager training works",
+        )
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite]) or not np.isfinite(a[finite]).all():
+        raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
+    a, b, first = a[finite], b[finite], np.where(np.isfinite(first), first, 0)[finite]
     difference, change = _norm(a, b), _norm(b, first)
     allowed = noise + 1e-6 * float(np.linalg.norm(b.ravel()))
     if difference > share * change and difference > allowed:
@@ -205,10 +231,9 @@ class _Eager:
         """Whether the last step left an optimizer out, for a gradient was not finite."""
         return self._training.overflowed
 
-    @property
-    def rate(self) -> float:
-        """The learning rate of the first group in the next step."""
-        return float(self._training.recipe.optimizers[0].param_groups[0]["lr"])
+    def rate(self, optimizer: int, group: int) -> np.ndarray:
+        """The learning rate of a group in the next step."""
+        return np.asarray(float(self._training.recipe.optimizers[optimizer].param_groups[group]["lr"]), np.float32)
 
     def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
         recipe = self._training.recipe

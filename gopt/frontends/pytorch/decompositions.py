@@ -131,6 +131,29 @@ def as_strided_scatter(x: Any, source: Any, size: Any, stride: Any, offset: Any 
     return x.reshape(-1).scatter(0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
 
 
+def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """As a scatter into the flat matrix: PyTorch's own form writes in place."""
+    matrix = x.movedim((dim1, dim2), (-2, -1))
+    *lead, rows, columns = matrix.shape
+    places = torch.arange(source.shape[-1]) * (columns + 1) + (offset if offset > 0 else -offset * columns)
+    flat = matrix.reshape(*lead, rows * columns).scatter(-1, places.expand(source.shape), source)
+    return flat.reshape(matrix.shape).movedim((-2, -1), (dim1, dim2))
+
+
+def diagonal_backward(g: Any, sizes: Any, offset: int, dim1: int, dim2: int) -> Any:
+    return diagonal_scatter(torch.zeros(sizes, dtype=g.dtype), g, offset, dim1, dim2)
+
+
+def diagonal_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    """A matrix of zeros with each last row of ``x`` as its diagonal."""
+    axes = x.dim() + 1
+    size, first, second = x.shape[-1] + abs(offset), dim1 % axes, dim2 % axes
+    sizes = list(x.shape[:-1])
+    for axis in sorted((first, second)):
+        sizes.insert(axis, size)
+    return diagonal_scatter(torch.zeros(sizes, dtype=x.dtype), x, offset, first, second)
+
+
 def squeeze(x: Any, dims: Any) -> Any:
     for dim in sorted((d % x.dim() for d in dims), reverse=True):
         x = aten.squeeze.dim(x, dim)
@@ -245,6 +268,9 @@ def table() -> Any:
         aten.amin.default: least,
         aten.amax.default: greatest,
         aten.squeeze.dims: squeeze,
+        aten.diagonal_scatter.default: diagonal_scatter,
+        aten.diagonal_backward.default: diagonal_backward,
+        aten.diag_embed.default: diagonal_embed,
         aten.pow.Scalar: pow_scalar,
         aten.pow.Tensor_Tensor: pow_of_two_types,
         aten.scatter_reduce.two: scatter_reduce,

@@ -25,6 +25,7 @@ COMPARISONS = {
     for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eq", "ne", "lt", "le", "gt", "ge")
     if hasattr(operator, name)
 }
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 PRODUCTS = {torch.addcmul, Tensor.addcmul, Tensor.addcmul_}
 QUOTIENTS = {torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_}
 
@@ -46,6 +47,9 @@ class TensorsForNumbers(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is Tensor.item:
             return args[0]
+        if function == _SET_DATA and args[0].shape == args[1].shape and args[0].dtype is args[1].dtype:
+            with torch.no_grad():  # an assignment changes the memory of a tensor, which a traced one has not
+                return args[0].detach().copy_(args[1])
         if function is torch.cdist:
             return distances(*args, **kwargs)
         if is_foreach(function):
@@ -155,6 +159,7 @@ def readable(settings: Any = None, fixed: Any = None, optimizers: Any = ()) -> A
             for name, value in _for_tensors(module).items():
                 stack.enter_context(mock.patch.object(module, name, value, create=True))
         stack.enter_context(mock.patch.object(torch, "embedding_bag", embedding_bag))
+        stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         stack.enter_context(TensorsForNumbers(settings, fixed))
         yield
 

@@ -17,7 +17,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.python_values import Path, changed, is_number, is_value, python_values, said
 from gopt.frontends.pytorch.reads import user_line
-from gopt.frontends.pytorch.surroundings import surroundings
+from gopt.frontends.pytorch.surroundings import surroundings, tensors_around
 from gopt.sanitize import show
 
 
@@ -29,7 +29,7 @@ class EagerSteps:
     group, numeric options that changed, with their first value. ``buffers``: names of buffers and of frozen parameters
     that code wrote to. ``read``: optimizer, parameter name and key of states that code took the value of. ``others``:
     what is stored in states beside tensors and numbers. ``selections``: operator whose result has a shape that depends
-    on values -> the line that calls it.
+    on values -> the line that calls it. ``around``: places of tensors outside of modules' own that the first step read.
     """
 
     states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -38,6 +38,7 @@ class EagerSteps:
     read: set[tuple[int, str, str]] = field(default_factory=set)
     others: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     selections: dict[str, str] = field(default_factory=dict)
+    around: set[Path] = field(default_factory=set)
 
 
 class _Recorded(dict[str, Any]):
@@ -86,16 +87,25 @@ class _RecordedStates(dict[Any, Any]):
 
 class _Reads(TorchDispatchMode):
     """Records the tensors whose value becomes a number: by ``item()`` and the like, or in a fused kernel.
-    ``selections``: as in EagerSteps."""
+    ``selections``: as in EagerSteps. ``watched``: ids of tensors; ``operands``: those that an operator took, with the
+    line of the first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[int, torch.Tensor] = {}
         self.selections: dict[str, str] = {}
+        self.watched: set[int] = set()
+        self.operands: dict[int, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.watched:
+            for each in tree_leaves((args, kwargs)):
+                if id(each) in self.watched and id(each) not in self.operands:
+                    self.operands[id(each)] = user_line()
         if func is torch.ops.aten._local_scalar_dense.default or "_fused_" in str(func):
-            self.found |= {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+            named = dict(zip((each.name for each in func._schema.arguments), args)) | (kwargs or {})
+            taken = tree_leaves(named.get("state_steps", (args, kwargs)))  # a fused update reads the counts of steps
+            self.found |= {id(each): each for each in taken if isinstance(each, torch.Tensor)}
         if torch.Tag.dynamic_output_shape in func.tags:
             self.selections.setdefault(str(func), user_line())
         return func(*args, **(kwargs or {}))
@@ -112,14 +122,22 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
     before = {name: (value, value._version, _kept(value)) for name, value in _untrained(tried)}
     start = [python_values(optimizer, names) for optimizer in tried.optimizers]
     for optimizer in tried.optimizers:
-        kept = dict(optimizer.state)
+        given = dict(optimizer.state)
         optimizer.state = _RecordedStates()
-        for parameter, state in kept.items():
+        for parameter, state in given.items():
             optimizer.state[parameter] = state
     reads = _Reads()
+    originals = [(each, each.grad, each._version) for each in recipe.whole.parameters()]
+    beside = tensors_around(tried)
+    reads.watched = set(map(id, beside.values()))
     with reads:
         first(tried)
-    found = EagerSteps()
+    if any(each.grad is not grad or each._version != version for each, grad, version in originals):
+        raise UnsupportedError(
+            "the step trains the module that the factory made by another way than the one it is given: a global name",
+            "let the loss function compute with its argument",
+        )
+    found = EagerSteps(around={path for path, each in beside.items() if id(each) in reads.operands})
     for index, optimizer in enumerate(tried.optimizers):
         for parameter, state in optimizer.state.items():
             if not isinstance(parameter, torch.Tensor) or id(parameter) not in names:
@@ -136,9 +154,14 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
     middle = [python_values(optimizer, names) for optimizer in tried.optimizers]
     around = surroundings(tried)
     stored = [{key: dict(state) for key, state in optimizer.state.items()} for optimizer in tried.optimizers]
+    trained = {id(each) for one in tried.optimizers for group in one.param_groups for each in group["params"]}
+    around_it = tensors_around(tried).items()
+    kept = {path: (each, each._version) for path, each in around_it if id(each) not in trained}
+    reads.watched, reads.operands = {id(each) for each, _ in kept.values()}, {}
     with reads:
         second(tried)
     _refuse_changes(around, surroundings(tried))
+    _refuse_carried(kept, tensors_around(tried), reads.operands)
     found.selections = reads.selections
     found.buffers = {name for name, value in _untrained(tried) if name in before and _written(value, *before[name])}
     for index, optimizer in enumerate(tried.optimizers):
@@ -159,8 +182,8 @@ def _untrained(recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
         id(each) for optimizer in recipe.optimizers for group in optimizer.param_groups for each in group["params"]
         if each.requires_grad
     }  # fmt: skip
-    yield from recipe.module.named_buffers(remove_duplicate=False)
-    for name, value in recipe.module.named_parameters(remove_duplicate=False):
+    yield from recipe.whole.named_buffers(remove_duplicate=False)
+    for name, value in recipe.whole.named_parameters(remove_duplicate=False):
         if id(value) not in trained:
             yield name, value
 
@@ -178,6 +201,21 @@ def _refuse_changes(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> No
             f"one step and {_brief(new)} after two",
             "it would be a constant of the graph; keep it as a tensor, in a buffer of a module",
         )
+
+
+def _refuse_carried(
+    before: Mapping[Path, tuple[torch.Tensor, int]], after: Mapping[Path, torch.Tensor], operands: Mapping[int, str]
+) -> None:
+    """Raise UnsupportedError for a tensor that the second step reads, and changes or replaces."""
+    for path, (value, version) in before.items():
+        same = value._version == version and after.get(path) is value
+        if id(value) in operands and not same:
+            raise UnsupportedError(
+                f"training code carries a tensor from step to step outside of modules' parameters and buffers: "
+                f"{show(said(path))}, read {operands[id(value)]}",
+                "the graph would hold its value in the traced step; register it as a buffer of a module (self.register_"
+                "buffer) that the factory returns, or as a part of that module",
+            )
 
 
 def _start(first: Any, after_one: Any, after_two: Any) -> Any:
@@ -234,7 +272,7 @@ def _brief(value: Any) -> str:
 
 def parameter_names(recipe: Recipe) -> dict[int, str]:
     """Id of each parameter -> its first name."""
-    return {key: spots[0][2] for key, spots in tensors_of(recipe.module, "_parameters").items()}
+    return {key: spots[0][2] for key, spots in tensors_of(recipe.whole, "_parameters").items()}
 
 
 def tensors_of(module: torch.nn.Module, kind: str) -> dict[int, list[tuple[dict[str, Any], str, str]]]:

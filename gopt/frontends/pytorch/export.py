@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import GoptError, InputError, RunError, UnsupportedError
-from gopt.frontends.pytorch.check import Checked, compare
+from gopt.frontends.pytorch.check import Checked, FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
     with_random_nodes,
@@ -126,7 +126,9 @@ def _compared(step: RecordedStep, traced: TracedStep, graph: Graph, advance: Cal
     if not options.values:
         return None
     advance(f"comparing {options.check} steps with eager PyTorch")
-    hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
+    hyper = FedOptions(
+        {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}, traced.rates
+    )
     with quiet():
         try:
             checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper)

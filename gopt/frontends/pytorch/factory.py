@@ -7,22 +7,37 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gopt.errors import GoptError, InputError, OptionError
+from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
+from gopt.frontends.pytorch.copies import OPTIMIZER_HOOKS, copy_tensor_hooks, rebind_hooks, rebound
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
+RESERVED = ("lr", "loss")
+"""An input and an output of each step."""
 SHAPE = "(module, loss function or None, optimizer, example batch[, scheduler])"
 
 
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-"""Attributes of an optimizer that its copy lacks."""
+class Whole(torch.nn.Module):
+    """A module under its own names, and a loss that is a module under ``loss``."""
+
+    def __init__(self, module: torch.nn.Module, loss: torch.nn.Module) -> None:
+        super().__init__()
+        self._both = [("", module), ("loss", loss)]
+
+    def named_modules(
+        self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield those of both; whatever else a module lists is made of them."""
+        memo = set() if memo is None else memo
+        for name, each in self._both:
+            yield from each.named_modules(memo, name, remove_duplicate)
 
 
 @dataclass(slots=True)
@@ -46,9 +61,10 @@ class Recipe:
     def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
         """A copy of everything that trains. Optimizers copy only their groups and states; their other attributes,
         such as the settings of third-party ones, are copied here."""
-        for mode in {vars(each).get("fake_mode") for each in self.module.parameters()} - {None}:
+        whole = self.whole
+        for mode in {vars(each).get("fake_mode") for each in whole.parameters()} - {None}:
             memo[id(mode)] = mode  # tensors of two modes do not mix
-        for each in self.module.modules():
+        for each in whole.modules():
             for value in vars(each).values():
                 if isinstance(value, torch.Tensor) and not value.is_leaf:  # a result that the module keeps
                     memo[id(value)] = value.detach()
@@ -57,9 +73,20 @@ class Recipe:
             for key, value in vars(old).items():
                 if key not in vars(new) and key != "step":  # that of a scheduler is bound to the old one
                     vars(new)[key] = copy.deepcopy(value, memo)
-                elif key in _HOOKS:
+                elif key in OPTIMIZER_HOOKS:
                     vars(new)[key] = copy.copy(value)
+        for parameter in whole.parameters():
+            if id(parameter) in memo:
+                copy_tensor_hooks(parameter, memo[id(parameter)], memo)
+        for owner in (*made.whole.modules(), *made.optimizers):
+            rebind_hooks(owner, memo)
+        made.loss = rebound(made.loss, memo)
         return made
+
+    @property
+    def whole(self) -> torch.nn.Module:
+        """All modules of the step as one: the module, and the loss where that is a module."""
+        return Whole(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch, a tensor of one element; raises InputError where there is none."""
@@ -74,10 +101,19 @@ class Recipe:
         return _one_element(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A part of a batch that is no tensor: None, or a flag such as ``return_dict=True``."""
+
+    value: str | bool | None
+
+
 def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
     """The batch as the user nests it."""
     if form is None:
         return dict(batch)
+    if isinstance(form, _Fixed):
+        return form.value
     if isinstance(form, str):
         return batch[form]
     if isinstance(form, Mapping):
@@ -112,6 +148,8 @@ def make_recipe(given: Any) -> Recipe:
     module, loss, optimizers, batch, *rest = given
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"the first thing that the factory returns is not a module, but {type(module).__name__}")
+    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        raise UnsupportedError("the module is compiled by torch.jit", "give the module that it was made of")
     if loss is not None and not callable(loss):
         hint = "return None where the module has one"
         raise InputError(f"the loss is not a function, but {type(loss).__name__}", hint)
@@ -121,8 +159,13 @@ def make_recipe(given: Any) -> Recipe:
             raise InputError(f"the optimizer is not a torch.optim.Optimizer, but {type(optimizer).__name__}")
     named, positional, form = _batch(module, loss, batch)
     scheduler = rest[0] if rest else None
-    if scheduler is not None and not hasattr(scheduler, "last_epoch"):
+    known = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or hasattr(scheduler, "last_epoch")
+    if scheduler is not None and not known:
         raise InputError(f"the scheduler is none of torch.optim.lr_scheduler, but {type(scheduler).__name__}")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UnsupportedError(
+            "ReduceLROnPlateau computes the rate from a metric, outside of the step", "leave it out, and feed lr"
+        )
     return Recipe(module, loss, chosen, named, scheduler, positional, form)
 
 
@@ -140,7 +183,7 @@ def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, to
     form = {name: _flattened(name, value, named) for name, value in parts.items()}
     taken = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     for name in named:
-        if name.startswith("gopt.") or name in ("lr", "loss"):
+        if name.startswith("gopt.") or name in RESERVED:
             raise InputError(f"the example batch has {show(name)}, a name that gopt uses itself", "rename it")
         if name in taken:
             raise InputError(f"the example batch has {show(name)}, which the module has too", "rename it")
@@ -148,17 +191,25 @@ def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, to
 
 
 def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:
-    """Put the tensors of a value into ``named``; returns the value with their names in their places."""
+    """Put the tensors of a value into ``named``; returns the value with their names in their places.
+
+    A tensor that stands twice in a batch is two inputs.
+    """
     if isinstance(value, torch.Tensor):
         if name in named:
             raise InputError(f"the example batch has {show(name)} twice", "rename one")
-        named[name] = value
+        named[name] = value.clone() if any(each is value for each in named.values()) else value
         return name
     if isinstance(value, Mapping):
         return {key: _flattened(f"{name}.{key}", inner, named) for key, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_flattened(f"{name}.{place}", inner, named) for place, inner in enumerate(value))
-    raise InputError(f"the example batch's {show(name)} is not a tensor, but {type(value).__name__}")
+    if value is None or isinstance(value, bool | str):
+        return _Fixed(value)
+    raise InputError(
+        f"the example batch's {show(name)} is not a tensor, but {type(value).__name__}",
+        "a batch has its numbers as tensors (torch.as_tensor)",
+    )
 
 
 def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:

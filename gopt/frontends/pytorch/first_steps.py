@@ -33,7 +33,7 @@ def first_steps_apart(recipe: Recipe, seen: EagerSteps, draws: Sequence[torch.Te
     ``draws``: the random numbers of the step that ``seen`` comes from. Both steps get the same gradients, which are not
     those of that step. Without values, small parameters stand for those of the recipe.
     """
-    if any(isinstance(each, FakeTensor) for each in recipe.module.parameters()):
+    if any(isinstance(each, FakeTensor) for each in recipe.whole.parameters()):
         recipe, seen, draws = _with_values(recipe)
     plain, given = copy.deepcopy(recipe), copy.deepcopy(recipe)
     places, others = _places(plain, seen), _places(given, seen)

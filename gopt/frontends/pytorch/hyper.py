@@ -11,6 +11,7 @@ import torch
 from gopt.errors import OptionError
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.rates import Rates, group_rates, share_of
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -32,10 +33,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """Hyper-parameter inputs with their values in the recipe, and the options that they set."""
+    """Hyper-parameter inputs with their values in the recipe, and the options that they set.
+
+    ``rates``: input that is a learning rate -> optimizer and group that have it.
+    """
 
     values: dict[str, torch.Tensor]
     settings: list[Setting]
+    rates: dict[str, tuple[int, int]]
 
     def apply(self, group: dict[str, Any], optimizer: int, position: int, inputs: Mapping[str, torch.Tensor]) -> None:
         """Set the options of a group to inputs; ``optimizer`` and ``position`` identify the group."""
@@ -63,10 +68,11 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
     """``lr`` and the options of ``--hyper`` as inputs.
 
     Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, that of the first
-    group; other options that differ have an input for each value: ``weight_decay``, ``weight_decay.1``. With
-    ``scheduled`` the rates are those before the schedule. Raises OptionError for an option that no group has.
+    group whose rate is not zero; where a schedule does not keep them multiples of it, there is ``lr.1`` too. Other
+    options that differ have an input for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates
+    are those before the schedule. Raises OptionError for an option that no group has.
     """
-    found = Hyper({}, [])
+    found = Hyper({}, [], {})
     groups = [
         (index, place, group)
         for index, optimizer in enumerate(recipe.optimizers)
@@ -77,25 +83,36 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
         if option not in known:
             hint = did_you_mean(option, known) or f"they have {', '.join(known)}"
             raise OptionError(f"no parameter group has a number {show(option)} (--hyper)", hint)
-        _add(found, option, [each for each in groups if option in each[2]], recipe, scheduled)
+        if option == LR:
+            _add_rates(found, group_rates(recipe, scheduled))
+        else:
+            _add(found, option, [each for each in groups if option in each[2]])
     return found
 
 
-def _add(found: Hyper, option: str, groups: list[Any], recipe: Recipe, scheduled: bool) -> None:
+def _add_rates(found: Hyper, rates: Mapping[tuple[int, int], Rates]) -> None:
+    bases: dict[str, Rates] = {}
+    settings: dict[tuple[int, int], Setting] = {}
+    for (index, place), own in sorted(rates.items(), key=lambda each: not any(each[1].values)):
+        shares = ((name, share_of(own, base)) for name, base in bases.items())
+        name, factor = next((each for each in shares if each[1] is not None), ("", None))
+        if factor is None:
+            name, factor = LR if not bases else f"{LR}.{len(bases)}", 1.0
+            bases[name] = own
+            found.values[name] = torch.tensor(own.values[0])
+            found.rates[name] = index, place
+        settings[index, place] = Setting(index, place, LR, None, name, factor)
+    found.settings.extend(settings[each] for each in rates)
+
+
+def _add(found: Hyper, option: str, groups: list[Any]) -> None:
     seen: dict[tuple[int | None, float], str] = {}
-    base = None
     for index, place, group in groups:
-        value = recipe.scheduler.base_lrs[place] if option == LR and scheduled else group[option]
+        value = group[option]
         members = enumerate(value) if isinstance(value, tuple) else [(None, value)]
         for member, number in members:
             number = float(number)
             name = option if member is None else f"{option}_{member}"
-            if option == LR:
-                base = number if base is None else base
-                factor = number / base if base else 1.0
-                found.values.setdefault(LR, torch.tensor(base))
-                found.settings.append(Setting(index, place, option, None, LR, factor))
-                continue
             if (member, number) not in seen:
                 count = sum(key[0] == member for key in seen)
                 seen[member, number] = name if count == 0 else f"{name}.{count}"

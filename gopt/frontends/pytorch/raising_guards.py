@@ -13,7 +13,8 @@ def only_raises(frame: FrameType) -> bool:
     """Return whether ``frame`` stands in the condition of an ``assert``, or of an ``if`` whose branch, or whose other
     branch, only raises. The condition must not keep what it computes."""
     here = _position(frame)
-    return here is not None and any(_inside(here, each) for each in _conditions(frame.f_code.co_filename))
+    found = _conditions(frame.f_code.co_filename)
+    return here is not None and any(_inside(here, test) or here == _place(whole) for whole, test in found)
 
 
 def may_catch(frame: FrameType) -> bool:
@@ -44,17 +45,22 @@ def _tried(file: str) -> list[ast.stmt]:
     return [line for each in _nodes(file) if isinstance(each, ast.Try) and each.handlers for line in each.body]
 
 
-def _conditions(file: str) -> list[ast.expr]:
+def _conditions(file: str) -> list[tuple[ast.stmt, ast.expr]]:
+    """Statements with their conditions. The jump on a condition that is one value has the place of the statement."""
     found = [
-        each.test
+        (each, each.test)
         for each in _nodes(file)
         if isinstance(each, ast.Assert) or (isinstance(each, ast.If) and (_raises(each.body) or _raises(each.orelse)))
     ]
-    return [test for test in found if not any(isinstance(each, ast.NamedExpr) for each in ast.walk(test))]
+    return [each for each in found if not any(isinstance(part, ast.NamedExpr) for part in ast.walk(each[1]))]
 
 
 def _raises(branch: list[ast.stmt]) -> bool:
     return len(branch) == 1 and isinstance(branch[0], ast.Raise)
+
+
+def _place(whole: ast.stmt) -> tuple[int, int, int, int]:
+    return whole.lineno, whole.end_lineno or 0, whole.col_offset, whole.end_col_offset or 0
 
 
 def _inside(here: tuple[int, int, int, int], whole: ast.expr | ast.stmt) -> bool:

@@ -175,6 +175,16 @@ def _normal_in_place(source: _Source, x: Any, mean: float = 0.0, std: float = 1.
     return x.copy_((_normal(source, x) * std + mean).to(x.dtype))
 
 
+def _normal_of_tensors(source: _Source, mean: Any, std: Any, generator: Any = None) -> Any:
+    like = mean + std if isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor) else _tensor_of(mean, std)
+    return (mean + std * _normal(source, like)).to(like.dtype)
+
+
+def _tensor_of(mean: Any, std: Any) -> torch.Tensor:
+    found: torch.Tensor = mean if isinstance(mean, torch.Tensor) else std
+    return found
+
+
 def _exponential_in_place(source: _Source, x: Any, lambd: float = 1.0, generator: Any = None) -> Any:
     return x.copy_((-torch.log1p(-_uniform(source, x)) / lambd).to(x.dtype))
 
@@ -204,6 +214,9 @@ _RULES: dict[Any, Any] = {
     aten.randn_like.default: _randn_like,
     aten.uniform_.default: _uniform_in_place,
     aten.normal_.default: _normal_in_place,
+    aten.normal.Tensor_Tensor: _normal_of_tensors,
+    aten.normal.Tensor_float: _normal_of_tensors,
+    aten.normal.float_Tensor: _normal_of_tensors,
     aten.exponential_.default: _exponential_in_place,
     aten.randint.default: lambda source, high, size, **options: _integers(source, 0, high, size, **options),
     aten.randint.low: _integers,

@@ -14,11 +14,13 @@ from unittest import mock
 
 import torch
 from torch._functorch._aot_autograd.functional_utils import from_fun
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gopt.errors import UnsupportedError
+from gopt.frontends.pytorch.raising_guards import may_catch, only_raises
 
 READS = {
     "__bool__": "branches on", "__float__": "takes float() of", "__int__": "takes int() of",
@@ -26,10 +28,23 @@ READS = {
 }  # fmt: skip
 
 
+_assumed: list[dict[str, None]] = []
+
+
+@contextlib.contextmanager
+def assumptions() -> Iterator[dict[str, None]]:
+    """Yield a dict that fills with the lines of code that reads values only to raise an error."""
+    _assumed.append({})
+    try:
+        yield _assumed[-1]
+    finally:
+        _assumed.pop()
+
+
 @contextlib.contextmanager
 def no_reads(reader: str) -> Iterator[None]:
     """Raise UnsupportedError where code reads a value that the graph computes: its answer of one step would hold for
-    all. ``reader``: what the code is, for the message."""
+    all. Code that only raises an error by it is an assumption. ``reader``: what the code is, for the message."""
     with contextlib.ExitStack() as stack:
         for name, what in READS.items():
             stack.enter_context(mock.patch.object(FunctionalTensor, name, _reader(reader, name, what)))
@@ -42,6 +57,9 @@ def _reader(reader: str, name: str, what: str) -> Any:
         mode = get_proxy_mode()
         slot = None if mode is None else get_proxy_slot(inner, mode.tracer, None)
         constant = inner if slot is None else slot.constant
+        if constant is None and _checks(sys._getframe(1), inner):
+            _assumed[-1][user_line()] = None
+            constant = inner
         if constant is None:
             raise UnsupportedError(
                 f"{reader} {what} a value that the graph computes, {user_line()}",
@@ -51,6 +69,21 @@ def _reader(reader: str, name: str, what: str) -> Any:
             return getattr(constant, name)()
 
     return read
+
+
+def _checks(frame: FrameType, value: Any) -> bool:
+    """Return whether ``frame`` asks for a value only to raise an error, which the example does not raise."""
+    if not _assumed or isinstance(value, FakeTensor) or not only_raises(frame):
+        return False
+    return not any(map(may_catch, _below_gopt(frame)))
+
+
+def _below_gopt(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of user code that lead to ``frame``, from the inside out, up to gopt's."""
+    while frame is not None and not frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
+        if is_of_user(frame):
+            yield frame
+        frame = frame.f_back
 
 
 def user_line(above: CodeType | None = None) -> str:

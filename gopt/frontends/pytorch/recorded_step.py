@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx
 import torch
 
 from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
-from gopt.frontends.pytorch.check import compare
+from gopt.frontends.pytorch.check import FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
     to_onnx,
@@ -32,8 +31,10 @@ from gopt.frontends.pytorch.reads import line_of
 from gopt.frontends.pytorch.samples import dimensions, resized, samples_of
 from gopt.frontends.pytorch.schedules import in_graph
 from gopt.frontends.pytorch.shapes import mode_of, one_step
+from gopt.frontends.pytorch.shared_memory import refuse_shared_memory
 from gopt.frontends.pytorch.size_branches import SizeUses, inputs_with_samples, refuse_branches
 from gopt.frontends.pytorch.states import find_places
+from gopt.frontends.pytorch.surroundings import tensors_around
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph
 from gopt.sanitize import show
@@ -97,6 +98,8 @@ class RecordedStep:
             raise UnsupportedError(
                 f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where"
             ) from error
+        around = {path: each for path, each in tensors_around(recipe).items() if path in seen.around}
+        refuse_shared_memory(find_places(recipe, seen), around)
         return cls(recipe, options, seen, recorded.found, scheduled, notes)
 
     def converted(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
@@ -107,7 +110,7 @@ class RecordedStep:
             return traced, self.convert(traced, name)
         return self._at_any_size(name, advance)
 
-    def compare_other_sizes(self, graph: Graph, hyper: Mapping[str, np.ndarray]) -> None:
+    def compare_other_sizes(self, graph: Graph, hyper: FedOptions) -> None:
         """Compare with other numbers of samples, where that number is open: with one too, if eager code takes it."""
         for size in () if self.options.dynamic is None else (1, *OTHER_SIZES):
             try:
@@ -118,7 +121,7 @@ class RecordedStep:
                 self.notes.append(f"eager PyTorch takes no batch of one sample: {error.message}")
                 continue
             try:
-                compare(graph, other.recipe, self.seen, replace(self.options, check=1), other.draws, dict(hyper))
+                compare(graph, other.recipe, self.seen, replace(self.options, check=1), other.draws, hyper)
             except UnsupportedError as error:
                 raise UnsupportedError(f"with a batch of {size}, {error.message}", *error.hints) from error
 
@@ -210,6 +213,11 @@ class RecordedStep:
         unread = [name for name in (*traced.batch, *traced.draws, *traced.hyper, *traced.constants) if name in dead]
         self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
         without_inputs(model, unread)
+        self.notes += [
+            f"{name} is the rate of group {group} of optimizer {index}, which is no multiple of lr"
+            for name, (index, group) in list(traced.rates.items())[1:]
+        ]
+        self.notes += [f"it holds for the values at which no error is raised {line}" for line in traced.assumed]
         self.notes += [
             f"the code compares {name} with a number: the step holds on the side of {float(traced.hyper[name]):g} alone"
             for name in traced.fixed

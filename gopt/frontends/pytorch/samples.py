@@ -38,5 +38,5 @@ def of_one_size(batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
 def dimensions(recipe: Recipe) -> list[int]:
     """Return the dimensions of parameters, buffers, and inputs, the example's number of samples among them: a check at
     a size that was traced would show nothing."""
-    values = (*recipe.module.parameters(), *recipe.module.buffers(), *recipe.batch.values())
+    values = (*recipe.whole.parameters(), *recipe.whole.buffers(), *recipe.batch.values())
     return [samples_of(recipe.batch), *(size for each in values for size in each.shape)]

@@ -96,6 +96,8 @@ def _differs(recipe: Recipe) -> str:
     optimizers = recipe.optimizers
     if len(optimizers) > 1:
         return "there are several optimizers"
+    if not hasattr(recipe.scheduler, "base_lrs"):
+        return f"{type(recipe.scheduler).__name__} has no closed form"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer took a step
         tried = copy.deepcopy((optimizers[0], recipe.scheduler))[1]

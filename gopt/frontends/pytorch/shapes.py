@@ -55,7 +55,7 @@ def without_values() -> Iterator[FakeTensorMode]:
 def check_trained(recipe: Recipe) -> None:
     """Raise UnsupportedError for a frozen parameter: a constant of the graph needs its value."""
     trained = {id(each) for one in recipe.optimizers for group in one.param_groups for each in group["params"]}
-    for name, each in recipe.module.named_parameters():
+    for name, each in recipe.whole.named_parameters():
         if id(each) not in trained or not each.requires_grad:
             raise UnsupportedError(
                 f"--no-values: {show(name)} is not trained, and would be a constant without a value",
@@ -88,5 +88,5 @@ def _numbers_as_tensors(recipe: Recipe) -> Iterator[None]:
 
 def mode_of(recipe: Recipe) -> FakeTensorMode | None:
     """The mode of fake parameters; None where they have values."""
-    found = next((each for each in recipe.module.parameters() if isinstance(each, FakeTensor)), None)
+    found = next((each for each in recipe.whole.parameters() if isinstance(each, FakeTensor)), None)
     return None if found is None else found.fake_mode

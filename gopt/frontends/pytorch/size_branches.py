@@ -146,7 +146,7 @@ def _run(
     try:
         tried = copy.deepcopy(recipe)
         for kind in ("_parameters", "_buffers"):
-            for spots in tensors_of(tried.module, kind).values():
+            for spots in tensors_of(tried.whole, kind).values():
                 fake = mode.from_tensor(spots[0][0][spots[0][1]], static_shapes=True)
                 for held, key, _ in spots:
                     held[key] = fake

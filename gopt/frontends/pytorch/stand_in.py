@@ -32,7 +32,7 @@ def stand_in(recipe: Recipe) -> Recipe:
     """Return a step of copies of the optimizers over small parameters of the same ranks, types and groups, with random
     values. States that the optimizers have already begin at zero."""
     generator = torch.Generator().manual_seed(7)
-    given = list(recipe.module.parameters())
+    given = list(recipe.whole.parameters())
     small = [
         torch.nn.Parameter(torch.randn(_small(each), generator=generator).to(each.dtype), each.requires_grad)
         for each in given

@@ -82,7 +82,7 @@ def find_places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
             places += [_counter(f"{prefix}.{key}", index, group, key, value) for key, value in counters.items()]
         for key, value in seen.counters.get((index, None), {}).items():
             places.append(_counter(f"optimizer{index}.{key}", index, vars(optimizer), key, value))
-    for spots in tensors_of(recipe.module, "_buffers").values():
+    for spots in tensors_of(recipe.whole, "_buffers").values():
         held, key, name = spots[0]
         places.append(_module_place(name, _kind(spots, seen), held[key], spots))
     return [*_unique(places), *constants]
@@ -97,7 +97,7 @@ def _parameters(recipe: Recipe, seen: EagerSteps) -> tuple[list[Place], list[Pla
         for parameter in group["params"]
     }
     trained, constant = [], []
-    for key, spots in tensors_of(recipe.module, "_parameters").items():
+    for key, spots in tensors_of(recipe.whole, "_parameters").items():
         held, own, name = spots[0]
         value = held[own]
         if value.requires_grad and key in owners:

@@ -2,7 +2,8 @@
 closures of its functions.
 
 A trace has no place for it. A number there that a step changes would be a constant of the graph, so it is refused.
-Tensors are left out: modules keep results of a step, such as an auxiliary loss, which the next step makes anew.
+Modules keep tensors there as well: results of a step, such as an auxiliary loss, which the next step makes anew. One
+that the next step reads and changes is refused too.
 """
 
 from __future__ import annotations
@@ -27,14 +28,21 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 def surroundings(recipe: Recipe) -> dict[Path, Any]:
     """Path -> value, of numbers, texts, truth values, and lengths of containers."""
-    walk = _Around()
+    return _walked(recipe, _Around())
+
+
+def tensors_around(recipe: Recipe) -> dict[Path, torch.Tensor]:
+    """Path -> tensor that is neither a parameter nor a buffer of the recipe's modules."""
+    found = _walked(recipe, _Tensors(recipe))
+    return {path: value for path, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _walked(recipe: Recipe, walk: _Around) -> dict[Path, Any]:
     found: dict[Path, Any] = {}
-    modules = [recipe.module, *([recipe.loss] if isinstance(recipe.loss, torch.nn.Module) else [])]
-    for module in modules:
-        for name, each in module.named_modules():
-            held = {key: value for key, value in vars(each).items() if key not in _OF_MODULES}
-            found.update(walk.held((f"module {name or type(each).__name__}",), held))
-    for owner in {type(each): None for each in (*recipe.optimizers, *(m for top in modules for m in top.modules()))}:
+    for name, each in recipe.whole.named_modules():
+        held = {key: value for key, value in vars(each).items() if key not in _OF_MODULES}
+        found.update(walk.held((f"module {name or type(each).__name__}",), held))
+    for owner in {type(each): None for each in (*recipe.optimizers, *recipe.whole.modules())}:
         for base in owner.__mro__:
             if not _of_torch(base.__module__) and base is not object:
                 found.update(walk.held((f"class {base.__name__}",), vars(base)))
@@ -89,6 +97,28 @@ class _Around(Walk):
 
     def members(self, value: Any) -> Iterator[tuple[str, Any]]:
         return ((key, inner) for key, inner in members(value) if not key.startswith("__"))
+
+
+class _Tensors(_Around):
+    """Tensors, those of modules that are no part of the recipe among them."""
+
+    whole = tuple(each for each in _Around.whole if each is not torch.nn.Module)
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        for each in (*recipe.whole.modules(), *recipe.whole.parameters(), *recipe.whole.buffers()):
+            self.is_new(each)
+
+    def values(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        if not isinstance(value, torch.nn.Module):
+            yield from super().values(path, value)
+        elif self.is_new(value):
+            for name, each in (*value.named_parameters(), *value.named_buffers()):
+                yield from self.tensor((*path, name), each)
+
+    def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
+        if self.is_new(value):
+            yield path, value
 
 
 _CONTAINERS = (Mapping, list, tuple, deque, set, frozenset)

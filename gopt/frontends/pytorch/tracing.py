@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gopt.errors import InputError
+from gopt.frontends.functional_step import LOSS, UPDATED
+from gopt.frontends.pytorch.copies import copy_tensor_hooks, rebind_hooks, rebound
 from gopt.frontends.pytorch.decompositions import table
 from gopt.frontends.pytorch.eager import autocast, clip
 from gopt.frontends.pytorch.eager_code import readable
@@ -31,11 +34,12 @@ from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists, run_optimi
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
-from gopt.frontends.pytorch.reads import no_reads
+from gopt.frontends.pytorch.reads import assumptions, no_reads
 from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
 from gopt.frontends.pytorch.states import Kind, Place
 from gopt.frontends.pytorch.value_shapes import refuse_shapes_of_values
+from gopt.sanitize import show
 
 SCALE, TRACKER, EPOCH = "loss_scale", "loss_scale.growth_tracker", "scheduler.step"
 FIRST_SCALE, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
@@ -58,8 +62,12 @@ class TracedStep:
     constants: dict[str, torch.Tensor]
     outputs: list[str]
     """Names of what the module returns, where that is kept."""
+    rates: dict[str, tuple[int, int]]
+    """Inputs that are learning rates, with the optimizer and group that have them."""
     fixed: list[str]
     """Hyper-parameters that the code compared with a number: the graph follows the branch of their example."""
+    assumed: list[str]
+    """Lines of code that raises an error for some values."""
 
     @property
     def arguments(self) -> dict[str, torch.Tensor]:
@@ -92,6 +100,8 @@ def trace(
     constant = [each for each in places if each.kind is Kind.CONSTANT]
     states = {each.name: each.value.detach().clone() for each in carried} | extra
     constants = {each.name: each.value.detach().clone() for each in constant}
+    kinds = (recipe.batch, drawn, hyper.values, {each.name: each.value for each in carried}, extra, constants)
+    _check_names([name for each in kinds for name in each], states)
     arguments = recipe.batch | drawn | hyper.values | states | constants
     names = list(arguments)
 
@@ -122,18 +132,29 @@ def trace(
             outputs = [*(new[name] for name in states), *own.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
 
-    if options.values:
-        traced = make_fx(run, decomposition_table=table())
-    else:
-        traced = make_fx(run, decomposition_table=table(), tracing_mode="fake", _allow_non_fake_inputs=True)
-    graph = traced(*arguments.values())
+    mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
+    with assumptions() as assumed:
+        graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
     refuse_shapes_of_values(graph, names, constants, seen.selections)
     for node in reversed(graph.graph.nodes):
         if "profiler" in str(node.target):
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
-    merged = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
-    return TracedStep(merged, dict(recipe.batch), drawn, hyper.values, states, constants, kept, sorted(fixed))
+    merged, batch = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph)), dict(recipe.batch)
+    return TracedStep(
+        merged, batch, drawn, hyper.values, states, constants, kept, hyper.rates, sorted(fixed), list(assumed)
+    )
+
+
+def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:
+    """Raise InputError where two values of the step have one name."""
+    outputs = [LOSS, *(f"{name}{UPDATED}" for name in states)]
+    twice = next((name for name, count in Counter([*inputs, *outputs]).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"two values of the step have the name {show(twice)}: one of the module, and an input or output of gopt's",
+            "rename it in the module",
+        )
 
 
 def _step(
@@ -203,26 +224,34 @@ def swapped(
     settings = {name: values[name] for name in hyper.values}
     rates = closed_form(recipe.scheduler, values[EPOCH], hyper.base_rates(settings)) if scheduled else None
     kept = [place.read() for place in places]
-    owners = [*recipe.optimizers, *recipe.module.modules()]
+    owners = [*recipe.optimizers, *recipe.whole.modules()]
     attributes = [dict(vars(each)) for each in owners]
     optimizers = [(each, each.state, [dict(group) for group in each.param_groups]) for each in recipe.optimizers]
     for optimizer in recipe.optimizers:  # what the trace stores in its containers is not a part of the user's
         own = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
         vars(optimizer).update({key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)})
     held = [(each, dict(each)) for one in recipe.optimizers for each in one.state.values() if isinstance(each, dict)]
-    kinds = [each for module in recipe.module.modules() for key, each in vars(module).items() if "hook" in key]
+    kinds = [each for module in recipe.whole.modules() for key, each in vars(module).items() if "hook" in key]
     held += [(each, dict(each)) for each in kinds if isinstance(each, dict)]  # transformers adds some in a forward
     replaced: dict[int, torch.Tensor] = {}
     for place in places:
-        value = values[place.name]
+        value, original = values[place.name], place.read()
         if place.is_scalar:
             value = value.double()
         if place.kind is Kind.PARAMETER:
             value = value.requires_grad_(True)
-            replaced[id(place.read())] = value
-        elif place.kind in (Kind.CONSTANT, Kind.BUFFER) and isinstance(place.read(), torch.nn.Parameter):
-            replaced[id(place.read())] = value
+        if place.kind is not Kind.OPTIMIZER and original is not None:
+            replaced[id(original)] = value
         place.write(value)
+    for place, original in zip(places, kept):
+        if place.kind is Kind.PARAMETER and original is not None:
+            copy_tensor_hooks(original, replaced[id(original)], replaced)
+    loss = recipe.loss
+    recipe.loss = rebound(loss, replaced)
+    for owner in owners:
+        rebind_hooks(owner, replaced)
+    for module in recipe.whole.modules():  # a plain list of parameters
+        vars(module).update({key: rebound(each, replaced) for key, each in vars(module).items() if type(each) is list})
     alone = [each for each in recipe.optimizers if not (way.lists and chooses_lists(each))]
     for optimizer in alone:  # third-party ones have it beside the option of groups
         if vars(optimizer).get("foreach", False) is not False:
@@ -242,6 +271,7 @@ def swapped(
     try:
         yield
     finally:
+        recipe.loss = loss
         for place, value in zip(places, kept):
             place.write(value)
         for owner, own in zip(owners, attributes):

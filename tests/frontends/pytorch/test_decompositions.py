@@ -86,3 +86,19 @@ def test_another_operator_without_a_form_in_bfloat16_is_refused_by_name(tmp_path
     with pytest.raises(UnsupportedError, match=r"--autocast bf16: ONNX has no such operator in that type: .*TopK"):
         export(step, tmp_path / "step.onnx", options=BF16)
     assert not list(tmp_path.iterdir())
+
+
+def test_diagonals_are_read_and_written(tmp_path):
+    """PyTorch's own forms of them write in place."""
+    net = nn.Linear(6, 4)
+
+    def loss(module, given):
+        found = module(given["x"])
+        square = (found @ found.T).clone()
+        square.diagonal(1).mul_(2)
+        square.diagonal(-2).add_(1.0)
+        wide = torch.diag_embed(found, 1) + torch.diag_embed(found, -1, 2, 1)
+        return square.square().mean() + (wide * torch.arange(25.0).view(5, 5)).mean() + found.diagonal(1).sum()
+
+    made = net, loss, torch.optim.SGD(net.parameters(), 0.1), {"x": torch.randn(5, 6)}
+    assert export(made, tmp_path / "step.onnx").checked

@@ -15,8 +15,9 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
-from gopt.errors import UnsupportedError  # noqa: E402
+from gopt.errors import InputError, UnsupportedError  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
+from gopt.frontends.pytorch.options import ExportOptions  # noqa: E402
 from gopt.ir.load import load  # noqa: E402
 
 
@@ -235,3 +236,179 @@ def test_a_permutation_is_an_input(tmp_path):
         return plain(module, given) + F.cross_entropy(module(given["x"]), given["y"][order])
 
     assert "draw_0" in export(step(mixed), tmp_path / "step.onnx").inputs
+
+
+class Carried(nn.Module):
+    """A tensor that is no buffer: so slow that three steps hardly show it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.mean = net(), torch.zeros(3)
+
+    def forward(self, x):
+        found = self.inner(x)
+        old = self.mean
+        self.mean = 0.9999 * old + 1e-4 * found.detach().mean(0)
+        return found - self.mean
+
+
+def test_a_tensor_that_a_module_carries_without_a_buffer_is_refused_with_its_line(tmp_path):
+    words = r"carries a tensor .*'module Carried, mean', read in test_training_code.py, line \d+: self.mean = 0.9999"
+    with pytest.raises(UnsupportedError, match=words):
+        export(step(plain, Carried()), tmp_path / "step.onnx")
+
+
+@pytest.mark.parametrize("kind", ["tensor", "module"])
+def test_a_tensor_that_a_closure_carries_is_refused(kind, tmp_path):
+    held = torch.zeros(()) if kind == "tensor" else nn.Linear(1, 1, bias=False)
+
+    def loss(module, given):
+        with torch.no_grad():
+            value = held if kind == "tensor" else held.weight
+            value.add_(1)
+        return plain(module, given) * (1 - torch.exp(-9 * value.sum()))
+
+    with pytest.raises(UnsupportedError, match="closure of loss, held"):
+        export(step(loss), tmp_path / "step.onnx")
+
+
+def test_a_result_that_a_module_keeps_and_a_frozen_teacher_in_a_closure_are_not_carried(tmp_path):
+    teacher = net().requires_grad_(False)
+
+    def loss(module, given):
+        module.kept = module(given["x"])
+        return plain(module, given) + (module.kept - teacher(given["x"])).square().mean()
+
+    assert export(step(loss), tmp_path / "step.onnx").checked
+
+
+def test_code_that_raises_for_some_values_is_an_assumption(tmp_path):
+    def loss(module, given):
+        found = plain(module, given)
+        if torch.isnan(found):
+            raise ValueError("not a number")
+        assert torch.isfinite(found).all() and not found < 0
+        return found
+
+    notes = export(step(loss), tmp_path / "step.onnx").notes
+    assert (
+        sum("holds for the values at which no error is raised in test_training_code.py" in each for each in notes) == 2
+    )
+
+
+def test_code_that_catches_what_it_raises_is_a_branch(tmp_path):
+    def loss(module, given):
+        found = plain(module, given)
+        try:
+            if found > 9:
+                raise ValueError("large")
+        except ValueError:
+            return found * 2
+        return found
+
+    with pytest.raises(UnsupportedError, match="branches on a value"):
+        export(step(loss), tmp_path / "step.onnx")
+
+
+def test_a_scalar_parameter_under_a_fused_optimizer(tmp_path):
+    """The kernel reads the counts of steps, which are scalars too; the moments of the parameter are not counts."""
+    module = net()
+    module.scale = nn.Parameter(torch.tensor(1.5))
+    optimizer = torch.optim.AdamW(module.parameters(), 0.01, fused=True)
+    made = module, lambda module, given: plain(module, given) * module.scale, optimizer, batch()
+    assert export(made, tmp_path / "step.onnx").checked
+
+
+class Assigning(torch.optim.Optimizer):
+    """Puts another tensor in the place of a parameter's memory."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure=None):
+        for each in self.param_groups[0]["params"]:
+            each.data = each.data - self.param_groups[0]["lr"] * each.grad
+
+
+def test_an_assignment_to_data_is_an_update(tmp_path):
+    module = net()
+    assert export((module, plain, Assigning(module.parameters()), batch()), tmp_path / "step.onnx").checked
+
+
+def test_a_tensor_that_stands_twice_in_a_batch_is_two_inputs(tmp_path):
+    module, words = nn.Embedding(5, 5), torch.randint(0, 5, (4,))
+    made = module, lambda module, given: F.cross_entropy(module(given["ids"]), given["labels"])
+    found = export(
+        (*made, torch.optim.SGD(module.parameters(), 0.1), {"ids": words, "labels": words}), tmp_path / "s.onnx"
+    )
+    assert {"ids", "labels"} <= set(found.inputs)
+
+
+def test_a_batch_may_have_none_and_flags_beside_tensors(tmp_path):
+    def loss(module, given):
+        return plain(module, given) * (2 if given["mask"] is None and given["twice"] else 1)
+
+    module = net()
+    made = module, loss, torch.optim.SGD(module.parameters(), 0.1)
+    found = export((*made, {**batch(), "mask": None, "twice": True}), tmp_path / "step.onnx")
+    assert set(found.inputs) == {"x", "y", "lr"}
+    with pytest.raises(InputError, match="'count' is not a tensor, but int"):
+        export((*made, {**batch(), "count": 4}), tmp_path / "other.onnx")
+
+
+class Following(nn.Module):
+    """Its teacher has the name that gopt gives to a moving average of ``weight``."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.weight = net(), nn.Parameter(torch.ones(()))
+        self.ema = nn.Linear(1, 1).requires_grad_(False)
+
+    def forward(self, x):
+        return self.inner(x) * self.weight + self.ema.weight
+
+
+def test_a_part_of_the_module_called_as_a_moving_average_is_refused(tmp_path):
+    made = step(plain, Following())
+    with pytest.raises(InputError, match=r"two values of the step have the name 'ema\.weight'"):
+        export(made, tmp_path / "step.onnx", options=ExportOptions(ema=0.9))
+
+
+@pytest.mark.parametrize("name", ["loss", "lr", "w_out"])
+def test_names_of_other_values_of_the_step_are_refused(name, tmp_path):
+    module = net()
+    module.w = nn.Parameter(torch.ones(()))
+    module.register_parameter(name, nn.Parameter(torch.ones(())))
+    made = module, lambda module, given: plain(module, given) * module.w, torch.optim.SGD(module.parameters(), 0.1)
+    with pytest.raises(InputError, match=f"two values of the step have the name '{name}'"):
+        export((*made, batch()), tmp_path / "step.onnx")
+
+
+def test_values_that_are_no_numbers_confirm_nothing(tmp_path):
+    def loss(module, given):
+        return plain(module, given) + (module(given["x"]) * 0).sum().sqrt()  # its gradient is infinity times zero
+
+    for check in (1, 3):
+        with pytest.raises(UnsupportedError, match=r"'0\.weight' of eager PyTorch is not a number after step 1"):
+            export(step(loss), tmp_path / "step.onnx", options=ExportOptions(check=check))
+
+
+def test_batches_that_are_compared_stay_between_zero_and_one(tmp_path):
+    def loss(module, given):
+        return plain(module, {**given, "x": (1 - given["x"]).sqrt()})
+
+    made = step(loss)
+    made[3]["x"].uniform_(0.9, 1)
+    assert export(made, tmp_path / "step.onnx").checked
+
+
+def test_a_distribution_draws_inputs(tmp_path):
+    def loss(module, given):
+        mean, width = module(given["x"])[:, :1], module(given["x"])[:, 1:2].exp()
+        drawn = torch.distributions.Normal(mean, width)
+        return (
+            drawn.rsample().square().mean()
+            + torch.distributions.kl_divergence(drawn, torch.distributions.Normal(0.0, 1.0)).mean()
+        )
+
+    assert "draw_0" in export(step(loss), tmp_path / "step.onnx").inputs

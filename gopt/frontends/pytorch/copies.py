@@ -1,0 +1,108 @@
+"""Copies of training code: all that trains, its hooks, and functions that hold a part of it.
+
+``copy.deepcopy`` leaves functions as they are and drops the hooks of parameters. A loss function that holds the module
+in its closure would compute with the original beside a copy that trains.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+_LONG = 1000
+"""Containers of more elements are not looked into."""
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Attributes of an optimizer that its copy lacks."""
+
+
+def rebound(value: Any, new: Mapping[int, Any]) -> Any:
+    """Return ``value`` with other objects in the place of some, by their id in ``new``.
+
+    Looked into are containers, and the closures and defaults of functions. What holds none of the objects is returned
+    as it is, and cells of a closure that hold none stay shared.
+    """
+    return _Rebinding(new).of(value)
+
+
+class _Rebinding:
+    def __init__(self, new: Mapping[int, Any]) -> None:
+        self._new = dict(new)
+        self._met: dict[int, Any] = {}
+        """Functions and containers that were met: what takes their place; themselves while they are looked into."""
+
+    def of(self, value: Any) -> Any:
+        if id(value) in self._new:
+            return self._new[id(value)]
+        if id(value) not in self._met:
+            self._met[id(value)] = value
+            self._met[id(value)] = self._inside(value)
+        return self._met[id(value)]
+
+    def _inside(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.MethodType):
+            function, owner = self.of(value.__func__), self.of(value.__self__)
+            changed = function is not value.__func__ or owner is not value.__self__
+            return types.MethodType(function, owner) if changed else value
+        if type(value) is functools.partial:
+            parts = value.func, value.args, value.keywords
+            function, given, named = map(self.of, parts)
+            changed = any(a is not b for a, b in zip(parts, (function, given, named)))
+            return functools.partial(function, *given, **named) if changed else value
+        if type(value) in (list, tuple) and len(value) <= _LONG:
+            found = self._all(value)
+            return value if found is None else type(value)(found)
+        if type(value) in (dict, OrderedDict) and len(value) <= _LONG:
+            found = self._all(value.values())
+            return value if found is None else type(value)(zip(value, found))
+        return value
+
+    def _all(self, values: Iterable[Any]) -> list[Any] | None:
+        """The values, each replaced where it holds a part; None where all stay."""
+        old = list(values)
+        new = [self.of(each) for each in old]
+        return new if any(a is not b for a, b in zip(old, new)) else None
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        cells = function.__closure__ or ()
+        found = [self._cell(each) for each in cells]
+        defaults, named = self.of(function.__defaults__), self.of(function.__kwdefaults__)
+        same = defaults is function.__defaults__ and named is function.__kwdefaults__
+        if same and all(a is b for a, b in zip(cells, found)):
+            return function
+        code, name = function.__code__, function.__name__
+        made = types.FunctionType(code, function.__globals__, name, defaults, tuple(found) if cells else None)
+        made.__kwdefaults__ = named
+        made.__dict__.update(function.__dict__)
+        return made
+
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        try:
+            old = cell.cell_contents
+        except ValueError:  # a variable that is not set yet
+            return cell
+        new = self.of(old)
+        return cell if new is old else types.CellType(new)
+
+
+def copy_tensor_hooks(old: torch.Tensor, new: torch.Tensor, memo: Mapping[int, Any]) -> None:
+    """Give a copy of a parameter the hooks of the original; ``memo``: id of each part -> its copy."""
+    for name in TENSOR_HOOKS:
+        hooks = getattr(old, name, None)
+        if hooks:
+            setattr(new, name, OrderedDict((key, rebound(each, memo)) for key, each in hooks.items()))
+
+
+def rebind_hooks(owner: Any, memo: Mapping[int, Any]) -> None:
+    """Let the hooks of a copied module or optimizer hold copies too."""
+    for key, value in vars(owner).items():
+        if "hook" in key and isinstance(value, dict):
+            for name, each in value.items():
+                value[name] = rebound(each, memo)
