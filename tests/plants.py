@@ -75,6 +75,8 @@ def planted_pass(plant: Plant, name: str = "plant") -> PassInstance:
 
     def apply(program: SpmdProgram, _: Options) -> PassResult:
         """Plant an error."""
+        for node in program.graph.nodes:  # a plant may edit lists of names, which nodes share with those of the source
+            node.inputs, node.outputs = [*node.inputs], [*node.outputs]
         plant(program)
         return PassResult()
 

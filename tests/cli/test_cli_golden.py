@@ -117,7 +117,7 @@ def test_a_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code"), [(None, 2), ("[case", 3), (SHARD.format('["--dry-run", "--ranks", "2"]'), 2)]
+    ("text", "code"), [(None, 3), ("[case", 3), (SHARD.format('["--dry-run", "--ranks", "2"]'), 2)]
 )
 def test_refusals(tmp_path: Path, text: str | None, code: int) -> None:
     if text is not None:

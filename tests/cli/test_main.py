@@ -101,7 +101,6 @@ WRONG = {
     "unreadable ranks": (["--ranks", "2", "--only-ranks", "1-"], "1-"),
     "an unknown pass to print": (["--ranks", "2", "--print-after", "shart"], "shart"),
     "a folder for no prints": (["--ranks", "2", "--print-dir", "texts"], "--print-after"),
-    "no configuration": (["--config", "gopt.toml"], "gopt.toml"),
     "a state that names no output": (["--ranks", "2", "--states", "w"], "--states"),
     "a loss that is none": (["--ranks", "2", "--loss", "nix"], "nix"),
 }

@@ -15,8 +15,7 @@ import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, ROOT, Builder, folder_bytes, perceptron, sgd
 
-from gopt import background
-from gopt.artifact import report_builder, serialize
+from gopt.artifact import report_builder
 from gopt.errors import UnsupportedError
 
 MODEL = str(FIXTURES / "mlp_adamw.onnx")
@@ -244,20 +243,20 @@ def test_the_last_line_says_what_comes_next(capsys):
     "options", [["--ranks", "3"], ["--mesh", "dp=2,tp=2", "--annotate"], ["--ranks", "2", "--only-ranks", "1"]]
 )
 def test_processes_change_no_byte(capsys, monkeypatch, options):
-    forks: list[bool] = []
-    begun = background.begin
+    forks: list[int] = []
+    fork = os.fork
 
-    def begin(work, nodes):
-        task = begun(work, nodes)
-        forks.append(task.begun)
-        return task
+    def counted() -> int:
+        number = fork()
+        forks.append(number)
+        return number
 
-    monkeypatch.setattr(background, "begin", begin)
+    monkeypatch.setattr(os, "fork", counted)
     assert main(["shard", MODEL, *options, "-o", "out", "--jobs", "1"]) == 0
     alone, said = folder_bytes(Path("out")), capsys.readouterr()
-    assert forks == [False] * 3
+    assert not forks
     assert main(["shard", MODEL, *options, "-o", "out", "--jobs", "4", "--force"]) == 0
-    assert forks[3:] == [True] * 3
+    assert len(forks) == 2, "beside the passes, and beside the ranks"
     assert (folder_bytes(Path("out")), capsys.readouterr()) == (alone, said)
 
 
@@ -265,7 +264,11 @@ def _refuse(*_: object) -> None:
     raise UnsupportedError("no rule for x", "leave it out")
 
 
-def _die(*_: object, **__: object) -> None:
+PARENT = os.getpid()
+
+
+def _die(*_: object) -> None:
+    assert os.getpid() != PARENT, "a child works on this"
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -280,7 +283,7 @@ def test_an_error_in_a_child_is_the_same_line(capsys, monkeypatch):
 
 
 def test_a_child_that_is_killed_ends_the_command(capsys, monkeypatch):
-    monkeypatch.setattr(serialize, "source_model", _die)
+    monkeypatch.setattr(report_builder, "find_removed", _die)
     assert main(["shard", MODEL, "--ranks", "2", "--jobs", "4"]) == 5
     said = capsys.readouterr().err
     assert said.startswith("gopt: error: a process that computes beside this one was killed by SIGKILL\n")
