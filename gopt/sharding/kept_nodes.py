@@ -40,6 +40,7 @@ class _KeptNodes:
         self._corrected = frozenset((each.output, each.constant) for each in synchronised.corrected)
         self._replaced = {state.tensor for state in training.states} | set(training.gradients.values())
         """Values for which nodes may read others: passes reduce, gather or cast them."""
+        self._carried = program.loop_carried
         self._statistics = {state.updated for state in training.states if state.kind is StateKind.STATISTIC}
         self._makers: dict[str, Node] = {}
         """A value of the step that a node of a pass makes now -> the node that made it."""
@@ -140,7 +141,7 @@ class _KeptNodes:
         if not made.added and (made.op_type != node.op_type or made.op_type not in PACKED):
             return  # the source's own, such as a Reduce and a Broadcast that are one AllReduce
         read, sent = node.inputs[node.outputs.index(name)], made.inputs[made.outputs.index(name)]
-        if name in self._statistics and self.renamed.get(read) == name:
+        if name in self._statistics and self.renamed.get(self._carried.get(read, read)) == name:
             return  # the mean over ranks, or one rank's, of what the step's call makes
         group, above = _axes(made), self._calls.get(sent)
         while not self._is(read, sent) and above is not None and _is_sum(above) and _is_sum(made):

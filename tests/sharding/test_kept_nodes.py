@@ -189,3 +189,13 @@ def test_synchronised_values_stand_for_the_steps():
     program.synchronised = type(program.synchronised)()
     with pytest.raises(InvariantError, match="which no pass may replace"):
         check_kept_nodes(program)
+
+
+def test_a_mean_of_what_micro_steps_left_stands_for_the_call_of_the_step():
+    """Statistics of split channels are gathered in each micro-step, and averaged once after the last."""
+    source = gopt.load(FIXTURES / "cnn_sgd.onnx")
+    program = gopt.shard(source, "shard=2,tp=2", accumulate=2).program
+    assert program.loop_carried and program.split
+    program.loop_carried = {}
+    with pytest.raises(InvariantError, match="makes 'bn"):
+        check_kept_nodes(program)
