@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from gopt.analysis.look_through import spans_data_axes
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
@@ -61,14 +62,17 @@ def _zeros(node: Node) -> bool:
 
 
 def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
-    """Check that each statistic that a call makes after the micro-steps has a value of its own in each of them."""
+    """Check that each statistic that a call over data makes after the micro-steps has a value of its own in each one.
+
+    A call along an axis that splits the computation belongs to each micro-step.
+    """
     if program.micro_steps == 1:
         return
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
         made = producers.get(state.output)
         lost = state.input in statistics and state.input not in program.loop_carried
-        if lost and made is not None and made.domain == COMM:
+        if lost and made is not None and made.domain == COMM and spans_data_axes(made, program.mesh.data_axes):
             raise InvariantError(
                 f"statistic {state.input!r} is made by a call after the micro-steps, and by none of them",
                 "over micro-steps loop_carried names what each of them makes of it",

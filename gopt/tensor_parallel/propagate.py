@@ -87,12 +87,13 @@ class _Sweep:
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
     converted: dict[tuple[str, Placement, Phase | None], str] = field(default_factory=dict)
-    """(value, placement, phase) -> the name of the converted value; the phase is None unless each phase gathers
-    anew."""
+    """(value, placement, phase) -> the name of the converted value. The phase is None unless each phase gathers anew,
+    or the update reads a gradient: it gets the reduced one, and the backward keeps the rank's own."""
     moves: dict[str, Node] = field(default_factory=dict)
     """Result of a node that only moves elements -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
     windows: Windows = field(init=False)
+    gradients: frozenset[str] = field(init=False)
     weights: set[str] = field(default_factory=set)
     """States, and values computed from them alone."""
 
@@ -103,6 +104,7 @@ class _Sweep:
         self.out = Propagated(self.graph, self.placements)
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
+        self.gradients = frozenset(self.training.gradients.values())
         self.weights.update(state.tensor for state in self.training.states)
         for placement in self.placements.values():
             self.windows.note(placement)
@@ -236,7 +238,7 @@ class _Sweep:
             return name
         key = self._key(name, placement)
         if key not in self.converted:
-            move = self.moves.get(name)
+            move = None if self._reads_reduced(name) else self.moves.get(name)
             behind = self._behind(move, placement) if isinstance(before, Shard) and move is not None else None
             if move is not None and behind is not None:
                 self.converted[key] = self._moved(name, move, behind, placement)
@@ -255,7 +257,11 @@ class _Sweep:
         return self.converted[key]
 
     def _key(self, name: str, placement: Placement) -> tuple[str, Placement, Phase | None]:
-        return name, placement, self.build.phase if self.regather else None
+        return name, placement, self.build.phase if self.regather or self._reads_reduced(name) else None
+
+    def _reads_reduced(self, name: str) -> bool:
+        """Return whether a value is a gradient that the update reads: later passes reduce it for these readers."""
+        return self.build.phase is Phase.UPDATE and name in self.gradients
 
     def _behind(self, move: Node, placement: Placement) -> Placement | None:
         """Return the placement of a move's operand that gives this placement of its result, if the operand is available

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import UnsupportedError
@@ -44,7 +45,8 @@ PROBE = "Probe"
 
 
 def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
-    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is not a call.
+    """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
+    not a call. The backward reads it as it is.
 
     ``data``: the axes along which ranks see other samples.
     Local gradients that the rank makes itself, as the source does, are outputs as well.
@@ -56,6 +58,9 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
         node for node in graph.nodes
         if node.made_by and (node.domain != COMM or node.op_type in MESSAGES) and gradients.intersection(node.inputs)
     ]  # fmt: skip
+    if users:
+        backward, _ = ancestors(GraphIndex(graph), shown)
+        users = [node for node in users if id(node) not in backward]
     if not users:
         return graph
     probed = {name for node in users for name in node.inputs if name in gradients}

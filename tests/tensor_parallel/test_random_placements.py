@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fuzz_placements import placements
+from fuzz_placements import outcome, placements
 from helpers import source
 from steps_gen.make import make
 from steps_gen.plan import draw as draw_plan
@@ -71,3 +71,17 @@ def test_generated_steps(seed, tmp_path):
     made_ranks = gopt.shard(step, Mesh.parse("tp=2"), accumulate=2, pipeline=build_pipeline(defaults=options))
     made_ranks.write(tmp_path / "out")
     assert Verifier(tmp_path / "out").run(confirm=False).equal
+
+
+DRAWN = {
+    8936300: "a gradient that the backward reads as well, in parts, on ranks that see different data",
+    8936325: "the same: a state followed one rank's data",
+    8936522: "the same, and micro-steps: verify scaled the gradient on its way to the backward",
+    8936404: "statistics that are gathered in each micro-step, and no axis of data",
+}
+"""Seeds of steps, placements, meshes and stages that were once wrong or refused -> what they have."""
+
+
+@pytest.mark.parametrize("seed", DRAWN)
+def test_drawn_steps(seed, tmp_path):
+    assert outcome(make(draw_plan(seed)), seed, tmp_path) == ("equal", "")
