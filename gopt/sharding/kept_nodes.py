@@ -21,6 +21,7 @@ def check_kept_nodes(program: SpmdProgram) -> None:
     """Raise InvariantError for the first node that changes what the step computes."""
     kept = _KeptNodes(program)
     for node in program.graph.nodes:
+        kept.check_phase(node)
         if node.source is not None:
             kept.check_node(node, node.source)
         else:
@@ -42,6 +43,8 @@ class _KeptNodes:
         """Values for which nodes may read others: passes reduce, gather or cast them."""
         self._carried = program.loop_carried
         self._statistics = {state.updated for state in training.states if state.kind is StateKind.STATISTIC}
+        self._updated: set[str] = set()
+        """What the update made up to here."""
         self._makers: dict[str, Node] = {}
         """A value of the step that a node of a pass makes now -> the node that made it."""
         self._calls: dict[str, Node] = {}
@@ -57,6 +60,16 @@ class _KeptNodes:
                 self._senders.update(dict.fromkeys(node.inputs, node))
             if not added.isdisjoint(node.outputs):
                 self._makers.update((name, node) for name in node.outputs if name in added)
+
+    def check_phase(self, node: Node) -> None:
+        """Check that forward and backward read nothing that the update makes, such as the mean of a gradient."""
+        if node.phase is Phase.UPDATE:
+            self._updated.update(node.outputs)
+        elif node.phase is not None and not self._updated.isdisjoint(node.reads):
+            name = next(name for name in node.reads if name in self._updated)
+            raise InvariantError(
+                f"{node.op_type} {node.label!r} of the {node.phase.value} reads {name!r} of the update"
+            )
 
     def check_node(self, node: Node, source: Node) -> None:
         """Check a node of the step: its operator, its attributes, and what it reads."""

@@ -76,6 +76,15 @@ def exchanged(step: SpmdProgram) -> None:
     raise AssertionError("no call has two tensors of one shape")
 
 
+def mean_in_backward(step: SpmdProgram) -> None:
+    """A node of the backward reads the mean of a gradient."""
+    mean = next(node for node in step.graph.nodes if node.domain == COMM and "dp" in node.attributes["group"])
+    types, name = step.graph.types, mean.outputs[0]
+    reader = Node("Neg", [name], ["planted"], made_by="plant", sharding=mean.sharding)
+    types["planted"], mean.phase, reader.phase = types[name], Phase.UPDATE, Phase.BACKWARD
+    substitute(step, mean, [mean, reader])
+
+
 def gradient_over_members(step: SpmdProgram) -> None:
     """Gradients of parts of a weight are averaged over the members that have other parts."""
     axes = "+".join(name for name, size in step.mesh.axes if size > 1)
@@ -199,3 +208,8 @@ def test_a_mean_of_what_micro_steps_left_stands_for_the_call_of_the_step():
     program.loop_carried = {}
     with pytest.raises(InvariantError, match="makes 'bn"):
         check_kept_nodes(program)
+
+
+def test_the_backward_reads_nothing_of_the_update():
+    with pytest.raises(InvariantError, match="Neg 'planted' of the backward reads"):
+        gopt.shard(FIXTURES / "mlp_sgd.onnx", "dp=2", pipeline=planted_pipeline(mean_in_backward, 0))
