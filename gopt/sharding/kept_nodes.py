@@ -44,7 +44,7 @@ class _KeptNodes:
         self._carried = program.loop_carried
         self._statistics = {state.updated for state in training.states if state.kind is StateKind.STATISTIC}
         self._updated: set[str] = set()
-        """What the update made up to here."""
+        """Values that the update made up to here."""
         self._makers: dict[str, Node] = {}
         """A value of the step that a node of a pass makes now -> the node that made it."""
         self._calls: dict[str, Node] = {}
