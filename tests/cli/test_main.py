@@ -182,6 +182,10 @@ def test_3_a_configuration_that_is_not_as_its_schema_says(text, said, capsys):
 # --- 3: the input is wrong ------------------------------------------------------------------------------------------
 
 
+def test_3_no_configuration(capsys):
+    says(capsys, ["shard", MODEL, "--config", "gopt.toml"], 3, "gopt.toml")
+
+
 def test_3_no_model(capsys):
     says(capsys, ["shard", "missing.onnx", "--ranks", "2"], 3, "missing.onnx")
 

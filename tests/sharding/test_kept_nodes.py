@@ -5,12 +5,11 @@ Each planted error is refused; with the check left out, the ranks that are writt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from helpers import FIXTURES
-from plants import change_attributes, hand_on, planted_pass, planted_pipeline, substitute
+from plants import Plant, change_attributes, hand_on, planted_pass, planted_pipeline, substitute
 from products import part
 
 import gopt
@@ -115,9 +114,6 @@ def replaced_activation(step: SpmdProgram) -> None:
     """A pass makes a value of the forward from another one."""
     node = next(each for each in step.graph.nodes if each.phase is Phase.FORWARD and each.is_a("Relu", "Add"))
     substitute(step, node, [Node("Neg", node.inputs[:1], node.outputs, made_by="plant")])
-
-
-Plant = Callable[[SpmdProgram], None]
 
 
 @dataclass(frozen=True)
