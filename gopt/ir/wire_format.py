@@ -135,16 +135,14 @@ def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[st
     outputs: list[str] = []
     at, name = 0, ""
     try:
-        while node[at] == _INPUT and node[at + 1] < 128:
-            end = at + 2 + node[at + 1]
-            text = node[at + 2 : end]
+        while node[at] == _INPUT and (size := node[at + 1]) < 128:
+            start, at = at + 2, at + 2 + size
+            text = node[start:at]
             inputs.append(texts.get(text) or texts.setdefault(text, text.decode()))
-            at = end
-        while node[at] == _OUTPUT and node[at + 1] < 128:
-            end = at + 2 + node[at + 1]
-            text = node[at + 2 : end]
-            outputs.append(texts.get(text) or texts.setdefault(text, text.decode()))
-            at = end
+        while node[at] == _OUTPUT and (size := node[at + 1]) < 128:
+            start, at = at + 2, at + 2 + size
+            text = node[start:at]
+            outputs.append(texts.setdefault(text, text.decode()))  # new, as a rule
         if node[at] == _NAME and node[at + 1] < 128:
             end = at + 2 + node[at + 1]
             name = node[at + 2 : end].decode()
