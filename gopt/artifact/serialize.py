@@ -17,7 +17,7 @@ from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.ir.graph import Graph, Node
 from gopt.ir.symbol_table import RESERVED
 from gopt.ir.tensor import Tensor
-from gopt.ir.type_proto import value_info
+from gopt.ir.type_proto import encoded_values, value_info
 from gopt.ir.types import TensorType, dtype_code
 from gopt.ir.wire_format import field
 from gopt.opaque.function_export import prepare, source_nodes
@@ -95,8 +95,7 @@ def model_bytes(
     nodes, where they are known.
     """
     body = onnx.GraphProto(name=graph.name)
-    body.input.extend(value_info(name, type) for name, type in graph.inputs.items())
-    body.output.extend(value_info(name, type) for name, type in graph.outputs.items())
+    borders = encoded_values(11, graph.inputs) + encoded_values(12, graph.outputs)
     for name, tensor in graph.initializers.items():
         at = offsets.get(name)
         body.initializer.append(
@@ -107,7 +106,7 @@ def model_bytes(
     if layout is not None:
         header, nodes = annotated(graph, nodes, layout)
     own = graph.file_types if graph.file_nodes is not None else {}
-    body.value_info.extend(declared_results(nodes, lambda name: own.get(name) or graph.type_of(name)))
+    results = onnx.GraphProto(value_info=declared_results(nodes, lambda name: own.get(name) or graph.type_of(name)))
     model = onnx.ModelProto()
     model.CopyFrom(header)
     prepare(model, functions)
@@ -115,7 +114,8 @@ def model_bytes(
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
     # A message is the sum of its fields, in the order of their numbers: nodes are bytes already.
-    whole = (_encoded(nodes) if encoded is None else encoded) + body.SerializeToString(deterministic=True)
+    parts = [_encoded(nodes) if encoded is None else encoded, body.SerializeToString(deterministic=True), borders]
+    whole = b"".join([*parts, results.SerializeToString(deterministic=True)])
     before, behind = (_fields(model, numbers) for numbers in (range(1, _GRAPH), range(_GRAPH + 1, 1 << 29)))
     return before + field(_GRAPH, whole) + behind
 

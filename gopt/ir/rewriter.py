@@ -44,6 +44,7 @@ class GraphRewriter:
         """The nodes before any change."""
         self.removed: list[Removal] = []
         self._gone: set[int] = set()
+        """Nodes that are removed, by their own id or by that of their source."""
         self._added: list[Node] = []
         self._changed = False
         self._made: dict[str, Node] = {}
@@ -144,8 +145,7 @@ class GraphRewriter:
     def remove_all(self, removal: Removal) -> None:
         """Remove this graph's copies of source nodes."""
         self._changed = True
-        nodes, places = self._nodes, self._places
-        self._gone.update([id(nodes[places[source.first_output]]) for source in removal.sources])
+        self._gone.update(map(id, removal.sources))
         self.removed.append(removal)
 
     def discard(self, output: str) -> None:
@@ -160,11 +160,14 @@ class GraphRewriter:
     def lookup(self, source: Node) -> Node | None:
         """This graph's copy of a source node, None when this pass or one before it removed it."""
         node = self._producer(source.first_output)
-        return None if node is None or id(node) in self._gone else node
+        return None if node is None or self._is_gone(node) else node
 
     def kept(self) -> Iterator[Node]:
         """The nodes of this graph that are not removed, in order, without those that are added."""
-        return (node for node in self.graph.nodes if id(node) not in self._gone)
+        return (node for node in self.graph.nodes if not self._is_gone(node))
+
+    def _is_gone(self, node: Node) -> bool:
+        return id(node) in self._gone or id(node.source) in self._gone
 
     def rewire(self, node: Node, old: str, new: str) -> None:
         """Let ``node`` read ``new`` where it read ``old``."""
@@ -182,7 +185,13 @@ class GraphRewriter:
         if not self._changed:
             return
         gone, due_at = self._gone, self._due.get
-        kept = [(node, place) for place, node in enumerate(self.graph.nodes) if id(node) not in gone]
+        kept = [
+            (node, place)
+            for place, node in enumerate(self.graph.nodes)
+            if id(node) not in gone and id(node.source) not in gone
+        ]
+        if len(self.graph.nodes) - len(kept) < len(gone):
+            raise InvariantError("a node that is to be removed is not in the graph")
         nodes = [node for node, _ in kept] + [node for node in self._added if id(node) not in gone]
         due = [due_at(id(node), place) for node, place in kept]
         due += [self._due[id(node)] for node in nodes[len(kept) :]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gopt.analysis.training import TrainingGraph
-from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 
 TENSOR, EXPERT = "tp", "ep"
@@ -15,7 +14,7 @@ ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
 def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
     """Return the axes of a mesh that split the computation. Left out: axes that the user declared as replicas, and axes
     that have collectives in the source."""
-    groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
+    groups = {str(node.attributes["group"]) for node in training.calls}
     called = {axis for group in groups for axis in mesh.live(group)}
     members = dict(mesh.axes)
     return [axis for axis in ORDER if members.get(axis, 1) > 1 and axis not in dict(mesh.kinds) and axis not in called]
