@@ -17,7 +17,7 @@ from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import encoded_values, value_info
-from gopt.ir.wire_format import field
+from gopt.ir.wire_format import field, head
 from gopt.lower.phases import STEP, Phase
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.opaque.function_export import prepare
@@ -173,19 +173,5 @@ class _RankWriter:
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value
         prepare(header, rank.functions)
-        head: bytes = header.SerializeToString(deterministic=True)
-        return [head, _tag(7, sum(map(len, graph))), *graph]
-
-
-def _tag(number: int, length: int) -> bytes:
-    """Return the tag and length that precede a length-delimited field."""
-    return bytes([number << 3 | 2]) + _varint(length)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+        front: bytes = header.SerializeToString(deterministic=True)
+        return [front, head(7, sum(map(len, graph))), *graph]

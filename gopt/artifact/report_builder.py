@@ -12,17 +12,11 @@ from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
 from gopt.artifact.optimizer_report import removed_optimizers
-from gopt.artifact.removals import classes_of, removed
+from gopt.artifact.removals import classes_of, find_removals
 from gopt.artifact.report import balance
-from gopt.artifact.report_groups import (
-    OpGroup,
-    RemovedVarGroup,
-    group_added_ops,
-    group_added_vars,
-    group_removed_ops,
-    group_removed_vars,
-)
+from gopt.artifact.report_groups import OpGroup, RemovedVarGroup
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
+from gopt.artifact.report_tables import OpTables, RemovedVarTables, group_added_ops, group_added_vars
 from gopt.artifact.serialize import FILE_NODES, file_nodes
 from gopt.artifact.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.artifact.step_size import before_after
@@ -55,9 +49,12 @@ def begin_source_figures(training: TrainingGraph) -> None:
 def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
     """Find the items of the source that some of ``ranks`` lack, as the report lists them; the passes have run."""
     classes = classes_of(program, ranks)
-    ops, variables = removed(program, program.passes, classes)
-    optimizers = [row for variant, on in classes for row in removed_optimizers(variant, program.passes, on)]
-    return RemovedItems(group_removed_ops([*optimizers, *ops]), group_removed_vars(variables))
+    ops, variables = OpTables(), RemovedVarTables()
+    for variant, on in classes:
+        for fact in removed_optimizers(variant, program.passes, on):
+            ops.add(fact[:4], fact.of, fact.name, fact.op_type, fact.replaced_by)
+    find_removals(program, program.passes, classes, ops, variables)
+    return RemovedItems(ops.groups(), variables.groups())
 
 
 def build_report(

@@ -155,18 +155,18 @@ def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[st
 
 def field(number: int, data: bytes) -> bytes:
     """A serialized message as a field of another one; ``number`` is below 16."""
-    return _head(number, len(data)) + data
+    return head(number, len(data)) + data
 
 
 @functools.lru_cache(1024)
-def _head(number: int, size: int) -> bytes:
+def head(number: int, size: int) -> bytes:
     """Return the tag and length that precede a submessage of ``size`` bytes."""
-    head = bytearray((number << 3 | _BYTES,))
+    made = bytearray((number << 3 | _BYTES,))
     while size > 127:
-        head.append(size & 127 | 128)
+        made.append(size & 127 | 128)
         size >>= 7
-    head.append(size)
-    return bytes(head)
+    made.append(size)
+    return bytes(made)
 
 
 def renamed(node: bytes, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:

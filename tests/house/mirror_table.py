@@ -98,6 +98,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
+    **_each("cli.render_bar", "a bar of rich", "cli/test_render_progress.py"),
     **_each("cli.shard_request", "reads the options of a command", "cli/test_shard.py", "verbs/test_verbs_shard.py"),
     **_each("parameter_server.role_sizes", "figures of the report", "offline/test_inspect_split.py"),
     **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
