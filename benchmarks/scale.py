@@ -69,7 +69,7 @@ def measure(shape: str, cases: Iterable[tuple[int, int]], *, floor_nodes: int, p
             if wanted not in graphs:
                 graphs[wanted] = build(shape, wanted, model)
             shard = [sys.executable, "-P", "-m", "gopt.cli", "shard", str(model), "--ranks", str(ranks)]
-            output = folder / "ranks"
+            output = folder / "written"
             used = run_once([*shard, "-o", str(output)])
             shutil.rmtree(output)  # the next case replaces nothing, which gopt would have to look at first
             floor = _floor(model, folder, ranks) if wanted <= floor_nodes else None

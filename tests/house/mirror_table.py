@@ -177,7 +177,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
         "golden",
     ),
-    **_each("artifact.removals artifact.additions artifact.step_size", _WRITTEN, "artifact/test_report_groups.py"),
+    **_each("artifact.removals artifact.additions artifact.step_size artifact.report_tables", _WRITTEN, "artifact/test_report_groups.py"),
     **_each("cli.report", "the command over offline.html_report", "offline/html_report/test_html_report_write.py"),
     **_each("offline.html_report.record", _RECORDS, "offline/html_report/test_html_report_data.py"),
     **_each("offline.html_report", "names of its parts", "offline/html_report/test_html_report_write.py"),
