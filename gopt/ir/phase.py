@@ -53,8 +53,8 @@ def complete_phases(nodes: Sequence[Node]) -> None:
 def advance_phases(nodes: Sequence[Node]) -> None:
     """Bring added nodes that have a phase to the first phase that reads their results, where that is an earlier one.
 
-    The update may stand in front of the forward in a file, and be the first to ask for a value that both read. One sweep
-    over ``nodes``, which are in topological order.
+    The update may stand in front of the forward in a file, and be the first to ask for a value that both read.
+    One sweep over ``nodes``, which are in topological order.
     """
     results = {name for node in nodes if node.added for name in node.outputs}
     first: dict[str, int] = {}
