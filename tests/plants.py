@@ -4,14 +4,17 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
-from helpers import calls
+from helpers import FIXTURES, calls
 from onnx import ModelProto, NodeProto, helper
 
+import gopt
+from gopt.api import Sharded
 from gopt.artifact.report import PassResult
 from gopt.ir.graph import Node
+from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
@@ -90,6 +93,34 @@ def planted_pipeline(
     behind it that plants an error."""
     default = build_pipeline(defaults={"shard": {"stage": stage, **options}, "tensor-parallel": dict(split or {})})
     return Pipeline((*default.stages, planted_pass(plant)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An error, the fixture, mesh and stage where it is planted, and what the refusal must say.
+
+    ``runs``: whether ranks can run with it; ``split``, ``options``: of the passes ``tensor-parallel`` and ``shard``.
+    """
+
+    plant: Plant
+    name: str
+    mesh: str
+    stage: int
+    match: str
+    micro_steps: int = 1
+    runs: bool = True
+    split: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        steps = f"-x{self.micro_steps}" if self.micro_steps > 1 else ""
+        return f"{self.plant.__name__}-{self.name}-{self.mesh}-{self.stage}{steps}"
+
+    def shard(self) -> Sharded:
+        """Shard the fixture with the error; raises what the checks find."""
+        pipeline = planted_pipeline(self.plant, self.stage, split=self.split, **self.options)
+        source = gopt.load(FIXTURES / f"{self.name}.onnx")
+        return gopt.shard(source, Mesh.parse(self.mesh), accumulate=self.micro_steps, pipeline=pipeline)
 
 
 def substitute(program: SpmdProgram, old: Node, new: list[Node]) -> None:
