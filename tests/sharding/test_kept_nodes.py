@@ -14,7 +14,7 @@ from small_steps import node, program
 import gopt
 from gopt.analysis.synchronised_values import Corrected, SynchronisedValues
 from gopt.errors import InvariantError
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, SPMD, Node
 from gopt.sharding.kept_nodes import check_kept_nodes
 
 TP, SUM = {"group": "tp"}, {"group": "tp", "reduce": "sum"}
@@ -31,6 +31,9 @@ def step_nodes() -> list[Node]:
         node("F Identity h -> h_again"),
         node("F Identity h_again -> h_third"),
         node("F Mul h_third c -> loss", axis=0),
+        node("F Cast h -> h16"),
+        node("F Abs w -> w_abs"),
+        node("F Mul h16 c -> shown"),
         node("B MatMul loss z -> dw"),
         node("B Shape w -> size"),
         node("U Mul run h -> run_own"),
@@ -92,6 +95,9 @@ def renamed(step: Any, old: str, new: str) -> None:
         ("w_new", "w_mid", "gopt.made", True),  # what the update makes
         ("w_new", "w_mid", "h", False),
         ("run_own", "h", "gopt.made", False),
+        ("shown", "h16", "gopt.made", False),  # a cast of something else
+        ("y", "x", "h", False),
+        ("dw", "loss", "h_again", False),
     ],
 )
 def test_what_a_node_may_read_instead(result, old, new, fine):
@@ -104,12 +110,12 @@ def test_what_a_node_may_read_instead(result, old, new, fine):
 
 def test_what_the_update_sends_is_kept():
     """A value that a call of the step made is none that a pass may replace, though it is of the update."""
-    nodes = [*step_nodes(), node("U Mul run_new c -> shown")]
+    nodes = [*step_nodes(), node("U Mul run_new c -> told")]
     step = small(nodes)
-    reads(step, "shown", "run_new", "gopt.made")
+    reads(step, "told", "run_new", "gopt.made")
     assert "reads 'gopt.made' for 'run_new', which no pass may replace" in verdict(step)
     step = small(nodes)
-    reads(step, "shown", "run_new", "run_own")
+    reads(step, "told", "run_new", "run_own")
     assert "reads 'run_own' for 'run_new', which no pass may replace" in verdict(step)
 
 
@@ -123,6 +129,9 @@ def test_a_constant_of_the_batchs_size_is_corrected_for_one_node():
     step = small(nodes=[*step_nodes(), node("F Mul h c -> other")], synchronised=corrected)
     reads(step, "other", "c", "gopt.larger")
     assert "Mul 'other' reads 'gopt.larger' for 'c'" in verdict(step)
+    step = small(nodes=[node("F Split x c -> part loss")], synchronised=corrected)
+    reads(step, "loss", "c", "gopt.larger")
+    assert verdict(step) == ""
 
 
 @pytest.mark.parametrize(
@@ -173,6 +182,9 @@ def test_a_value_may_have_another_name():
         ("w_new", node("U Sub w dw -> w_new", "plant"), True),  # the update
         ("run_new", node("U Mul run_own c -> run_new", "plant"), False),  # but not its calls
         ("h", node("F Identity terms -> h", "plant"), False),
+        ("loss", node("F AllReduce h_third -> loss", "plant", group="dp"), False),
+        ("h16", node("F Cast y -> h16", "plant"), False),
+        ("w_abs", node("F Neg w -> w_abs", "plant"), False),
     ],
     ids=lambda each: str(each),
 )
@@ -226,7 +238,7 @@ def test_a_call_with_a_root(op_type):
     nodes = [node("F Abs x -> a"), node(f"F {op_type} a -> b", SPLIT_PASS, **TP, root=1)]
     for root, said in ((1, ""), (0, "makes 'b' of 'a'")):
         step = small(nodes)
-        put(step, "b", node(f"F {op_type} a -> b", "plant", **TP, root=root))
+        put(step, "b", node(f"F {op_type} a -> b", "plant", **SUM, root=root))
         assert said in verdict(step) and (said or verdict(step) == "")
 
 
@@ -237,19 +249,24 @@ def test_what_a_gather_of_the_split_is():
         step = small(nodes)
         put(step, "b", node("F AllGather a -> b", "plant", **TP, cuts=cuts))
         assert (verdict(step) == "") == fine
+        put(step, "b", node("F Slice a -> b", "plant"))
+        assert (verdict(step) == "") == (made_by == "")
+        put(step, "b", node("F AllToAll a -> b", "plant", **TP, cuts=[0, 1]))
+        assert (verdict(step) == "") == (made_by == "")
 
 
-def test_calls_of_the_source_may_become_others():
-    """A Reduce and a Broadcast that are one AllReduce, a bucket that is gathered and cut up."""
-    nodes = [node("F Abs x -> a"), node("F Broadcast a -> b", **TP, root=0)]
+@pytest.mark.parametrize("op_type", ["Reduce", "Broadcast", "AllReduce"])
+def test_calls_of_the_source_may_become_others(op_type):
+    """A Reduce and a Broadcast that are one AllReduce; but no other operator, and not of another value."""
+    nodes = [node("F Abs x -> a"), node(f"F {op_type} a -> b", **TP, root=0)]
     step = small(nodes)
-    put(step, "b", node("F AllReduce a -> b", "plant", **SUM))
+    other = "AllReduce" if op_type != "AllReduce" else "Reduce"
+    put(step, "b", node(f"F {other} a -> b", "plant", **SUM))
     assert verdict(step) == ""
     put(step, "b", node("F Neg a -> b", "plant"))
     assert "Neg 'b' makes 'b'" in verdict(step)
-    step = small([node("F Abs x -> a"), node("F AllGather a -> b", **TP, cuts=[0, 2])])
-    put(step, "b", node("F Slice a -> b", "plant"))
-    assert verdict(step) == ""
+    put(step, "b", node(f"F {op_type} x -> b", "plant", **TP, root=0))
+    assert "makes 'b' of 'x' over tp" in verdict(step)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +285,8 @@ def test_a_sum_over_one_axis_and_then_over_another(first, second, group, fine):
     step = small(nodes)
     put(step, "c", node("F AllReduce a -> c", "plant", group=group, reduce=second))
     assert (verdict(step) == "") == fine, verdict(step)
+    put(step, "c", node("F AllReduce b -> c", "plant", group="tp", reduce=second))
+    assert verdict(step) == "", "the same two calls"
 
 
 def test_sums_of_the_source_are_not_joined():
@@ -299,6 +318,14 @@ def test_what_a_call_of_a_pass_sends(text, attributes, said):
     step.graph.nodes.append(call)
     found = verdict(step)
     assert said in found and (said or found == ""), found
+
+
+def test_a_layout_operator_sends_nothing():
+    step = small()
+    part = node("B DimSlice dw -> part", "plant", **TP)
+    part.domain = SPMD
+    step.graph.nodes.append(part)
+    assert verdict(step) == ""
 
 
 def test_along_two_axes_that_split_a_call_sends_along_both():
@@ -333,6 +360,10 @@ def test_the_mean_of_a_statistic_stands_for_the_call_of_the_step():
             renamed(step, "h", made)
             step.graph.nodes.append(node(f"U AllReduce {made} -> h", "plant", group="dp", reduce="mean"))
         assert (verdict(step) == "") == fine, (name, carried)
+    step = small([node("U AllReduce w -> w_new", SPLIT_PASS, **SUM)])
+    renamed(step, "w_new", "w_new.own")
+    step.graph.nodes.append(node("U AllReduce w_new.own -> w_new", "plant", group="dp", reduce="mean"))
+    assert "makes 'w_new' of 'w_new.own' over dp" in verdict(step), "no statistic"
     step = small()
     step.graph.nodes.append(node("U AllReduce run_own -> run_new", "plant", group="dp", reduce="mean"))
     del step.graph.nodes[maker(step, "run_new")]
@@ -343,7 +374,7 @@ def test_the_mean_of_a_statistic_stands_for_the_call_of_the_step():
 def test_only_the_update_reads_what_the_update_makes(phase):
     step = small()
     step.graph.nodes.append(node("U AllReduce dw -> reduced other", "plant", group="dp"))
-    step.graph.nodes.append(node(f"{phase} Neg other -> more", "plant"))
+    step.graph.nodes.append(node(f"{phase} Add h other -> more", "plant"))
     found = verdict(step)
     assert (found == "") == (phase == "U")
     assert phase == "U" or "reads 'other' of the update" in found
