@@ -43,18 +43,23 @@ def program(
     states: Mapping[str, str],
     statistics: Mapping[str, str],
     gradients: Mapping[str, str],
+    moments: Mapping[str, str] | None = None,
     split: Iterable[str] = (),
     synchronised: SynchronisedValues | None = None,
     loop_carried: Mapping[str, str] | None = None,
 ) -> Any:
     """A program whose nodes are those of the step. ``states``, ``statistics``: old value -> new value; ``gradients``:
-    parameter -> gradient. Every name is of a value of two elements."""
+    parameter -> gradient; ``moments``: optimizer state -> its parameter. Every name is of a value of two elements."""
     step = list(nodes)
     names = {name for each in step for name in (*each.inputs, *each.outputs)}
     roles = [
-        SimpleNamespace(tensor=old, updated=new, kind=kind)
+        SimpleNamespace(tensor=old, updated=new, kind=kind, of=None)
         for kind, pairs in ((StateKind.PARAMETER, states), (StateKind.STATISTIC, statistics))
         for old, new in pairs.items()
+    ]
+    roles += [
+        SimpleNamespace(tensor=name, updated=f"{name}_new", kind=StateKind.OPTIMIZER_STATE, of=of)
+        for name, of in (moments or {}).items()
     ]
     graph = SimpleNamespace(
         nodes=step,
@@ -63,7 +68,9 @@ def program(
     )
     return SimpleNamespace(
         training=SimpleNamespace(graph=graph, states=roles, gradients=dict(gradients)),
-        graph=SimpleNamespace(nodes=[kept(each) for each in step]),
+        graph=SimpleNamespace(nodes=[kept(each) for each in step], types=dict(graph.types)),
+        states=[],
+        accumulators=[],
         split=dict.fromkeys(split, ""),
         synchronised=synchronised or SynchronisedValues(),
         loop_carried=dict(loop_carried or {}),
