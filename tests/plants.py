@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import onnx
 from helpers import FIXTURES, calls
@@ -13,7 +14,7 @@ from onnx import ModelProto, NodeProto, helper
 import gopt
 from gopt.api import Sharded
 from gopt.artifact.report import PassResult
-from gopt.ir.graph import Node
+from gopt.ir.graph import Graph, Node
 from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
@@ -63,6 +64,14 @@ def own_values(node: NodeProto, rank: int) -> list[NodeProto]:
 
 
 # --- steps of all ranks -----------------------------------------------------------------------------------------------
+
+
+class HasGraph(Protocol):
+    """A program, or a step that was split."""
+
+    @property
+    def graph(self) -> Graph: ...
+
 
 Plant = Callable[[SpmdProgram], object]
 """Does one thing wrong."""
@@ -123,7 +132,7 @@ class Case:
         return gopt.shard(source, Mesh.parse(self.mesh), accumulate=self.micro_steps, pipeline=pipeline)
 
 
-def substitute(program: SpmdProgram, old: Node, new: list[Node]) -> None:
+def substitute(program: HasGraph, old: Node, new: list[Node]) -> None:
     """Put other nodes where a node of a step stood."""
     place = next(place for place, node in enumerate(program.graph.nodes) if node is old)
     program.graph.nodes[place : place + 1] = new
@@ -137,7 +146,7 @@ def hand_on(program: SpmdProgram, node: Node) -> None:
     )
 
 
-def change_attributes(program: SpmdProgram, node: Node, **changes: object) -> None:
+def change_attributes(program: HasGraph, node: Node, **changes: object) -> None:
     """The same node with other attributes; nodes may share theirs, so a new one stands in its place."""
     attributes = {**node.attributes, **changes}
     other = Node(
