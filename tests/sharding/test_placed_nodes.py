@@ -86,6 +86,13 @@ def test_what_a_node_makes_of_shards(text, sharding, made, fast, monkeypatch):
         assert infer_shardings(step).of("out")[1] == made
 
 
+@pytest.mark.parametrize("op_type", ["Shape", "Add", "CastLike", "RandomUniformLike"])
+def test_an_operator_of_another_domain_takes_whole_values(op_type):
+    step = among()
+    plant(step, op_type, "s1 s1", "out", domain="my", sharding=ON_S1)
+    assert refused(step).startswith(f"{op_type} 'out' reads 's1'")
+
+
 def test_nodes_of_shards_along_two_axes():
     step = among()
     both = Sharding((("dp", OnMember(0)), ("shard", S1)))
