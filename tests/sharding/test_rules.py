@@ -327,3 +327,24 @@ def test_an_operator_of_another_domain_takes_no_shard():
             result(Use("Add", (Operand("x", placement),), REPLICATED, standard=False))
     assert isinstance(result(Use("Add", (Operand("x", PER_MEMBER),), REPLICATED, standard=False)), PerMember)
     assert isinstance(result(Use("Add", (), REPLICATED, standard=False)), Replicated)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "given"),
+    [("ReduceSum", FLAT), ("Add", FLAT), ("Identity", Partial("sum")), ("Cast", FLAG_COUNT), ("Equal", FLAG_COUNT),
+     ("Reshape", FLAG_COUNT), ("Or", Partial("any"))],
+)  # fmt: skip
+def test_an_operator_of_another_domain_has_no_rule(op_type, given):
+    """Its name says nothing: it takes what is equal on all members, or each member's own."""
+    zero = Operand("zero", REPLICATED, True, zero=True)
+    operands = (Operand("x", given, True), *([zero] if op_type == "Equal" else []))
+    assert result(Use(op_type, operands, REPLICATED, True, "bool"))
+    with pytest.raises(Mismatch):
+        result(Use(op_type, operands, REPLICATED, True, "bool", standard=False))
+    assert result(Use(op_type, (Operand("x", PER_MEMBER),), REPLICATED, True, standard=False)) == PER_MEMBER
+
+
+def test_on_its_owner_an_operator_of_another_domain_makes_a_whole_value():
+    operands = (Operand("x", SOLE),)
+    assert result(Use("Sqrt", operands, SOLE)) == SOLE
+    assert result(Use("Sqrt", operands, SOLE, standard=False)) == OnMember(2)
