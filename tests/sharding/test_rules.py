@@ -348,3 +348,31 @@ def test_on_its_owner_an_operator_of_another_domain_makes_a_whole_value():
     operands = (Operand("x", SOLE),)
     assert result(Use("Sqrt", operands, SOLE)) == SOLE
     assert result(Use("Sqrt", operands, SOLE, standard=False)) == OnMember(2)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "placements", "dtypes", "made"),
+    [
+        ("Not", [Partial("any")], ("bool", "bool"), Partial("all")),
+        ("Not", [Partial("all")], ("bool", "bool"), Partial("any")),
+        ("Max", [Partial("max"), REPLICATED], ("float32", "float32"), Partial("max")),
+        ("Neg", [Partial("sum")], ("float32", "float32"), Partial("sum")),
+        ("Mul", [Partial("mean"), REPLICATED], ("float32", "float32"), Partial("mean")),
+        ("Cast", [Partial("min")], ("float32", "int32"), Partial("min")),
+        ("Cast", [Partial("max")], ("float32", "bool"), None),
+        ("Cast", [Partial("all")], ("bool", "float32"), None),
+    ],
+    ids=str,
+)
+def test_what_terms_pass_through(op_type, placements, dtypes, made):
+    operands = tuple(Operand(f"x{place}", each, True, dtypes[0]) for place, each in enumerate(placements))
+    use = Use(op_type, operands, REPLICATED, True, dtypes[1])
+    if made is not None:
+        assert result(use) == made
+        return
+    with pytest.raises(Mismatch, match="the value itself"):
+        result(use)
+
+
+def test_on_an_owner_of_scalars_alone_a_result_is_whole():
+    assert result(Use("Sqrt", (Operand("c", REPLICATED, True),), SOLE)) == OnMember(2)
