@@ -114,7 +114,7 @@ def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: in
         dtype = program.graph.types[call.node.outputs[0]].dtype
         extra = (attributes.get("reduce"), attributes.get("root"), call.before_use, again)
         tensors.setdefault((call.node.op_type, dtype, attributes["group"], *extra), []).extend(held)
-    return fixed + sum(_fewest(sizes, cap) for sizes in tensors.values())
+    return fixed + sum(fewest_calls(sizes, cap) for sizes in tensors.values())
 
 
 def _tensors(
@@ -140,7 +140,7 @@ def _gradient_item(program: SpmdProgram) -> int:
     return min((ITEM_BYTES[types[name].dtype] for name in program.training.gradients.values()), default=4)
 
 
-def _fewest(sizes: Sequence[float], cap: int) -> int:
+def fewest_calls(sizes: Sequence[float], cap: int) -> int:
     rest = sum(size for size in sizes if size < cap)
     return sum(size >= cap for size in sizes) + (math.ceil(rest / cap) if rest else 0)
 

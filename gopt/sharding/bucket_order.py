@@ -85,7 +85,7 @@ class _BucketOrder:
                 self._expected.setdefault(node.outputs[0], self._expected[node.inputs[0]])
         for held in program.states:
             if held.copy:
-                self._expected.update(dict.fromkeys((held.input, held.output), held.slices[0].tensor))
+                self._expected[held.output] = held.slices[0].tensor
             if held.sharding.flat is not None:
                 self.contents[held.input] = self._placed(held.slices)
             else:

@@ -54,8 +54,8 @@ class Conversion:
         if before == after:
             return Mapping.NOTHING
         if isinstance(before, Partial):
-            terms = {Replicated: Mapping.REDUCE, Shard: Mapping.REDUCE_SCATTER}
-            return terms.get(type(after)) if isinstance(after, (Replicated, Shard)) else None
+            terms: dict[type[Placement], Mapping] = {Replicated: Mapping.REDUCE, Shard: Mapping.REDUCE_SCATTER}
+            return terms.get(type(after))
         if self.halo is not None:
             known = {"exchange": Mapping.HALO_EXCHANGE, "sum": Mapping.HALO_SUM, "cut": Mapping.SCATTER}
             return known[self.halo.kind]

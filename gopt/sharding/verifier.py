@@ -160,7 +160,7 @@ class ShardingInference:
         """The shape of a shard is each member's own, and so is one that follows data; no other is."""
         type = self.program.graph.types.get(node.inputs[0])
         same = type is not None and all(
-            isinstance(size, int) or size in self._symbols for size in type.shape or (None,)
+            isinstance(size, int) or size in self._symbols for size in ((None,) if type.shape is None else type.shape)
         )
         made: list[Placement] = []
         for axis, (operand,) in enumerate(self.table.operands(node.inputs, axis) for axis in range(len(self.axes))):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import SPMD, Graph, Node, clone
-from gopt.ir.phase import Phase
+from gopt.ir.phase import Phase, advance_phases
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
@@ -127,6 +127,7 @@ class _Sweep:
                 if name in self.wanted:
                     self._settle(name, self.wanted[name], self.build.nodes[first:])
             self.others.follow(self.build.nodes[first:])
+        advance_phases(self.build.nodes)
         self.graph.nodes = self.build.nodes
         return self.out
 

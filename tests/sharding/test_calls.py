@@ -260,3 +260,44 @@ def test_an_all_to_all_over_several_axes_takes_no_shards():
     with pytest.raises(Mismatch) as caught:
         convert(Conversion("AllToAll", at, alone=False), Operand("x", Shard(0, ROWS)))
     assert caught.value.expected.startswith("a value sharded along dimension 0")
+
+
+@pytest.mark.parametrize("given", [REPLICATED, PER_MEMBER])
+def test_an_all_to_all_of_whole_values_leaves_each_member_something_else(given):
+    """By numbers: what members get differs, also where they all had the same."""
+    made = convert(Conversion("AllToAll", {**TURNED, "split_axis": 0, "split_sizes": list(ROWS)}), Operand("x", given))
+    assert made == PER_MEMBER
+    whole = np.arange(12.0).reshape(6, 2)
+    chunks = take_apart(whole, given, MEMBERS, np.random.default_rng(4))
+    at = {"split_axis": 0, "concat_axis": 0, "split_sizes": list(ROWS), "concat_sizes": [6] * MEMBERS}
+    found = execute("AllToAll", at, chunks, whole)
+    assert found is not None and [each.shape for each in found] == [(MEMBERS * rows, 2) for rows in ROWS]
+
+
+@pytest.mark.parametrize("given", [Partial("sum"), OnMember(1), FLAT, Shard(1, COLUMNS)])
+def test_an_all_to_all_takes_no_other_parts(given):
+    with pytest.raises(Mismatch, match="a value sharded along dimension 0"):
+        convert(Conversion("AllToAll", TURNED), Operand("x", given))
+
+
+@pytest.mark.parametrize("given", [OnMember(1), FlatShard(CUTS, 0, 4), Partial("sum"), FLAT])
+@pytest.mark.parametrize("more", [{}, {"statistic": True}, {"own": False}], ids=str)
+def test_over_several_axes_a_root_is_no_member(given, more):
+    """A value on the member of that number along one axis is not on the root; no kind of call changes that."""
+    with pytest.raises(Mismatch, match="a value on member 1"):
+        convert(Conversion("Broadcast", {"root": 1}, alone=False, **more), Operand("x", given))
+
+
+@pytest.mark.parametrize("given", [OnMember(0), Partial("sum"), FLAT])
+def test_a_statistic_that_is_sent_is_a_whole_value(given):
+    with pytest.raises(Mismatch, match="a value on member 1"):
+        convert(Conversion("Broadcast", {"root": 1}, statistic=True), Operand("x", given))
+
+
+def test_members_own_data_that_a_source_sends_stay_their_own():
+    """To broadcast them reduces nothing: a gradient may not be made of one member's batch."""
+    call = Conversion("Broadcast", {"root": 1}, own=False)
+    assert convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
+    assert convert(call, Operand("x", OnMember(1))) == REPLICATED
+    with pytest.raises(Mismatch, match="a value on member 1"):
+        convert(call, Operand("x", OnMember(0)))

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from gopt.sharding.conversions import Conversion, Mapping
+from gopt.sharding.halo import Halo
 from gopt.sharding.placements import PER_MEMBER, REPLICATED, OnMember, Partial, Placement, Shard, Window, WindowTerms
 
 WINDOW = Window(0, ((-1, 18), (16, 34)), 33)
@@ -23,11 +24,14 @@ TABLE: list[tuple[Placement, Placement, Mapping | None]] = [
     (ROWS, WINDOW, Mapping.HALO_EXCHANGE),
     (TERMS, ROWS, Mapping.HALO_SUM),
     (REPLICATED, WINDOW, Mapping.SCATTER),
+    (ROWS, Shard(1, (17, 16)), Mapping.TRANSPOSE),
     (COLUMNS, WINDOW, None),
     (Shard(0, (9, 7)), WINDOW, None),
     (Shard(0, (9, 7), runs=2), WINDOW, None),
     (TERMS, REPLICATED, None),
     (TERMS, COLUMNS, None),
+    (TERMS, Shard(1, (17, 16)), None),
+    (TERMS, Shard(0, (9, 7)), None),
     (WINDOW, REPLICATED, None),
     (ROWS, ROWS, Mapping.NOTHING),
     (SUM, SUM, Mapping.NOTHING),
@@ -84,6 +88,21 @@ def test_runs_that_are_shared_out_anew_are_gathered():
     assert Conversion(Shard(0, (17, 16), runs=2), Shard(0, (34, 32))).sent(1000, 2) == pytest.approx(500)
 
 
+def test_a_dimension_of_one_place_and_of_none():
+    assert Conversion(Shard(0, (1, 0)), Shard(0, (0, 1))).sent(100, 2) == 100
+    assert Conversion(Shard(0, (0, 0)), Window(0, ((0, 0), (-1, 1)), 0)).sent(0, 2) == 0
+
+
 def test_of_several_runs_no_halo_is_made():
-    assert Conversion(TERMS, Shard(0, (9, 8), runs=2)).halo is None
-    assert Conversion(ROWS, Shard(0, (9, 8), runs=2)).halo is None
+    rows, terms = Shard(0, (17, 17)), WindowTerms(0, WINDOW.ranges, 34)
+    two = Shard(0, (9, 8), runs=2)
+    for before, after in ((terms, two), (rows, two), (two, rows), (two, Window(0, WINDOW.ranges, 34))):
+        assert Conversion(before, after).halo is None
+    assert Conversion(terms, rows).halo == Halo((17, 17), WINDOW.ranges, "sum")
+
+
+def test_the_parts_and_windows_that_a_halo_connects():
+    assert Conversion(ROWS, WINDOW).halo == Halo((17, 16), WINDOW.ranges)
+    assert Conversion(ROWS, Shard(0, (16, 17))).halo == Halo((17, 16), ((0, 16), (16, 33)))
+    assert Conversion(REPLICATED, WINDOW).halo == Halo((33,), WINDOW.ranges, "cut")
+    assert Conversion(ROWS, ROWS).halo is Conversion(ROWS, Shard(1, (17, 16))).halo is None

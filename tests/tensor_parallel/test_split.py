@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import source
+from plants import change_attributes
 
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM
@@ -71,7 +72,7 @@ def test_a_reduction_over_the_wrong_axis(axis):
     step = split_step(training, splits)
     other = {"tp": "cp", "cp": "tp"}[axis]
     call = next(n for n in step.graph.nodes if n.op_type == "AllReduce" and n.attributes["group"] == axis)
-    call._attributes = {**call.attributes, "group": other}
+    change_attributes(step, call, group=other)
     seeds = next(each.seeds for each in splits if each.axis == axis)
     with pytest.raises(InvariantError, match="partial sum"):
         check(training, step.graph, axis, seeds, ("tp", "cp"))
