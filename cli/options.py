@@ -18,7 +18,7 @@ from .verbosity import verbosity_arguments
 
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
-    from gopt.mesh import Mesh, Sees
+    from gopt.mesh import AxisKind, Mesh
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,7 +130,7 @@ def axis_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
-def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, Sees]:
+def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, AxisKind]:
     """``--axis`` over the configuration's ``[axes]``: axis -> what its ranks see."""
     from gopt.mesh import axis_kinds
 
@@ -187,7 +187,7 @@ def read_config(path: str | None) -> dict[str, Any]:
 
 
 def build_mesh(
-    ranks: int | None, text: str | None, config: dict[str, Any], kinds: Mapping[str, Sees] | None = None
+    ranks: int | None, text: str | None, config: dict[str, Any], kinds: Mapping[str, AxisKind] | None = None
 ) -> Mesh:
     """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree. ``kinds``: what was said
     of its axes."""

@@ -33,10 +33,10 @@ WIDE = 200
 def console() -> Console:
     """A console on stdout; wide where that is not a terminal, so that names are not cut."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    return Clean(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, width=width)
+    return SafeConsole(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, width=width)
 
 
-class Clean(Console):
+class SafeConsole(Console):
     """Prints text without markup; control characters are shown as escapes. Prints nothing with ``--quiet``."""
 
     def __init__(self, **options: Any) -> None:

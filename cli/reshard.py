@@ -15,7 +15,7 @@ from .server_options import MODES, given_options, split_options
 from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
-    from gopt.mesh import Sees
+    from gopt.mesh import AxisKind
 
 _OF_RANKS = ("ranks", "mesh", "axis", "stage", "partition", "options")
 _OF_SERVERS = (
@@ -128,7 +128,7 @@ def _split(path: str, target: Path, given: dict[str, Any]) -> None:
         print_split(split.manifest(), report, target)
 
 
-def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
+def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, AxisKind]:
     """The kinds of axes that ``--axis`` gives, and for other axes with the same names those of the first sharding."""
     from gopt.offline.folder_contents import read_mesh
 

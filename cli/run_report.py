@@ -16,11 +16,11 @@ from .terminal import print_json_text, print_note
 
 def step_line(line: str) -> dict[str, Any]:
     """The record of a step that the first rank prints."""
-    from gopt.documents import TOLD, as_run_error, parse_json
+    from gopt.documents import RANK_MESSAGE, as_run_error, parse_json
     from gopt.errors import InputError
 
     try:
-        record = parse_json(line, TOLD, "what the first rank tells")
+        record = parse_json(line, RANK_MESSAGE, "a message of the first rank")
     except InputError as error:
         raise as_run_error(error) from error
     return record | {"loss": math.nan if record["loss"] is None else record["loss"]}

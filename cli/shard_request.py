@@ -15,7 +15,7 @@ from .terminal import print_text
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.api import Sharded, ShardOptions, Source
-    from gopt.mesh import Mesh, Sees
+    from gopt.mesh import AxisKind, Mesh
     from gopt.progress import ProgressCallback
     from gopt.verbs.shard import Auto
 
@@ -30,7 +30,7 @@ class ShardRequest:
     roles: RoleMap
     state: str | None
     group_types: dict[str, str]
-    axes: dict[str, Sees]
+    axes: dict[str, AxisKind]
 
     @classmethod
     def of(cls, model: str, given: dict[str, Any]) -> ShardRequest:

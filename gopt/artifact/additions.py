@@ -14,7 +14,7 @@ from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import Block, RankGraph
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import Carries, CollectiveCall
+from gopt.sharding.traffic import CallContent, CollectiveCall
 
 _BUCKET = re.compile(r"gopt\.[a-z-]+\.([a-z]+\d+)\.")
 """Values that passes create are named ``gopt.<pass>.<bucket>.<role>`` (contract section 4)."""
@@ -62,7 +62,7 @@ def added(
 
 
 class _Added:
-    def __init__(self, program: SpmdProgram, carries: dict[str, Carries]) -> None:
+    def __init__(self, program: SpmdProgram, carries: dict[str, CallContent]) -> None:
         self.source, self.carries = program.source.graph.types, carries
         self.gradients = set(program.source.gradients.values())
         self._states = {state.input for state in program.states}
@@ -150,8 +150,8 @@ class _Added:
 
     def _carried(self, node: Node) -> str:
         """Content of a call."""
-        kind = self.carries.get(node.outputs[0] if node.outputs else "", Carries.OTHER)
-        if kind is Carries.OTHER:
+        kind = self.carries.get(node.outputs[0] if node.outputs else "", CallContent.OTHER)
+        if kind is CallContent.OTHER:
             return "scalars or running statistics"
         of_model = not self.gradients.isdisjoint([*node.inputs, *node.outputs]) or any(map(self._is_held, node.inputs))
         return str(kind.value) if of_model else _BETWEEN.get(node.phase, str(kind.value))

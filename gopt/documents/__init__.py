@@ -45,7 +45,7 @@ HEADER = DocumentKind("a header of values", "header", limits.HEADER_BYTES)
 SERVERS = DocumentKind("a server map", "servers", limits.SERVERS_BYTES)
 GOLDEN = DocumentKind("a list of goldens", "golden", limits.CONFIG_BYTES)
 REPRODUCER = DocumentKind("a reproducer", "reproducer", limits.DOCUMENT_BYTES)
-TOLD = DocumentKind("what a rank tells", "told", limits.LINE_BYTES)
+RANK_MESSAGE = DocumentKind("a message of a rank to its launcher", "rank_message", limits.LINE_BYTES)
 TRACE = DocumentKind("a trace", "trace", limits.DOCUMENT_BYTES)
 VERIFICATION = DocumentKind("a result of gopt verify", "verification", limits.DOCUMENT_BYTES)
 

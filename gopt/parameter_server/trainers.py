@@ -19,7 +19,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.mesh import Mesh
-from gopt.parameter_server.homes import Homes
+from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import Bucket, PlacedPiece, ServerPlan, Unit
 from gopt.parameter_server.servers import PASS, key_name
@@ -41,24 +41,24 @@ class Scalars:
 
 
 def trainer_program(
-    training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions, scalars: Scalars
+    training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions, scalars: Scalars
 ) -> SpmdProgram:
     """Write the trainers' program. Its states are the local ones, and with pulls at the end also the pulled ones."""
-    local = [state.tensor for state in training.states if state.tensor not in homes.served]
-    metrics = [name for name in training.metrics if name not in homes.metrics]
-    view = role_view(training, homes.trainer_nodes, local, metrics, training.loss)
+    local = [state.tensor for state in training.states if state.tensor not in placement.served]
+    metrics = [name for name in training.metrics if name not in placement.metrics]
+    view = role_view(training, placement.trainer_nodes, local, metrics, training.loss)
     at_end = options.pulls is PullAt.END
-    held = [state for state in training.states if state.tensor in homes.pulled] if at_end else []
+    held = [state for state in training.states if state.tensor in placement.pulled] if at_end else []
     view.metrics.append(DONE)
     view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
-    view.metrics += homes.metrics
-    view.graph.outputs.update((name, training.graph.types[name]) for name in homes.metrics)
+    view.metrics += placement.metrics
+    view.graph.outputs.update((name, training.graph.types[name]) for name in placement.metrics)
     view.states += held
     for state in held:
         view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
         view.graph.outputs[state.updated] = training.graph.types[state.updated]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
-    writer = TrainerWriter(program, training, plan, homes, options)
+    writer = TrainerWriter(program, training, plan, placement, options)
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
     for served in plan.tables.served:
         tables.pull(served)
@@ -88,9 +88,20 @@ class TrainerWriter:
     """Writes messages into a trainer's graph."""
 
     def __init__(
-        self, program: SpmdProgram, training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
+        self,
+        program: SpmdProgram,
+        training: TrainingGraph,
+        plan: ServerPlan,
+        placement: NodePlacement,
+        options: SplitOptions,
     ) -> None:
-        self.program, self.training, self.plan, self.homes, self.options = program, training, plan, homes, options
+        self.program, self.training, self.plan, self.placement, self.options = (
+            program,
+            training,
+            plan,
+            placement,
+            options,
+        )
         self.rewriter = GraphRewriter(program.graph, PASS)
         self.types = program.graph.types
         self._constants: dict[tuple[int, ...], str] = {}
@@ -103,7 +114,7 @@ class TrainerWriter:
         first: dict[str, int] = {}
         for node in self.program.graph.nodes:
             for name in node.reads:
-                if name in self.homes.pulled:
+                if name in self.placement.pulled:
                     first.setdefault(name, index.position[id(node)])
         head = self.program.graph.nodes[0] if self.program.graph.nodes else None
         last = len(first)
@@ -119,7 +130,7 @@ class TrainerWriter:
     def pull_at_end(self, scalars: Scalars, done: str) -> str:
         """Pull the trainers' values as they are after the update; return the token."""
         states = self.training.state_of()
-        names = {name: states[name].updated for name in self.homes.pulled}
+        names = {name: states[name].updated for name in self.placement.pulled}
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
 
     def _pull(
@@ -210,7 +221,7 @@ class TrainerWriter:
         in its place."""
         token, weight = ROUND, self.weight
         for made, bucket in scalars.values.items():
-            own = self.homes.merged[made]
+            own = self.placement.merged[made]
             for server in range(self.options.servers):
                 token = self._push_node(server, bucket, [made], token, weight, [own])
         for each in self.plan.buckets:

@@ -94,20 +94,20 @@ def issue(windows: Sequence[Window], prefetch: int, limit: float | None) -> list
     ``windows``: in the order of first use; ``limit``: in bytes. Every gather is live while it is read; remaining memory
     goes to prefetches, in order of use. Pure.
     """
-    room = None if limit is None else _Room(windows, limit)
+    budget = None if limit is None else _MemoryBudget(windows, limit)
     result = []
     for place, window in enumerate(windows):
         wanted = windows[place - prefetch].first if place >= prefetch else 0
         at, why = min(max(wanted, window.copy + 1), window.first), ""
         if at > wanted:
             why = "an earlier copy is still in use"
-        if room is not None and (fits := room.take(at, window)) > at:
+        if budget is not None and (fits := budget.take(at, window)) > at:
             at, why = fits, "the limit leaves no room earlier"
         result.append(Issue(at, why))
     return result
 
 
-class _Room:
+class _MemoryBudget:
     """Bytes alive between the places at which that changes; every window counts from the start."""
 
     def __init__(self, windows: Sequence[Window], limit: float) -> None:
@@ -121,7 +121,7 @@ class _Room:
         self.alive = list(accumulate(change))
 
     def take(self, wanted: int, window: Window) -> int:
-        """The first place from ``wanted`` on from where the window fits until its first use; takes that room."""
+        """The first place from ``wanted`` on from where the window fits until its first use; and takes its bytes."""
         number = self.number[window.first]
         while self.points[number] > wanted and self.alive[number - 1] + window.nbytes <= self.limit:
             number -= 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.mesh import Mesh, Sees
+from gopt.mesh import AxisKind, Mesh
 from gopt.sharding.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.builder import PASS
 from gopt.tensor_parallel.patterns import Pattern, matches
@@ -109,7 +109,7 @@ def _axes(pattern: Pattern, mesh: Mesh, splitting: Sequence[str]) -> frozenset[s
         return frozenset()
     axes = mesh.split(pattern.word)
     for axis in axes:
-        if mesh.sees(axis) is Sees.DATA:
+        if mesh.kind(axis) is AxisKind.DATA:
             raise OptionError(
                 f"tensor-parallel: the mark {pattern} names {axis}, along which ranks see samples of their own",
                 "every gradient is averaged over such axes: leave it out",

@@ -43,7 +43,7 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
     axes = {axis for group in groups for axis in mesh.split(group)} - set(mesh.data_axes)
     sizes = tuple((name, size) for name, size in mesh.axes if name in axes)
     return (
-        Mesh(sizes, tuple((name, mesh.sees(name)) for name, _ in sizes if name in dict(mesh.kinds))) if sizes else None
+        Mesh(sizes, tuple((name, mesh.kind(name)) for name, _ in sizes if name in dict(mesh.kinds))) if sizes else None
     )
 
 

@@ -104,7 +104,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
             "test_gopt.py", "cli/test_shard.py"),
     **_each(
-        "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
+        "parameter_server.components parameter_server.node_placement parameter_server.options parameter_server.plan "
         "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
         "parameter_server.folder",
         "what makes a split", "parameter_server/test_parameter_server_split.py",
@@ -216,8 +216,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends/derive/test_forward_model.py",
     ),
     **_each(
-        "offline.inference.batch_norm offline.inference.cone offline.inference.dropout offline.inference.forward "
-        "offline.inference.write", "whole models beside the same network by hand",
+        "offline.inference.batch_norm offline.inference.forward_subgraph offline.inference.dropout "
+        "offline.inference.forward offline.inference.write", "whole models beside the same network by hand",
         "offline/inference/test_merge_inference.py",
     ),
     **_each(

@@ -19,7 +19,7 @@ from gopt.mesh import Mesh
 from gopt.passes.overlap import Issue, Window, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import Carries, find_calls, measure, peak_gathered
+from gopt.sharding.traffic import CallContent, find_calls, measure, peak_gathered
 from gopt.verification.verify import Verifier
 
 FLAT = Mesh((("shard", 4),))
@@ -102,7 +102,7 @@ def test_a_plan_keeps_its_promises(drawn, prefetch, limit):
 def test_calls_that_reduce_stand_behind_what_completes_their_inputs(name, stage, mesh):
     step = sharded(name, mesh, stage=stage).program
     nodes, calls = step.graph.nodes, find_calls(step)
-    early = [call for call in calls if call.carries is Carries.GRADIENTS]
+    early = [call for call in calls if call.carries is CallContent.GRADIENTS]
     assert early
     for call in early:
         between = nodes[call.ready + 1 : call.place]

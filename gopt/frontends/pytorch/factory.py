@@ -24,7 +24,7 @@ RESERVED = ("lr", "loss")
 SHAPE = "(module, loss function or None, optimizer, example batch[, scheduler])"
 
 
-class Whole(torch.nn.Module):
+class ModuleWithLoss(torch.nn.Module):
     """A module under its own names, and a loss that is a module under ``loss``."""
 
     def __init__(self, module: torch.nn.Module, loss: torch.nn.Module) -> None:
@@ -86,7 +86,7 @@ class Recipe:
     @property
     def whole(self) -> torch.nn.Module:
         """All modules of the step as one: the module, and the loss where that is a module."""
-        return Whole(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
+        return ModuleWithLoss(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch, a tensor of one element; raises InputError where there is none."""

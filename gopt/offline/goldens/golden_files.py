@@ -14,7 +14,7 @@ from gopt.artifact.output_folder import replaced_folder
 from gopt.disk.files import is_regular_file, reason, write_new
 from gopt.disk.staging import sweep
 from gopt.errors import InputError, OptionError, RunError
-from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, Asked
+from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, CaseRequest
 
 CONFIG_FILE = "gopt-golden.toml"
 FOLDER = "golden"
@@ -29,7 +29,7 @@ class GoldenCase:
 
     name: str
     model: Path
-    asked: Asked
+    asked: CaseRequest
     keep: tuple[str, ...] = SECTIONS
 
 
@@ -61,7 +61,7 @@ def read_cases(folder: Path) -> list[GoldenCase]:
         if not _NAME.fullmatch(name):
             raise InputError(f"{path}: case: {name!r} names no file: letters, digits, - and _ do")
         keep = case.get("keep", table.get("keep", SECTIONS))
-        asked = Asked(case.get("command", "shard"), tuple(case["options"]))
+        asked = CaseRequest(case.get("command", "shard"), tuple(case["options"]))
         found.append(GoldenCase(name, folder / case["model"], asked, tuple(each for each in SECTIONS if each in keep)))
     return found
 
