@@ -73,6 +73,24 @@ def group_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+class _Stage(click.IntRange):
+    """A stage; an error lists them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not one of 0, 1, 2, 3.", param, ctx)
+
+
+def stage_option(default: str) -> Callable[[F], F]:
+    """``--stage``; ``default`` says what holds without it."""
+    return click.option(
+        "--stage", type=_Stage(0, 3), metavar="0|1|2|3",
+        help=f"0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: {default}]",
+    )  # fmt: skip
+
+
 def jobs_option(function: F) -> F:
     """``--jobs``: how many processes work at once."""
     return click.option(
@@ -219,7 +237,10 @@ def parse_ranks(text: str | None) -> list[int] | None:
         if not is_digits(first) or (dash and not is_digits(last)) or (dash and int(last) < int(first)):
             raise OptionError(f"cannot read {show(text)} as ranks", "write --only-ranks 0-3 or 0,2,5")
         if int(last or first) >= RANKS:
-            raise OptionError(f"--only-ranks names rank {last or first}: gopt makes at most {RANKS} ranks (RANKS)")
+            raise OptionError(
+                f"--only-ranks names rank {last or first}: gopt makes at most {RANKS} ranks (RANKS)",
+                "name ranks of the mesh, e.g. 0-3",
+            )
         ranks.update(range(int(first), int(last or first) + 1))
     return sorted(ranks)
 

@@ -85,7 +85,7 @@ def render_report(report: Report, output: Path | None) -> None:
     passed = ", ".join(f"{check.name} {check.count}" for check in report.checks)
     gone, new = total(report.removed_ops), total(report.added_ops)
     out.print(f"operators: {gone} of the source removed, {new} added; gopt explain DIR NAME tells of each")
-    out.print(f"checks passed: {passed}", soft_wrap=True)
+    out.print(f"checks passed: {passed}")
     for note in report.notes:
         out.print(f"note: {note}")
     whole = len(report.ranks) == report.mesh.ranks

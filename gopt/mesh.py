@@ -93,12 +93,14 @@ class Mesh:
             if not name.isidentifier():
                 raise OptionError(f"mesh axis {name!r} is not an identifier", "use letters, digits and _, such as dp")
             if size < 1:
-                raise OptionError(f"mesh axis {name} has size {size}; it needs at least 1")
+                raise OptionError(f"mesh axis {name} has size {size}", "give at least 1")
         if self.ranks > RANKS:
             count = self.ranks if self.ranks < 1 << 63 else "more than 2**63"
-            raise OptionError(f"a mesh of {count} ranks is too large: gopt makes at most {RANKS} (RANKS)")
+            raise OptionError(
+                f"a mesh of {count} ranks is too large: gopt makes at most {RANKS} (RANKS)", "take smaller axes"
+            )
         if len(set(names)) != len(names):
-            raise OptionError(f"mesh axis named twice in {self}")
+            raise OptionError(f"mesh axis named twice in {self}", "give each axis once, e.g. dp=2,shard=4")
         said = dict(self.kinds)
         for name in names:
             if name not in AXES and name not in said:

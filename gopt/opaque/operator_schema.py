@@ -139,7 +139,10 @@ class OperatorSchema:
         """The attributes with their defaults; lists hold exactly one number per weight."""
         unknown = set(attributes) - set(self.attributes) - self.required
         if unknown:
-            raise UnsupportedError(f"{self.op_type} {label!r} has attribute {min(unknown)!r}, which gopt does not know")
+            raise UnsupportedError(
+                f"{self.op_type} {label!r} has attribute {min(unknown)!r}, which gopt does not know",
+                "leave it out, or write the update in standard operators",
+            )
         missing = self.required - set(attributes)
         if missing:
             raise InputError(f"{self.op_type} {label!r} has no attribute {min(missing)!r}")

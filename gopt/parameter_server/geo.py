@@ -56,7 +56,10 @@ def place_geo_nodes(training: TrainingGraph) -> NodePlacement:
     from its master: the value from the servers would be lost.
     """
     if not training.gradients:
-        raise UnsupportedError("no parameter has a gradient: there is nothing to put on servers")
+        raise UnsupportedError(
+            "no parameter has a gradient: there is nothing to put on servers",
+            "gopt inspect shows the roles; --params INPUT=GRADIENT names a gradient",
+        )
     if training.shared:
         name = next(iter(training.shared.values()))
         raise UnsupportedError(f"mode geo: the update reads the trainers' mean of {show(name)}", "take --mode sync")

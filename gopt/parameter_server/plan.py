@@ -114,7 +114,10 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     apart = not options.mode.rounds
     updates = find_updates(training, whole_accumulators=False)
     if not updates.subgraphs:
-        raise UnsupportedError("no parameter has a gradient: there is nothing to update on servers")
+        raise UnsupportedError(
+            "no parameter has a gradient: there is nothing to update on servers",
+            "gopt inspect shows the roles; --params INPUT=GRADIENT names a gradient",
+        )
     if apart:
         _refuse_common(updates)
     types = training.graph.types

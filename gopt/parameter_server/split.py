@@ -93,7 +93,8 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     if options.accumulate > 1 and training.shared:
         name = next(iter(training.shared.values()))
         raise OptionError(
-            f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own"
+            f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own",
+            "leave out --accumulate, or take the value out of the update",
         )
     live = _without_dead(training)
     plan = make_plan(live, options)

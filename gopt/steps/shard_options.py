@@ -77,7 +77,7 @@ class ShardOptions:
             find(owner)
         for owner, option, value in self._knobs():
             if option in options.get(owner, {}) or any(name == owner and option in own for name, own in items or ()):
-                raise OptionError(f"option {option} of pass {owner} is given twice")
+                raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
             options.setdefault(owner, {})[option] = value
         self._cap_fused(options)
         return build_pipeline(items, options, verify_each=self.verify_each, after_each=self.after_each)

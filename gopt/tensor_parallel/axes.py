@@ -77,7 +77,10 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
     axes = splitting_axes(mesh, training)
     for pattern in (*request.parameters, *request.inputs):
         if pattern.axis not in axes:
-            raise OptionError(f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have")
+            raise OptionError(
+                f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have",
+                "add the axis to --mesh, or leave the pattern out",
+            )
     planner = _Planner(training, mesh, axes, request, note)
     found: list[AxisSplit] = []
     for axis in axes:

@@ -58,7 +58,8 @@ class Marks:
             value = training.gradients[name]
             if found.axes.setdefault(value, groups[pattern]) != groups[pattern]:
                 raise OptionError(
-                    f"tensor-parallel: {found.of[value]!r} and {name!r} have one gradient, and are not marked alike"
+                    f"tensor-parallel: {found.of[value]!r} and {name!r} have one gradient, and are not marked alike",
+                    "give both the same mark",
                 )
             found.of.setdefault(value, name)
         return found
@@ -115,7 +116,10 @@ def _axes(pattern: Pattern, mesh: Mesh, splitting: Sequence[str]) -> frozenset[s
                 "every gradient is averaged over such axes: leave it out",
             )
         if axis not in splitting and axis in mesh.live(pattern.word):
-            raise OptionError(f"tensor-parallel: the mark {pattern} names {axis}, which does not split the computation")
+            raise OptionError(
+                f"tensor-parallel: the mark {pattern} names {axis}, which does not split the computation",
+                "name an axis such as tp, ep, cp or sp that the mesh has",
+            )
     return frozenset(axes)
 
 

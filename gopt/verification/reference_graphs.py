@@ -112,4 +112,7 @@ def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: 
 
 def refuse_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Raise for a collective over axes that see different data: a graph of one rank cannot run it."""
-    raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")
+    raise UnsupportedError(
+        f"the source holds the collective {node.op_type}: it is sharded already",
+        "verify the step that was sharded, not a rank",
+    )

@@ -240,7 +240,9 @@ def load_factory(text: str) -> Callable[[], Any]:
             raise OptionError(f"{where} has no {name!r}", *filter(None, [did_you_mean(name, functions)]))
         found = getattr(found, part)
     if not callable(found):
-        raise OptionError(f"{text} is not a function, but {type(found).__name__}")
+        raise OptionError(
+            f"{text} is not a function, but {type(found).__name__}", "write MODULE:FACTORY with the name of a function"
+        )
     return found  # type: ignore[no-any-return]
 
 

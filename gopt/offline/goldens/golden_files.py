@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gopt import documents
 from gopt.artifact.output_folder import replaced_folder
@@ -48,6 +49,24 @@ class GoldenCheck:
     @property
     def exit_code(self) -> int:
         return 0 if self.equal else 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": "gopt-golden-check/1",
+            "equal": self.equal,
+            "differing": {name: list(lines) for name, lines in self.differing.items()},
+            "missing": list(self.missing),
+            "extra": list(self.extra),
+        }
+
+
+def changes_to_json(changed: Sequence[str]) -> dict[str, Any]:
+    """The lines of ``update_goldens`` as JSON: files by what became of them."""
+    found: dict[str, Any] = {"format": "gopt-golden-update/1", "added": [], "changed": [], "removed": []}
+    for line in changed:
+        what, _, file = line.partition(" ")
+        found[what].append(file.removeprefix(f"{FOLDER}/"))
+    return found
 
 
 def read_cases(folder: Path) -> list[GoldenCase]:

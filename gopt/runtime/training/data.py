@@ -146,7 +146,10 @@ def open_data(
         fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
         return ArraySource(types, fitting, shuffle, once)
     if shuffle is not None:
-        raise OptionError("--shuffle needs a file of samples, but --data names a function")
+        raise OptionError(
+            "--shuffle needs a file of samples, but --data names a function",
+            "shuffle in the function, or name a .npz file",
+        )
     return IterableSource(load_function(text), types)
 
 
@@ -188,9 +191,11 @@ def load_function(text: str) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise OptionError(f"cannot find {text!r}: {error}") from error
+        raise OptionError(
+            f"cannot find {text!r}: {error}", "write module:function, with the module on PYTHONPATH"
+        ) from error
     if not callable(function):
-        raise OptionError(f"{text!r} is not a function")
+        raise OptionError(f"{text!r} is not a function", "write module:function")
     found: Callable[..., Any] = function
     return found
 
