@@ -66,7 +66,7 @@ class SplitOptions:
             if count < 1:
                 raise OptionError(f"{what} cannot be {count}", "it is at least 1")
         if self.cap < 1:
-            raise OptionError(f"--bucket-mb cannot be {self.bucket_mb}", "give a size in MiB above 0, e.g. 4")
+            raise OptionError(f"--bucket-mb cannot be {self.cap / 2**20:g}", "give a size in MiB above 0, e.g. 4")
         if self.count not in COUNTS:
             raise OptionError(f"--count cannot be {self.count!r}", f"it is {', '.join(COUNTS)}")
         if self.wire not in WIRES:

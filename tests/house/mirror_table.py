@@ -178,6 +178,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("artifact.removals artifact.additions artifact.step_size", _WRITTEN, "artifact/test_report_groups.py"),
     **_each("cli.report", "the command over offline.html_report", "offline/html_report/test_html_report_write.py"),
     **_each("offline.html_report.record", _RECORDS, "offline/html_report/test_html_report_data.py"),
+    **_each(
+        "offline.html_report.verification_record", _RECORDS, "offline/html_report/test_html_report_proof.py",
+    ),
     **_each("offline.html_report", "names of its parts", "offline/html_report/test_html_report_write.py"),
     **_each("cli.explain cli.render_explain", "the command prints the story", "offline/test_offline_explain.py"),
     **_each("cli.render_before_after", "a table of two commands", "cli/test_inspect.py", "docs/test_report_page.py"),
