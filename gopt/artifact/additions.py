@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gopt.artifact.local_types import LocalTypes, OnRank
@@ -63,7 +63,11 @@ def added(
 
 class _Added:
     def __init__(self, program: SpmdProgram, carries: dict[str, CallContent]) -> None:
-        self.source, self.carries = program.source.graph.types, carries
+        graph = program.source.graph
+        written = {name for node in graph.file_nodes or () for name in node.outputs}
+        self.source: Container[str] = graph.types.keys() | written if written else graph.types
+        """Names of the source, also of what operators of the file make that were expanded."""
+        self.carries = carries
         self.gradients = set(program.source.gradients.values())
         self._states = {state.input for state in program.states}
         self._makers = {name: node for node in program.graph.nodes if node.made_by for name in node.outputs}

@@ -11,7 +11,7 @@ from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
-from gopt.artifact.optimizer_report import removed_optimizers
+from gopt.artifact.optimizer_report import removed_optimizer_values, removed_optimizers
 from gopt.artifact.removals import classes_of, removed
 from gopt.artifact.report import balance
 from gopt.artifact.report_groups import (
@@ -56,7 +56,8 @@ def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
     classes = classes_of(program, ranks)
     ops, variables = removed(program, program.passes, classes)
     optimizers = [row for variant, on in classes for row in removed_optimizers(variant, program.passes, on)]
-    return RemovedItems(group_removed_ops([*optimizers, *ops]), group_removed_vars(variables))
+    values = [row for variant, on in classes for row in removed_optimizer_values(variant, on)]
+    return RemovedItems(group_removed_ops([*optimizers, *ops]), group_removed_vars([*values, *variables]))
 
 
 def build_report(
