@@ -12,7 +12,8 @@ from gopt.artifact.report import format_bytes
 from .render import SafeConsole, console, describe, few, table
 
 if TYPE_CHECKING:
-    from gopt.offline.plan import Choice, RankedChoice, ShardSettings
+    from gopt.offline.plan import Choice, ShardSettings
+    from gopt.offline.plan_ranking import RankedChoice
 
 WIDTH = 160
 """Columns where the output is not a terminal: a line a choice."""

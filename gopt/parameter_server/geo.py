@@ -33,11 +33,12 @@ from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
-from gopt.parameter_server.plan import PlacedPiece, ServerPlan, Unit, make_buckets
+from gopt.parameter_server.plan import ServerPlan, make_buckets
 from gopt.parameter_server.servers import PASS, SERVER, ServerKey, ServerProgram, key_name, on_server
 from gopt.parameter_server.slicing import pieces, static_shape
 from gopt.parameter_server.table_choice import choose_tables
 from gopt.parameter_server.trainers import Scalars, TrainerWriter
+from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import BucketSlice, ShardedState, SpmdProgram

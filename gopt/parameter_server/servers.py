@@ -21,9 +21,10 @@ from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.lazy_rows import TouchedRows
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.plan import Bucket, ServerPlan, Unit
+from gopt.parameter_server.plan import Bucket, ServerPlan
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.tables import Rows
+from gopt.parameter_server.units import Unit
 from gopt.parameter_server.views import ROUND, role_view
 from gopt.passes.shard.gradient_reduction import ReducedValue
 from gopt.passes.shard.loss_weights import constant_value

@@ -13,7 +13,7 @@ from gopt.garbage import gc_paused
 from gopt.mesh import Mesh
 from gopt.notebook import HtmlTable
 from gopt.offline.meshes import meshes_of, weigh
-from gopt.offline.plan import RankedChoice, rank_choices
+from gopt.offline.plan_ranking import RankedChoice, rank_choices
 from gopt.option_types import checked
 from gopt.topology import Topology, parse_bytes
 

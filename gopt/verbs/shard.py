@@ -12,7 +12,8 @@ from gopt.artifact.report_record import ChoiceEntry
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 from gopt.mesh import Mesh
-from gopt.offline.plan import best, choices
+from gopt.offline.plan import choices
+from gopt.offline.plan_ranking import best
 from gopt.option_records import changed, check_types
 from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress

@@ -106,6 +106,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "parameter_server.components parameter_server.node_placement parameter_server.options parameter_server.plan "
         "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
+        "parameter_server.trainer_nodes parameter_server.units "
         "parameter_server.folder",
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
@@ -121,6 +122,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
+    **_each("offline.plan_ranking", "the order of choices", "offline/test_offline_plan.py"),
+    **_each("runtime.host_value", "values over shared memory", "runtime/test_memory.py", "runtime/test_session.py"),
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
         "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "

@@ -16,7 +16,8 @@ import numpy as np
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import load_state, naming, regular_size
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.host_value import array_dtype
+from gopt.runtime.session import Array
 
 Batch = dict[str, Array]
 FILES = (".npz", ".safetensors")
