@@ -21,7 +21,7 @@ from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.marks import Marks, parse_marks
 from gopt.tensor_parallel.patterns import FED, Pattern
-from gopt.tensor_parallel.propagate import Propagated
+from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.split import split_step
 from gopt.topology import Topology

@@ -12,7 +12,8 @@ from gopt.tensor_parallel.axes import AxisSplit
 from gopt.tensor_parallel.check import Checker, check, check_together
 from gopt.tensor_parallel.marks import Marks
 from gopt.tensor_parallel.other_axes import OtherAxes
-from gopt.tensor_parallel.propagate import Propagated, propagate
+from gopt.tensor_parallel.propagate import propagate
+from gopt.tensor_parallel.propagated import Propagated
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def plan(
     bucket_mb: float | None = None,
     advance: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
+    """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
     ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function that loads it
