@@ -155,7 +155,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),
-    **_each("tensor_parallel.converted_values tensor_parallel.propagated", "parts of a sweep", "tensor_parallel/test_propagate.py"),
+    **_each(
+        "tensor_parallel.converted_values tensor_parallel.propagated", "parts of a sweep",
+        "tensor_parallel/test_propagate.py",
+    ),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
     **_each(
