@@ -38,7 +38,9 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     try:
         roles.check(graph)
     except OptionError as error:
-        raise InputError(f"{name}: gopt.roles: {error.message}") from None
+        raise InputError(
+            f"{name}: gopt.roles: {error.message}", "shard the step again: its metadata was edited"
+        ) from None
     return roles
 
 

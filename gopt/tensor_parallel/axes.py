@@ -136,7 +136,8 @@ class _Planner:
         if request.sequence and tokens is None:
             raise OptionError(
                 f"tensor-parallel: no input of the batch has tokens to divide among {members * self._outside(axis)} "
-                "ranks"
+                "ranks",
+                "take fewer ranks along the axis",
             )
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
 

@@ -107,7 +107,10 @@ class ConvertedValues:
         """Count a mapping by its kind. Raises UnsupportedError where no mapping leads from one placement to another."""
         mapping = Conversion(before, after).mapping
         if mapping is None:
-            raise UnsupportedError(f"no mapping brings a value that is {before} along {self.axis} to {after}")
+            raise UnsupportedError(
+                f"no mapping brings a value that is {before} along {self.axis} to {after}",
+                "keep the value whole: give its parameters the placement replicate",
+            )
         self.out.conversions[mapping.value] += 1
 
     def note(self, name: str, placement: Placement) -> None:

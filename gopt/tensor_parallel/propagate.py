@@ -123,7 +123,10 @@ class _Sweep:
         if before == placement:
             return
         if Conversion(before, placement).mapping is None:
-            raise UnsupportedError(f"{name!r} is {before} along {self.axis}, and must be {placement}")
+            raise UnsupportedError(
+                f"{name!r} is {before} along {self.axis}, and must be {placement}",
+                "keep the value whole: give its parameters the placement replicate",
+            )
         own = self.values.named(name, "own")
         self.graph.types[own] = self.graph.types[name]
         for node in nodes:

@@ -104,6 +104,7 @@ def _alike(made: Sequence[Values], call: Node) -> Values:
         if not all(np.array_equal(value, each[name], equal_nan=value.dtype.kind == "f") for each in made[1:]):
             raise UnsupportedError(
                 f"{name!r} differs among members that start equal: {call.op_type} {call.label!r} over "
-                f"{call.attributes['group']} gives each another part, and one rank cannot stand for all"
+                f"{call.attributes['group']} gives each another part, and one rank cannot stand for all",
+                "check that --group-type names the axes of its group",
             )
     return made[0]

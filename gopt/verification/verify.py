@@ -97,7 +97,9 @@ class Verifier:
         plan = self.manifest.parameter_server
         wanted = self.mesh.ranks + (plan.servers if plan is not None else 0)
         if len(self.manifest.ranks) != wanted:
-            raise InputError(f"{self.folder} holds {len(self.manifest.ranks)} of {wanted} ranks")
+            raise InputError(
+                f"{self.folder} holds {len(self.manifest.ranks)} of {wanted} ranks", "shard without --only-ranks"
+            )
         self.cache = SessionCache(deadline)
         self.gates = find_gates(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)
