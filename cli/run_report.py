@@ -104,7 +104,7 @@ def report_resume(job: Any, startup: str | None = None) -> Callable[[int], None]
         if step:
             print_note(f"resumes at step {step}, {job.checkpoint / step_dir(step)}")
         else:
-            lack = "holds no whole checkpoint" if there else "does not exist"
+            lack = "has no complete checkpoint" if there else "does not exist"
             print_note(f"{job.checkpoint} {lack}: training starts from the beginning")
 
     return say

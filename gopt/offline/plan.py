@@ -39,7 +39,7 @@ class ShardSettings:
     bucket_mb: float | None = None
 
     def pipeline(self, **defaults: dict[str, Any]) -> Pipeline:
-        """The default pipeline with these knobs; ``defaults``: options of other passes."""
+        """The default pipeline with these settings; ``defaults``: options of other passes."""
         mine = {name.replace("_", "-"): value for name, value in asdict(self).items()}
         return build_pipeline(defaults={"shard": mine, "fuse-collectives": {"cap-mb": self.bucket_mb}, **defaults})
 
