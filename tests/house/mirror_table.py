@@ -381,7 +381,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- verification ---
     **_each(
-        "verification.all_ranks verification.compare verification.gates verification.lockstep "
+        "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "
         "verification.sampling verification.schedule verification.variant_runner verification.variants "
         "verification.verification_run",
