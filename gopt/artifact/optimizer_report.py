@@ -82,9 +82,9 @@ def _removed_sequences(program: SpmdProgram, ranks: str) -> list[OpFact]:
 def _sequence_nodes(program: SpmdProgram) -> list[Node]:
     """Nodes of the file that pack tensors for an operator, or take one of its results."""
     graph = program.source.graph
-    kept = {node.label for node in graph.nodes if node.origin is None}
-    written = graph.file_nodes or []
-    return [node for node in written if node.is_a("SequenceConstruct", "SequenceAt") and node.label not in kept]
+    written = [node for node in graph.file_nodes or () if node.is_a("SequenceConstruct", "SequenceAt")]
+    kept = {node.label for node in graph.nodes if node.origin is None} if written else set()
+    return [node for node in written if node.label not in kept]
 
 
 def _sequences(program: SpmdProgram) -> dict[str, list[str]]:

@@ -98,6 +98,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
+    **_each("cli.render_bar", "a bar of rich", "cli/test_render_progress.py"),
     **_each("cli.shard_request", "reads the options of a command", "cli/test_shard.py", "verbs/test_verbs_shard.py"),
     **_each("parameter_server.role_sizes", "figures of the report", "offline/test_inspect_split.py"),
     **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
@@ -159,6 +160,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "tensor_parallel.converted_values tensor_parallel.propagated", "parts of a sweep",
         "tensor_parallel/test_propagate.py",
     ),
+    **_each("tensor_parallel.split_program", "the body of the pass", "passes/test_tensor_parallel.py"),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
     **_each(
@@ -182,7 +184,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
         "golden",
     ),
-    **_each("artifact.removals artifact.additions artifact.step_size", _WRITTEN, "artifact/test_report_groups.py"),
+    **_each(
+        "artifact.removals artifact.additions artifact.step_size artifact.report_tables", _WRITTEN,
+        "artifact/test_report_groups.py",
+    ),
     **_each("cli.report", "the command over offline.html_report", "offline/html_report/test_html_report_write.py"),
     **_each("offline.html_report.record", _RECORDS, "offline/html_report/test_html_report_data.py"),
     **_each(
