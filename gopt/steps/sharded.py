@@ -122,10 +122,10 @@ class Sharded(HtmlTable):
                 file.writelines(source)
             advance("building the report")  # last: parts of it are found beside the rest
             note = annotations.untold(self.program) if annotate else ""
-            manifest, report = self.manifest(), self.report()
+            text, report = self.manifest().text(), self.report()
             report = replace(report, notes=(*report.notes, note)) if note else report
-            manifest = replace(manifest, written=written.write_report(staged, report, values))
-            write_new(staged / MANIFEST_FILE, manifest.text().encode())
+            text = Manifest.with_written(text, written.write_report(staged, report, values))
+            write_new(staged / MANIFEST_FILE, text.encode())
         return report
 
     def _starts(self) -> dict[str, Tensor]:

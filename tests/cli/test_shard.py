@@ -281,7 +281,7 @@ def _die(*_: object) -> None:
 
 
 def test_an_error_in_a_child_is_the_same_line(capsys, monkeypatch):
-    monkeypatch.setattr(report_builder, "removed", _refuse)
+    monkeypatch.setattr(report_builder, "find_removals", _refuse)
     said = []
     for jobs in ("1", "2"):
         assert main(["shard", MODEL, "--ranks", "2", "--jobs", jobs]) == 4
