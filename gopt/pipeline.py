@@ -46,7 +46,7 @@ class Pipeline:
                     f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it"
                 )
             if names.index(stage.spec.name) != place:
-                raise OptionError(f"pass {stage.spec.name} is in the pipeline twice")
+                raise OptionError(f"pass {stage.spec.name} is in the pipeline twice", "name it once")
 
     def run(self, program: SpmdProgram, advance: ProgressCallback = no_progress) -> list[PassRun]:
         """Apply every pass to a program and its variants in place; the graphs are checked after each."""
@@ -118,5 +118,8 @@ def build_pipeline(
     for name, left in defaults.items():
         find(name)
         if left:
-            raise OptionError(f"options are given for pass {name}, which is not in the pipeline: {', '.join(left)}")
+            raise OptionError(
+                f"options are given for pass {name}, which is not in the pipeline: {', '.join(left)}",
+                "add the pass to --pipeline, or leave its options out",
+            )
     return Pipeline(tuple(stages), verify_each, after_each)

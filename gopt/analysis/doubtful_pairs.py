@@ -38,7 +38,7 @@ def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _StoredValues:
     """Whether tensors among the states are inputs, and whether any input or optimizer state has a stored value."""
 
     inputs: bool
@@ -46,13 +46,13 @@ class _Held:
     moments: bool
 
 
-def _held(step: StepSkeleton, training: TrainingGraph) -> _Held:
+def _held(step: StepSkeleton, training: TrainingGraph) -> _StoredValues:
     graph = step.index.graph
     inputs = [
         state for state in training.states if state.tensor in graph.inputs and not step.index.one_element(state.tensor)
     ]
     stored = [state for state in inputs if state.tensor in graph.initializers]
-    return _Held(bool(inputs), bool(stored), any(state.kind is StateKind.OPTIMIZER_STATE for state in stored))
+    return _StoredValues(bool(inputs), bool(stored), any(state.kind is StateKind.OPTIMIZER_STATE for state in stored))
 
 
 def _left(step: StepSkeleton) -> dict[TensorType, str]:
@@ -93,7 +93,7 @@ def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
         )
 
 
-def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
+def _refuse_fed(step: StepSkeleton, state: State, held: _StoredValues) -> None:
     """Refuse a constant, a fed input beside stored states, or a mask by itself, where the output may show it."""
     graph, name = step.index.graph, state.tensor
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):

@@ -22,7 +22,7 @@ from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh, Sees
+from gopt.mesh import AxisKind, Mesh
 from gopt.sharding.boxes import Box, take
 
 FORMAT = "gopt-manifest/1"
@@ -45,7 +45,7 @@ class MeshEntry:
 
     axes: tuple[tuple[str, int], ...]
     ranks: int
-    kinds: Mapping[str, Sees] | None = field(default=None, metadata=OPTIONAL)
+    kinds: Mapping[str, AxisKind] | None = field(default=None, metadata=OPTIONAL)
 
     @classmethod
     def of(cls, mesh: Mesh) -> MeshEntry:

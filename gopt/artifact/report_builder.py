@@ -11,7 +11,7 @@ from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
-from gopt.artifact.optimizer_report import removed_optimizers
+from gopt.artifact.optimizer_report import removed_optimizer_values, removed_optimizers
 from gopt.artifact.removals import classes_of, find_removals
 from gopt.artifact.report import balance
 from gopt.artifact.report_groups import OpGroup, RemovedVarGroup
@@ -53,6 +53,8 @@ def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
     for variant, on in classes:
         for fact in removed_optimizers(variant, program.passes, on):
             ops.add(fact[:4], fact.of, fact.name, fact.op_type, fact.replaced_by)
+        for value in removed_optimizer_values(variant, on):
+            variables.add(value[:4], value.of, value.name, value, value.replaced_by)
     find_removals(program, program.passes, classes, ops, variables)
     return RemovedItems(ops.groups(), variables.groups())
 

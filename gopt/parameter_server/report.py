@@ -157,7 +157,7 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
     """Return the nodes of the source that some role does not run unchanged, and the values that go with them."""
     trainers = range(split.options.trainers)
     servers = range(split.options.trainers, split.options.trainers + split.options.servers)
-    on_trainers = {id(node) for node in split.homes.trainer_nodes}
+    on_trainers = {id(node) for node in split.placement.trainer_nodes}
     left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
     members = [split.servers.mesh.coordinates(number) for number in range(len(servers))]
     told, named = Removals([PassRun(PassRecord(PASS, {}, {}), split.result)]), roles(split.training)

@@ -17,7 +17,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.opaque.refold import RefoldedCall
 from gopt.program import SpmdProgram
-from gopt.sharding.calls import Conversion, beside, convert
+from gopt.sharding.calls import CollectiveUse, beside, convert
 from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.placements import (
     PER_MEMBER,
@@ -265,7 +265,7 @@ class ShardingInference:
             return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
         # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
         own = self.axes[axis] in self.program.mesh.data_axes
-        call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
+        call = CollectiveUse(node.op_type, node.attributes, len(group) == 1, own)
         try:
             if inside and node.op_type == "Broadcast":
                 new = self.program.training.new_statistics

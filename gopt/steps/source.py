@@ -163,10 +163,16 @@ def _supply(training: TrainingGraph, path: Path) -> None:
     given = load_state(path)
     for name in given:
         if name not in known:
-            raise InputError(f"{path}: {name!r} is not a state of the model")
+            raise InputError(
+                f"{path}: {name!r} is not a state of the model",
+                "gopt inspect lists the states; leave other tensors out of the file",
+            )
     for name, tensor in given.items():
         if tensor.type != graph.types[name]:
-            raise InputError(f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}")
+            raise InputError(
+                f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}",
+                "give the state the type and shape that the model declares",
+            )
         graph.initializers.setdefault(name, tensor)
 
 

@@ -63,7 +63,10 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
     axes = splitting_axes(mesh, training)
     for pattern in (*request.parameters, *request.inputs):
         if pattern.axis not in axes:
-            raise OptionError(f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have")
+            raise OptionError(
+                f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have",
+                "add the axis to --mesh, or leave the pattern out",
+            )
     planner = _Planner(training, mesh, axes, request, note)
     found: list[AxisSplit] = []
     for axis in axes:
@@ -119,7 +122,8 @@ class _Planner:
         if request.sequence and tokens is None:
             raise OptionError(
                 f"tensor-parallel: no input of the batch has tokens to divide among {members * self._outside(axis)} "
-                "ranks"
+                "ranks",
+                "take fewer ranks along the axis",
             )
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
 

@@ -18,7 +18,7 @@ from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.marks import Marks
 from gopt.tensor_parallel.patterns import Pattern
-from gopt.tensor_parallel.propagate import Propagated
+from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.split import split_step
 
 

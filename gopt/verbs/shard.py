@@ -81,7 +81,8 @@ def _chosen(
     source: Source, mesh: Mesh, asked: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
     """The options with those of the best choice, and what the report says of it."""
-    from gopt.offline.plan import best, choices
+    from gopt.offline.plan import choices
+    from gopt.offline.plan_ranking import best
 
     for name in CHOSEN:
         if getattr(asked, name) is not None:

@@ -108,8 +108,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
             "test_gopt.py", "cli/test_shard.py"),
     **_each(
-        "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
+        "parameter_server.components parameter_server.node_placement parameter_server.options parameter_server.plan "
         "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
+        "parameter_server.trainer_nodes parameter_server.units "
         "parameter_server.folder",
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
@@ -125,6 +126,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
+    **_each("offline.plan_ranking", "the order of choices", "offline/test_offline_plan.py"),
+    **_each("runtime.host_value", "values over shared memory", "runtime/test_memory.py", "runtime/test_session.py"),
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
         "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
@@ -156,6 +159,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),
+    **_each(
+        "tensor_parallel.converted_values tensor_parallel.propagated", "parts of a sweep",
+        "tensor_parallel/test_propagate.py",
+    ),
     **_each("tensor_parallel.split_program", "the body of the pass", "passes/test_tensor_parallel.py"),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
@@ -180,10 +187,15 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
         "golden",
     ),
-    **_each("artifact.removals artifact.additions artifact.report_tables artifact.step_size", _WRITTEN,
-            "artifact/test_report_groups.py"),
+    **_each(
+        "artifact.removals artifact.additions artifact.step_size artifact.report_tables", _WRITTEN,
+        "artifact/test_report_groups.py",
+    ),
     **_each("cli.report", "the command over offline.html_report", "offline/html_report/test_html_report_write.py"),
     **_each("offline.html_report.record", _RECORDS, "offline/html_report/test_html_report_data.py"),
+    **_each(
+        "offline.html_report.verification_record", _RECORDS, "offline/html_report/test_html_report_proof.py",
+    ),
     **_each("offline.html_report", "names of its parts", "offline/html_report/test_html_report_write.py"),
     **_each("cli.explain cli.render_explain", "the command prints the story", "offline/test_offline_explain.py"),
     **_each("cli.render_before_after", "a table of two commands", "cli/test_inspect.py", "docs/test_report_page.py"),
@@ -222,8 +234,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends/derive/test_forward_model.py",
     ),
     **_each(
-        "offline.inference.batch_norm offline.inference.cone offline.inference.dropout offline.inference.forward "
-        "offline.inference.write", "whole models beside the same network by hand",
+        "offline.inference.batch_norm offline.inference.forward_subgraph offline.inference.dropout "
+        "offline.inference.forward offline.inference.write", "whole models beside the same network by hand",
         "offline/inference/test_merge_inference.py",
     ),
     **_each(
@@ -377,7 +389,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- verification ---
     **_each(
-        "verification.all_ranks verification.compare verification.gates verification.lockstep "
+        "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "
         "verification.sampling verification.schedule verification.variant_runner verification.variants "
         "verification.verification_run",

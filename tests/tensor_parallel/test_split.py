@@ -12,15 +12,15 @@ from gopt.mesh import Mesh
 from gopt.sharding.placements import Shard
 from gopt.tensor_parallel.axes import Request, split_axes
 from gopt.tensor_parallel.check import check, check_together
-from gopt.tensor_parallel.split import SplitStep, split_step
+from gopt.tensor_parallel.split import TensorParallelStep, split_step
 
 
-def made(name: str, mesh: str, **options) -> SplitStep:
+def made(name: str, mesh: str, **options) -> TensorParallelStep:
     training = source(name).training
     return split_step(training, split_axes(training, Mesh.parse(mesh), Request(**options), print))
 
 
-def calls(step: SplitStep, axis: str) -> list[str]:
+def calls(step: TensorParallelStep, axis: str) -> list[str]:
     return [n.op_type for n in step.graph.nodes if n.domain == COMM and n.attributes["group"] == axis]
 
 

@@ -30,7 +30,7 @@ FEW_PIECES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CaseRequest:
     """The request of a case: the command, and its options as a user would type them."""
 
     command: str
@@ -38,7 +38,7 @@ class Asked:
 
 
 def golden_text(
-    asked: Asked,
+    asked: CaseRequest,
     training: TrainingGraph,
     manifest: Manifest,
     report: Report,

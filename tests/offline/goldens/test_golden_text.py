@@ -6,7 +6,7 @@ import pytest
 from helpers import source
 
 import gopt
-from gopt.offline.goldens.golden_text import SECTIONS, WIDTH, Asked, golden_text, wrapped
+from gopt.offline.goldens.golden_text import SECTIONS, WIDTH, CaseRequest, golden_text, wrapped
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def made() -> gopt.Sharded:
 
 
 def text(made: gopt.Sharded, *keep: str) -> list[str]:
-    asked = Asked("shard", ("--ranks", "3", "--verify-each"))
+    asked = CaseRequest("shard", ("--ranks", "3", "--verify-each"))
     graphs = {"all ranks": made.program.graph}
     training = made.source.training
     return golden_text(asked, training, made.manifest(), made.report(), graphs, keep or SECTIONS).splitlines()
