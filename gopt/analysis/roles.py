@@ -56,7 +56,7 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
         rest = replace(roles, shared=())
         return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
     graph = in_parameter_shape(graph)
-    view = without_aliases(graph)
+    view = without_aliases(graph, [value for value in roles.params.values() if value])
     if view is None:
         return _past_calls(graph, roles)
     return view.restore(_past_calls(view.graph, view.roles(roles)))

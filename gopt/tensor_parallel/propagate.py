@@ -128,6 +128,7 @@ class _Sweep:
                     self._settle(name, self.wanted[name], self.build.nodes[first:])
             self.others.follow(self.build.nodes[first:])
         self.graph.nodes = self.build.nodes
+        _set_earliest(self.build.nodes)
         return self.out
 
     # --- one node ---------------------------------------------------------------------------------------------------
@@ -342,3 +343,20 @@ class _Sweep:
     def _named(self, value: str, role: str) -> str:
         """Return the name of a mapping's result."""
         return f"{self.build.root}{value.removeprefix(f'gopt.{PASS}.')}.{role}"
+
+
+def _set_earliest(nodes: Sequence[Node]) -> None:
+    """Give what was added the phase of its earliest reader: a value is converted once, and the update may stand before
+    a node of the forward in the file."""
+    order = {phase: place for place, phase in enumerate(Phase)}
+    first: dict[str, Phase] = {}
+    for node in reversed(nodes):
+        if node.phase is None:
+            continue
+        if node.made_by == PASS and node.source is None:
+            node.phase = min(
+                (node.phase, *(first[name] for name in node.outputs if name in first)), key=order.__getitem__
+            )
+        for name in node.reads:
+            if name not in first or order[node.phase] < order[first[name]]:
+                first[name] = node.phase

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.joint_gradients import find_joint
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.role_map import RoleMap
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.program import SpmdProgram
 
@@ -30,6 +33,8 @@ class CouplingSummary:
     couplings: tuple[Coupling, ...]
     loss: Relation | None
     by: str = ""
+    joint: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> the value taken for its gradient, where that is made of several gradients."""
 
 
 def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
@@ -47,11 +52,24 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         mark = context.marks.get(training.loss)
         plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
         found = tuple(context.found)
-        return (
-            CouplingSummary(found, mark.kind, mark.by) if mark is not None and plain else CouplingSummary(found, None)
-        )
+        joint = find_joint(context, training)
+        if mark is not None and plain:
+            return CouplingSummary(found, mark.kind, mark.by, joint)
+        return CouplingSummary(found, None, joint=joint)
 
     return training.once(COUPLINGS, find)
+
+
+def refuse_joint(training: TrainingGraph, roles: RoleMap) -> None:
+    """Raise UnsupportedError for a value that gopt took for a gradient, and that is nonlinear in several of them."""
+    for name, value in analyse_couplings(training).joint.items():
+        if not roles.params.get(name):
+            raise UnsupportedError(
+                f"no gradient of {name!r} was found: its update depends on the batch through {value!r}, which is made "
+                "of several gradients, and not linear in them",
+                f"name its gradient: --params {name}=VALUE; an update of several losses' gradients, each clipped or "
+                "projected by itself, is not supported",
+            )
 
 
 def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
