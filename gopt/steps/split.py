@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gopt import background
-from gopt.analysis.coupling import refuse_joint
+from gopt.analysis.coupling import refuse_unlike
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
 from gopt.garbage import gc_paused
@@ -89,5 +89,5 @@ def split(
         note = "start-up graphs are written for ranks alone: trainers and servers start from the stored values"
         training = replace(training, notes=[*training.notes, note])
     if options.trainers > 1 or options.accumulate > 1:
-        refuse_joint(training, source.roles)
+        refuse_unlike(training, source.roles, options.loss_reduction)
     return Split(source, split_step(training, options))

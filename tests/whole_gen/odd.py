@@ -40,7 +40,7 @@ def float_(w: Writer, value: float) -> Value:
 
 def load_all() -> dict[str, Step]:
     """The table with all steps in it."""
-    from whole_gen import odd_bodies, odd_elements, odd_joint, odd_states
+    from whole_gen import odd_bodies, odd_elements, odd_joint, odd_sequences, odd_states
 
-    assert all((odd_bodies, odd_elements, odd_joint, odd_states))
+    assert all((odd_bodies, odd_elements, odd_joint, odd_sequences, odd_states))
     return ODD

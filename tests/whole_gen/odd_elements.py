@@ -261,3 +261,15 @@ def projected(w: Writer) -> None:
         new = p[name] - (g[name] - p[name] * dot) * 0.1
         length = w.op("ReduceL2", p[name], keepdims=0) / w.op("ReduceL2", new, keepdims=0)
         w.becomes(p[name], new * length)
+
+
+@odd
+def kept_gradients(w: Writer) -> None:
+    """A state is the gradient itself; another is what that one was."""
+    p, g = net(w)
+    for name in ("w0", "b0"):
+        last, first = small(w, name + ".last", p[name].shape), small(w, name + ".first", p[name].shape)
+        w.becomes(first, last)
+        w.becomes(last, g[name])
+        w.becomes(p[name], p[name] - (g[name] + last * 0.5 + first * 0.2) * 0.1)
+    rest(w, p, g, "w1")

@@ -269,3 +269,16 @@ def rate_by_layer(w: Writer) -> None:
     rates = Value(w, "rates", w.inputs["rates"])
     for place, name in enumerate(p):
         w.becomes(p[name], p[name] - g[name] * w.op("Gather", rates, w.const(np.array(place)), axis=0))
+
+
+@odd
+def summed_loss_with_shared_penalty(w: Writer) -> None:
+    """A weight is used twice in a summed loss, and has a penalty: one sum of three terms is its gradient."""
+    x, y = w.fed("x", [3]), w.fed("y", [3])
+    a = parameter(w, "a", 3, 3)
+    d = w.op("Tanh", x @ a) @ a.turn(1, 0) - y
+    loss = (d * d).sum() * 0.1 + (a * a).sum() * 0.2
+    (g,) = gradients(loss, [a])
+    w.out("loss", loss)
+    w.becomes(a, a - g * 0.1)
+    w.options["loss_reduction"] = "sum"

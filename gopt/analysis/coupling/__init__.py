@@ -9,10 +9,10 @@ from gopt.analysis.coupling.step_couplings import (
     find_couplings,
     notes,
     open_couplings,
-    refuse_joint,
+    refuse_unlike,
 )
 
 __all__ = [
     "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings",
-    "refuse_joint",
+    "refuse_unlike",
 ]  # fmt: skip

@@ -14,11 +14,11 @@ from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.graph_walks import ancestors, descendants
 from gopt.analysis.linearity import CONSTANT, Linearity, level
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.ir.graph import Node
+from gopt.ir.graph import COMM, Node
 
 
-def find_joint(context: CouplingContext, training: TrainingGraph) -> dict[str, str]:
-    """Parameter -> the value taken for its gradient, where that is nonlinear in sums over samples.
+def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> dict[str, Linearity]:
+    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion.
 
     ``context`` has the marks of the forward; it follows the backward from there. Nothing is found where samples meet
     samples in the forward, or cannot be followed. What the forward itself reduces counts as a constant.
@@ -39,7 +39,8 @@ def find_joint(context: CouplingContext, training: TrainingGraph) -> dict[str, s
                 found = _level(context, node, mark, levels)
                 if found is not None:
                     levels[name] = found
-    return {name: value for name, value in training.gradients.items() if levels.get(value) is Linearity.NONLINEAR}
+    all_of = {name: levels.get(value, Linearity.HOMOGENEOUS) for name, value in training.gradients.items()}
+    return {name: each for name, each in all_of.items() if each > Linearity.SCALED}
 
 
 def _of_forward(node: Node) -> bool:
@@ -56,4 +57,6 @@ def _level(context: CouplingContext, node: Node, mark: Mark, levels: dict[str, L
         return Linearity.HOMOGENEOUS if summed else None
     if levels.keys().isdisjoint(node.reads):
         return None
+    if node.domain == COMM:  # the source's own: sums and moves of parts
+        return max(levels[name] for name in node.inputs if name in levels)
     return level(context.index, node, [levels.get(name, CONSTANT) for name in node.inputs if name])

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.joint_gradients import find_joint
+from gopt.analysis.coupling.joint_gradients import unlike_gradients
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.graph_walks import ancestors
-from gopt.analysis.loss_reduction import LossRule
+from gopt.analysis.linearity import Linearity
+from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.operators import reads_shape_only
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -33,8 +34,8 @@ class CouplingSummary:
     couplings: tuple[Coupling, ...]
     loss: Relation | None
     by: str = ""
-    joint: Mapping[str, str] = field(default_factory=dict)
-    """Parameter -> the value taken for its gradient, where that is made of several gradients."""
+    unlike: Mapping[str, Linearity] = field(default_factory=dict)
+    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion."""
 
 
 def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
@@ -52,23 +53,31 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         mark = context.marks.get(training.loss)
         plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
         found = tuple(context.found)
-        joint = find_joint(context, training)
+        unlike = unlike_gradients(context, training)
         if mark is not None and plain:
-            return CouplingSummary(found, mark.kind, mark.by, joint)
-        return CouplingSummary(found, None, joint=joint)
+            return CouplingSummary(found, mark.kind, mark.by, unlike)
+        return CouplingSummary(found, None, unlike=unlike)
 
     return training.once(COUPLINGS, find)
 
 
-def refuse_joint(training: TrainingGraph, roles: RoleMap) -> None:
-    """Raise UnsupportedError for a value that gopt took for a gradient, and that is nonlinear in several of them."""
-    for name, value in analyse_couplings(training).joint.items():
-        if not roles.params.get(name):
+def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
+    """Raise UnsupportedError for a value taken for a gradient that is none: one that is nonlinear in several gradients,
+    unless the user named it, or one to which something is added where gradients are summed."""
+    for name, how in analyse_couplings(training).unlike.items():
+        value = training.gradients[name]
+        if how is Linearity.NONLINEAR and not roles.params.get(name):
             raise UnsupportedError(
                 f"no gradient of {name!r} was found: its update depends on the batch through {value!r}, which is made "
                 "of several gradients, and not linear in them",
                 f"name its gradient: --params {name}=VALUE; an update of several losses' gradients, each clipped or "
                 "projected by itself, is not supported",
+            )
+        if how is Linearity.AFFINE and reduction.rule is LossRule.SUM:
+            raise UnsupportedError(
+                f"{value!r}, the gradient of {name!r}, holds a term that no sample enters, such as the derivative of a "
+                "penalty: --loss-reduction sum would count it once for every rank",
+                f"add the term behind the gradient, and name the gradient without it: --params {name}=VALUE",
             )
 
 
