@@ -13,6 +13,7 @@ from gopt.lower.carried_values import check_carried_values
 from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.lower.refolded import check_refolded
 from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
@@ -51,6 +52,7 @@ def lower(
     def check_values() -> None:
         for variant in program.variants:
             check_carried_values(variant)
+            check_refolded(variant)
             check_kept_nodes(variant)
 
     carried, other = begin_all([check_values, beside], len(program.source.graph.nodes))
