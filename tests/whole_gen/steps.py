@@ -46,6 +46,8 @@ def written(seed: int, samples: int, scale: int = 1, dtype: object = np.float64)
         if w.random.random() < 0.15:
             new[name] = new[name] - value * (rate * 0.01)
     for name, value in params.items():
+        if new[name].shape != value.shape:  # a rate of shape [1] on a scalar
+            new[name] = new[name].reshape(*value.shape)
         final = new[name] if good is None else w.op("Where", good, new[name], value)
         w.becomes(value, final)
     if scaled == "state" and factor is not None and good is not None:

@@ -50,6 +50,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         propagate(context, forward)
         _loss(context, training)
         _driven(context, training)
+        _averaged(context, training)
         mark = context.marks.get(training.loss)
         plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
         found = tuple(context.found)
@@ -207,6 +208,28 @@ def _driven(context: CouplingContext, training: TrainingGraph) -> None:
                     )  # fmt: skip
             elif name not in meant:
                 stack.append(name)
+
+
+def _averaged(context: CouplingContext, training: TrainingGraph) -> None:
+    """Record statistics of which ranks take the mean, and which are a sum or a maximum over a rank's own samples."""
+    statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
+    if not statistics or context.batch < 2:
+        return
+    behind, _ = ancestors(context.index, [state.updated for state in statistics])
+    known, context.found = context.found, []  # what is told of these nodes is told of the statistic
+    propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
+    context.found = known
+    for state in statistics:
+        mark = context.marks.get(state.updated)
+        node = context.index.producers.get(state.updated)
+        if mark is None or node is None or mark.doubt or mark.mixed:
+            continue
+        if mark.kind in (Relation.SUM, Relation.JOINT):
+            context.couple(
+                CouplingKind.STATISTICS, node,
+                f"statistic {state.tensor!r} is no mean over samples, and ranks take the mean of theirs",
+                "", state.updated,
+            )  # fmt: skip
 
 
 def _trained(context: CouplingContext, training: TrainingGraph, value: str) -> bool:
