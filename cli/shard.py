@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gopt.background import processes
-from gopt.garbage import gc_paused
+from gopt.garbage import free_at_exit, gc_paused
 
 from .auto import auto_of, auto_options, check_auto
 from .options import axis_option, group_option, jobs_option, pass_settings_option, role_options
@@ -128,6 +128,7 @@ def command(model: str, **given: Any) -> None:
             report = sharded.write(output, **how, advance=advance)
         else:
             report = sharded.report()
+        free_at_exit(source, sharded)
         gc.freeze()  # the process ends soon: no collection need walk over all that is left
     if given["as_json"]:
         print_json(report.to_json())

@@ -46,9 +46,9 @@ class ShardRequest:
         return cls(model, mesh, options, roles, given["state"], group_types(given["group_type"]), axes)
 
     def load(self, advance: ProgressCallback) -> Source:
-        from gopt import api
+        from gopt.steps.source import load
 
-        return api.load(
+        return load(
             self.model, roles=self.roles, state=self.state, group_types=self.group_types, axes=self.axes,
             advance=advance,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
+from gopt.sharding.bucket_order import check_bucket_order
 from gopt.sharding.kept_nodes import check_kept_nodes
 from gopt.sharding.verifier import infer_shardings
 
@@ -62,6 +63,7 @@ class Pipeline:
                         check_graph(each.graph)
                     if self.verify_each:
                         infer_shardings(each)
+                        check_bucket_order(each)
                         check_kept_nodes(each)
             except InvariantError as error:
                 before = ", ".join(program.applied) or "none"

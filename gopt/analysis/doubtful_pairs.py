@@ -22,12 +22,16 @@ def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
     """Raise UnsupportedError for a state, not named by the user, that may be no state, or that of another output."""
     left, states = _left(step), set(step.updated)
     shown, held = _shown(step, training), _held(step, training)
+    paired_alike = not step.roles.states and states <= step.index.graph.inputs.keys()
     for state in training.states:
         name, type = state.tensor, step.index.graph.types[state.tensor]
         if name in step.roles.states or step.index.one_element(name) or type.dtype not in FLOATS:
             continue
         if name not in training.gradients:
-            _refuse_nearer(step, state, states, left.get(type))
+            if not (
+                paired_alike and type.elements and step.reach.get(state.updated, {}).keys() == {name}
+            ):  # pairing has seen no other state
+                _refuse_nearer(step, state, states, left.get(type))
             _refuse_fed(step, state, held)
         if state.updated not in step.tainted or (name not in training.gradients and _only_shown(step, state)):
             _refuse_shown(step, state, shown.get(type, []))

@@ -17,7 +17,7 @@ import numpy as np
 
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
-from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.json_writer import appended, pretty_json
 from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import OPTIONAL, to_document
@@ -263,3 +263,8 @@ class Manifest:
     def text(self) -> str:
         """The text of the file."""
         return pretty_json(self.to_json())
+
+    @staticmethod
+    def with_written(text: str, written: WrittenEntry) -> str:
+        """The text of a manifest without ``written``, its last key, as that with it."""
+        return appended(text, "written", to_document(written))

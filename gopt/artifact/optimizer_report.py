@@ -38,9 +38,9 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
 def _removed_sequences(program: SpmdProgram, ranks: str) -> list[OpFact]:
     """One fact per node that packs tensors for an operator, or takes one of its results: no rank has it."""
     graph = program.source.graph
-    kept = {node.label for node in graph.nodes if node.origin is None}
-    written = graph.file_nodes or []
-    gone = [node for node in written if node.is_a("SequenceConstruct", "SequenceAt") and node.label not in kept]
+    written = [node for node in graph.file_nodes or () if node.is_a("SequenceConstruct", "SequenceAt")]
+    kept = {node.label for node in graph.nodes if node.origin is None} if written else set()
+    gone = [node for node in written if node.label not in kept]
     return [OpFact(PASS, SEQUENCE, ranks, "update", None, node.label, node.op_type) for node in gone]
 
 

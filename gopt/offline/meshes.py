@@ -11,7 +11,7 @@ from gopt.mesh import SHARD, Mesh
 from gopt.offline.plan import Choice, split_choices, split_program
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
-from gopt.tensor_parallel.axes import TENSOR
+from gopt.tensor_parallel.mesh_axes import TENSOR
 from gopt.topology import Topology
 
 MOST_MEMBERS = 8

@@ -15,16 +15,7 @@ from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
 from gopt.artifact.removals import Removals, Told, role_of, roles
 from gopt.artifact.report import PassRecord, PassRun, balance, format_bytes, rank_ranges
-from gopt.artifact.report_groups import (
-    AddedVarFact,
-    LocalShape,
-    OpFact,
-    RemovedVarFact,
-    group_added_ops,
-    group_added_vars,
-    group_removed_ops,
-    group_removed_vars,
-)
+from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact, RemovedVarFact
 from gopt.artifact.report_record import (
     CallCounts,
     CallEntry,
@@ -36,6 +27,7 @@ from gopt.artifact.report_record import (
     SourceEntry,
     Traffic,
 )
+from gopt.artifact.report_tables import group_added_ops, group_added_vars, group_removed_ops, group_removed_vars
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin

@@ -17,7 +17,6 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.opaque.refold import RefoldedCall
 from gopt.program import SpmdProgram
-from gopt.sharding.bucket_order import check_bucket_order
 from gopt.sharding.calls import Conversion, beside, convert
 from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.placements import (
@@ -82,18 +81,18 @@ class ShardingInference:
         self._placed_values = {state.input for state in program.states if state.sharded}
         shapes = [type.shape or () for type in program.training.graph.inputs.values()]
         self._symbols = {size for shape in shapes for size in shape if isinstance(size, str)}
-        live = self._live() if self.strict else set()
+        live: set[int] | None = None
         for node in program.graph.nodes:
             try:
                 self._visit(node)
             except InvariantError:
-                if id(node) in live:  # a dead one is seen by nothing, and prune takes it
-                    raise
+                if self.strict:
+                    live = program.live_nodes() if live is None else live
+                    if id(node) in live:  # a dead one is seen by nothing, and prune takes it
+                        raise
                 self.table.give(node, self.table.placed(self.table.equal, node.sharding))
         for held in program.accumulators:  # zeros, which are sharded as the sums are
             self.table.note(held.output, self.table.accumulator(held))
-        if self.strict:
-            check_bucket_order(program, live)
         return self.table
 
     def _visit(self, node: Node) -> None:
@@ -110,15 +109,6 @@ class ShardingInference:
             self.known.update((name, self.table.everywhere) for name in node.outputs if name)
         else:
             self._node(node)
-
-    def _live(self) -> set[int]:
-        """Nodes on which a result of the step depends, by id."""
-        needed, live = self.program.results(), set()
-        for node in reversed(self.program.graph.nodes):
-            if node.domain == COMM or not needed.isdisjoint(node.outputs):
-                live.add(id(node))
-                needed.update(node.reads)
-        return live
 
     # --- kinds of nodes ---
 

@@ -437,6 +437,7 @@ def test_it_is_an_error(case, tmp_path, monkeypatch):
     """What the check refuses would have trained ranks apart, or on less than all data."""
     monkeypatch.setattr("gopt.lower.lowering.infer_shardings", partial(infer_shardings, strict=False))
     monkeypatch.setattr("gopt.lower.lowering.check_placements", lambda program, shardings: 0)
+    monkeypatch.setattr("gopt.lower.lowering.check_bucket_order", lambda program: None)
     monkeypatch.setattr("gopt.lower.lowering.check_carried_values", lambda program: None)
     monkeypatch.setattr("gopt.lower.lowering.check_kept_nodes", lambda program: None)
     shard(case).write(tmp_path / "out")
