@@ -68,12 +68,14 @@ def processes(jobs: int | None) -> Iterator[None]:
 
     SIGTERM and SIGHUP raise StoppedError in the block.
 
-    None: as many as there are usable cores, and only for graphs of at least ``LEAST_NODES`` nodes. At the end, children
-    whose results were not read are killed. Outside of such a block nothing is forked.
+    None: as many children as there are usable cores, where there are several, and only for graphs of at least
+    ``LEAST_NODES`` nodes: one may end as the next begins. At the end, children whose results were not read are killed.
+    Outside of such a block nothing is forked.
     """
     if jobs is not None and (not is_whole(jobs) or jobs < 1):
         raise OptionError(f"jobs={jobs!r}", "give the number of processes that may work at once, at least 1")
-    room = _Room(usable_cores() - 1, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
+    cores = usable_cores()
+    room = _Room(cores if cores > 1 else 0, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
     before = _room.set(room)
     try:
         with raise_on_signals():  # or a signal would end this process with its children's work, and say nothing

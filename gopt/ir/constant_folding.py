@@ -30,26 +30,29 @@ def fold_small(
     """Values of at most 64 integers that nodes make of constants alone, by name; Constant nodes themselves left out."""
     known: dict[str, np.ndarray] = {}
     folded: dict[str, np.ndarray] = {}
+    constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}
     for node in nodes:
         rule = _RULES.get(node.op_type)
-        if (rule is None and node.op_type != "Constant") or len(node.outputs) != 1 or not node.is_a(node.op_type):
+        if rule is None and node.op_type != "Constant":
+            continue
+        if not constants.issuperset(node.inputs) or len(node.outputs) != 1 or not node.is_a(node.op_type):
             continue
         if rule is None:
             value = constant_value(node)
             if value is not None:
                 known[node.outputs[0]] = value
+                constants.add(node.outputs[0])
             continue
         if not node.inputs:
             continue
-        operands = [_operand(name, known, initializers, inputs) for name in node.inputs if name]
-        if any(operand is None for operand in operands):
-            continue
+        operands = [known[name] if name in known else initializers[name].numpy() for name in node.inputs if name]
         try:
-            result = np.asarray(rule(node, [operand for operand in operands if operand is not None]))
+            result = np.asarray(rule(node, [np.asarray(operand) for operand in operands]))
         except (ValueError, IndexError, TypeError, KeyError):
             continue  # a malformed node: code that needs its type reports it
         if result.size <= _SMALL and result.dtype.name in _INTEGERS:
             known[node.outputs[0]] = folded[node.outputs[0]] = result
+            constants.add(node.outputs[0])
     return folded
 
 
@@ -84,15 +87,8 @@ def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
     return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
 
 
-def _operand(
-    name: str, known: Mapping[str, np.ndarray], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
-) -> np.ndarray | None:
-    if name in known:
-        return known[name]
-    tensor = initializers.get(name)
-    if tensor is None or name in inputs or tensor.type.dtype not in _INTEGERS or tensor.type.elements > _SMALL:
-        return None
-    return np.asarray(tensor.numpy())
+def _may_be_shape(tensor: Tensor) -> bool:
+    return tensor.type.dtype in _INTEGERS and tensor.type.elements <= _SMALL
 
 
 def _reshaped(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from math import prod
 
 from gopt.analysis.coupling.context import CouplingContext, axis_of
-from gopt.analysis.coupling.marks import CouplingKind, Mark, Marks, Relation, Untraceable, division
+from gopt.analysis.coupling.marks import CouplingKind, Mark, Marks, Relation, Untraceable, changed, division
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
 from gopt.ir.graph import Node
 
@@ -22,7 +21,7 @@ def settled(context: CouplingContext, mark: Mark, constant: float = 0.0) -> Mark
         says = division(factor, context.batch, mark.sizes) if context.batch else None
         if says is not None and says.by_batch:
             if says.by_others:
-                return replace(mark, doubt=True)
+                return changed(mark, doubt=True)
             return Mark(Relation.MEAN, origin=mark.origin, mixed=mark.mixed, count=mark.count, even=mark.even)
     return mark
 
@@ -47,7 +46,7 @@ def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str,
     mixed = len(found) > 1 or any(mark.mixed for mark in found.values())
     kept = [letter for letter in found if letter in output]
     letter = kept[0] if kept else next(iter(found))
-    mark = replace(found[letter], mixed=mixed, factor=factor)
+    mark = changed(found[letter], mixed=mixed, factor=factor)
     for name, letters in operands:
         if context.samples(name) is None and letter in letters:
             place = list(letters).index(letter)
@@ -57,7 +56,7 @@ def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str,
             if not mixed and not context.alike(name, place, mark):
                 by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
     if kept:
-        return replace(mark, axis=list(output).index(letter))
+        return changed(mark, axis=list(output).index(letter))
     if len(found) > 1:
         return Mark(Relation.JOINT, origin=node.outputs[0], mixed=True, even=False)
     return summed(context, node, mark, (mark.outer, mark.inner))
@@ -93,14 +92,14 @@ def gemm(context: CouplingContext, node: Node) -> Marks:
     if mark.kind is not Relation.SAMPLES:
         if rest and float(node.attributes.get("beta", 1.0)):
             raise Untraceable("something is added to a sum over samples")
-        return [replace(mark, factor=mark.factor * float(node.attributes.get("alpha", 1.0)))]
+        return [changed(mark, factor=mark.factor * float(node.attributes.get("alpha", 1.0)))]
     for name in rest:
         own = context.samples(name)
         if own is not None and own.axis + 2 - context.rank(name) != mark.axis:
             in_batch(context, node)
         elif own is None and not context.alike(name, mark.axis - 2 + context.rank(name), mark):
             by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
-    return [replace(mark, factor=1.0)]
+    return [changed(mark, factor=1.0)]
 
 
 def einsum(context: CouplingContext, node: Node) -> Marks:
@@ -117,7 +116,7 @@ def conv(context: CouplingContext, node: Node) -> Marks:
     if any(context.marks.get(name) is not None for name in node.inputs[2:]):
         raise Untraceable("a bias of samples")
     if mark is not None and weight is None and mark.axis == 0:
-        return [replace(mark, factor=1.0)]
+        return [changed(mark, factor=1.0)]
     both = mark is not None and weight is not None and node.is_a("Conv") and int(node.attributes.get("group", 1)) == 1
     if both and mark.axis == weight.axis == 1 and len(node.inputs) == 2:  # type: ignore[union-attr]
         return [contract(context, node, list(zip(node.inputs, ("nc*", "mc*"))), "nm*")]
@@ -141,12 +140,12 @@ def reduction(context: CouplingContext, node: Node) -> Marks:
     linear = node.is_a("ReduceSum", "ReduceMean")
     if mark.axis not in axes:
         shift = 0 if node.attributes.get("keepdims", 1) else sum(each < mark.axis for each in axes)
-        return [replace(mark, axis=mark.axis - shift, factor=mark.factor if linear else 1.0)]
+        return [changed(mark, axis=mark.axis - shift, factor=mark.factor if linear else 1.0)]
     shape = context.shape(name)
     sizes = [size for axis, size in enumerate(shape) if axis in axes and axis != mark.axis and isinstance(size, int)]
     context.origins[out] = node
     if node.op_type in SUMS:
-        return [summed(context, node, mark if linear else replace(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
+        return [summed(context, node, mark if linear else changed(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
     average = node.is_a("ReduceMean")
     count = context.batch * prod(sizes) * mark.outer * mark.inner
     return [Mark(Relation.MEAN if average else Relation.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]
@@ -169,8 +168,8 @@ def along(context: CouplingContext, node: Node) -> Marks:
     if mark.axis in axes:
         if not mark.mixed:
             in_batch(context, node)
-        return [replace(mark, mixed=True, factor=1.0) for _ in node.outputs]
-    return [replace(mark, factor=1.0) for _ in node.outputs]
+        return [changed(mark, mixed=True, factor=1.0) for _ in node.outputs]
+    return [changed(mark, factor=1.0) for _ in node.outputs]
 
 
 def layer_norm(context: CouplingContext, node: Node) -> Marks:
@@ -180,7 +179,7 @@ def layer_norm(context: CouplingContext, node: Node) -> Marks:
         raise Untraceable("its scale depends on the batch")
     if mark.axis >= axis_of(node, rank, -1):
         statistics(context, node, node.outputs[0])
-    return [replace(mark, factor=1.0) for _ in node.outputs]
+    return [changed(mark, factor=1.0) for _ in node.outputs]
 
 
 def statistics(context: CouplingContext, node: Node, value: str) -> None:
@@ -197,9 +196,9 @@ def batch_norm(context: CouplingContext, node: Node) -> Marks:
     if mark is None or mark.axis != 0:
         raise Untraceable("samples in another dimension than the first")
     if not node.attributes.get("training_mode", 0) and len([name for name in node.outputs if name]) == 1:
-        return [replace(mark, factor=1.0)]
+        return [changed(mark, factor=1.0)]
     statistics(context, node, node.outputs[0])
-    return [replace(mark, factor=1.0), *(Mark(Relation.MEAN, origin=name) for name in node.outputs[1:])]
+    return [changed(mark, factor=1.0), *(Mark(Relation.MEAN, origin=name) for name in node.outputs[1:])]
 
 
 def in_front(context: CouplingContext, node: Node) -> Marks:
@@ -209,7 +208,7 @@ def in_front(context: CouplingContext, node: Node) -> Marks:
         raise Untraceable("samples in another dimension than the first")
     if any((mark.outer, mark.inner) != (marks[0].outer, marks[0].inner) for mark in marks):
         raise Untraceable("operands count their samples differently")
-    return [replace(marks[0], factor=1.0, mixed=any(mark.mixed for mark in marks)) for _ in node.outputs]
+    return [changed(marks[0], factor=1.0, mixed=any(mark.mixed for mark in marks)) for _ in node.outputs]
 
 
 def loss_operator(context: CouplingContext, node: Node) -> Marks:
@@ -219,10 +218,10 @@ def loss_operator(context: CouplingContext, node: Node) -> Marks:
     if mark is None or any(each is None or each.axis != 0 or each.inner != 1 for each in marks):
         raise Untraceable("samples in another dimension than the first")
     reduce = str(node.attributes.get("reduction", "mean"))
-    rest = [replace(mark, factor=1.0) for _ in node.outputs[1:]]
+    rest = [changed(mark, factor=1.0) for _ in node.outputs[1:]]
     origin = node.outputs[0]
     if reduce == "none":
-        return [replace(mark, factor=1.0), *rest]
+        return [changed(mark, factor=1.0), *rest]
     context.origins[origin] = node
     if reduce == "sum":
         return [Mark(Relation.SUM, origin=origin, doubt=context.batch == 1), *rest]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import onnx
 
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.contract import summed
-from gopt.analysis.coupling.marks import Mark, Marks, Relation, Untraceable
+from gopt.analysis.coupling.marks import Mark, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
 from gopt.ir.graph import Node
 
@@ -21,18 +19,18 @@ def gather(context: CouplingContext, node: Node) -> Marks:
     if mark is None:
         if by is None:
             raise Untraceable("random numbers are looked up")
-        return [replace(by, axis=axis + by.axis, factor=1.0)]
+        return [changed(by, axis=axis + by.axis, factor=1.0)]
     moved = mark.axis + (context.rank(indices) - 1 if axis < mark.axis else 0)
     if axis == mark.axis:
         if by is not None:
             in_batch(context, node)
-            return [replace(by, axis=axis + by.axis, mixed=True)]
+            return [changed(by, axis=axis + by.axis, mixed=True)]
         by_place(context, node, "some samples are picked")
-        return [replace(mark, axis=mark.axis if context.rank(node.outputs[0]) == rank else 0, mixed=True)]
+        return [changed(mark, axis=mark.axis if context.rank(node.outputs[0]) == rank else 0, mixed=True)]
     if by is not None:
         in_batch(context, node)
-        return [replace(mark, axis=moved, mixed=True)]
-    return [replace(mark, axis=moved)]
+        return [changed(mark, axis=moved, mixed=True)]
+    return [changed(mark, axis=moved)]
 
 
 def gather_elements(context: CouplingContext, node: Node) -> Marks:
@@ -44,7 +42,7 @@ def gather_elements(context: CouplingContext, node: Node) -> Marks:
         raise Untraceable("random numbers are looked up")
     if axis_of(node, rank, 0) == mark.axis:
         raise Untraceable("samples are looked up by their place")
-    return [replace(mark, factor=1.0)]
+    return [changed(mark, factor=1.0)]
 
 
 def gather_nd(context: CouplingContext, node: Node) -> Marks:
@@ -57,7 +55,7 @@ def gather_nd(context: CouplingContext, node: Node) -> Marks:
             raise Untraceable("data and indices count their samples differently")
         if mark is None and by.axis < batch_dims and not context.alike(data, by.axis, by):
             by_place(context, node, f"{data!r} has a value of its own for every place of the batch")
-        return [replace(by, factor=1.0)]
+        return [changed(by, factor=1.0)]
     raise Untraceable("samples are looked up by their place")
 
 
@@ -74,7 +72,7 @@ def scatter_nd(context: CouplingContext, node: Node) -> Marks:
         raise Untraceable("samples may write over each other")
     if not _zero(context, data):
         raise Untraceable("samples are added to a value that no batch enters")
-    return [summed(context, node, replace(given, mixed=given.mixed or by.mixed), (given.outer, given.inner))]
+    return [summed(context, node, changed(given, mixed=given.mixed or by.mixed), (given.outer, given.inner))]
 
 
 def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mark | None) -> Mark:
@@ -88,14 +86,14 @@ def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mar
         raise Untraceable("random numbers are written")
     marks = [into] if into is not None else []
     if given is not None:
-        marks.append(replace(given, axis=given.axis - front + named))
+        marks.append(changed(given, axis=given.axis - front + named))
     mark = marks[0]
     if mark.axis < named or any((m.axis, m.outer, m.inner) != (mark.axis, mark.outer, mark.inner) for m in marks):
         raise Untraceable("samples are written by their place")
     for name, own, axis in ((data, into, mark.axis), (updates, given, mark.axis + front - named)):
         if own is None and not context.alike(name, axis, mark):
             by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
-    return replace(mark, factor=1.0, mixed=any(m.mixed for m in marks))
+    return changed(mark, factor=1.0, mixed=any(m.mixed for m in marks))
 
 
 def _zero(context: CouplingContext, name: str) -> bool:
@@ -113,4 +111,4 @@ def one_hot(context: CouplingContext, node: Node) -> Marks:
         raise Untraceable("its depth or values depend on the batch")
     rank = context.rank(node.outputs[0])
     axis = axis_of(node, rank, -1)
-    return [replace(mark, axis=mark.axis + (axis <= mark.axis), factor=1.0)]
+    return [changed(mark, axis=mark.axis + (axis <= mark.axis), factor=1.0)]

@@ -7,10 +7,11 @@ the concatenation of the ranks' values, ``SUM`` their sum, ``MEAN`` their mean, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import combinations
 from math import isclose, prod
+from typing import Any
 
 
 class Relation(Enum):
@@ -68,6 +69,14 @@ class Mark:
             and not self.doubt
             and self.kind in (Relation.MEAN, Relation.WEIGHTED, Relation.JOINT, Relation.GATE)
         )
+
+
+def changed(mark: Mark, **changes: Any) -> Mark:
+    """The mark with other values in some fields; the same object where these are its own, as they mostly are."""
+    for name, value in changes.items():
+        if getattr(mark, name) != value:
+            return replace(mark, **changes)
+    return mark
 
 
 UNKNOWN = Mark(Relation.UNKNOWN)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable
+from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
 from gopt.ir.graph import Node
 
 NUMBER_OF_SAMPLES = "check that the step intends this: gopt does not rewrite it"
@@ -14,7 +12,7 @@ NUMBER_OF_SAMPLES = "check that the step intends this: gopt does not rewrite it"
 def pointwise(context: CouplingContext, node: Node) -> Marks:
     """Mark of the one result of an operator that works element by element after broadcasting."""
     mark = aligned(context, node, [name for name in node.inputs if name], context.rank(node.outputs[0]))
-    return [replace(mark, factor=_factor(context, node, mark)) for _ in node.outputs]
+    return [changed(mark, factor=_factor(context, node, mark)) for _ in node.outputs]
 
 
 def aligned(context: CouplingContext, node: Node, names: list[str], rank: int) -> Mark:
@@ -24,16 +22,16 @@ def aligned(context: CouplingContext, node: Node, names: list[str], rank: int) -
         mark = context.samples(name)
         if mark is None:
             continue
-        here = replace(mark, axis=mark.axis + rank - context.rank(name))
+        here = changed(mark, axis=mark.axis + rank - context.rank(name))
         if found is None:
             found = here
         elif here.axis != found.axis:
             in_batch(context, node)
-            found = replace(found, mixed=True)
+            found = changed(found, mixed=True)
         elif (here.outer, here.inner) != (found.outer, found.inner):
             raise Untraceable("two operands count the samples of one dimension differently")
         else:
-            found = replace(found, mixed=found.mixed or here.mixed, factor=1.0)
+            found = changed(found, mixed=found.mixed or here.mixed, factor=1.0)
     if found is None:
         return Mark(Relation.DRAWN)
     for name in names:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
-from gopt.analysis.coupling.marks import REDUCED, Mark, Relation
+from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, changed
 from gopt.analysis.operators import LAYOUT
 from gopt.ir.graph import Node
 
@@ -23,26 +21,26 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
     even = all(mark.sound for mark in marks)
     joint = Mark(Relation.JOINT, origin=node.outputs[0], mixed=mixed, even=even)
     if node.is_in(COMPARE):
-        return replace(joint, kind=Relation.GATE)
+        return changed(joint, kind=Relation.GATE)
     if node.captures or any(mark.kind not in REDUCED for mark in marks):
         return joint
     if node.is_in(SAME) and names[0] in context.marks and len(marks) == 1:
-        return replace(first, factor=-first.factor) if node.is_a("Neg") else first
+        return changed(first, factor=-first.factor) if node.is_a("Neg") else first
     found: Mark | None = None
     if node.is_a("Add", "Sub", "Sum", "Concat"):
         found = _added(context, node, names)
     elif node.is_a("Mul", "Div"):
         found = _scaled(context, node, names)
     elif node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum") and len(marks) == 1 and len(names) == 2:
-        found = first if first.kind is not Relation.SUM else replace(first, factor=0.0)
+        found = first if first.kind is not Relation.SUM else changed(first, factor=0.0)
     elif node.is_a("Max", "Clip") and first.kind is Relation.SUM and len(marks) == 1 and names[0] in context.marks:
-        found = replace(first, even=False)  # a count that is kept from being zero
+        found = changed(first, even=False)  # a count that is kept from being zero
     elif node.is_a("Max") and len(marks) == 1 and first.kind is Relation.SUM:
-        found = replace(first, even=False)
+        found = changed(first, even=False)
     elif node.is_a("Where") and context.marks.get(names[0], joint).kind is Relation.GATE:
         inside = [context.marks[name] for name in names[1:] if name in context.marks]
-        found = replace(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
-    return joint if found is None or found.kind in (Relation.JOINT, Relation.GATE) else replace(found, mixed=mixed)
+        found = changed(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
+    return joint if found is None or found.kind in (Relation.JOINT, Relation.GATE) else changed(found, mixed=mixed)
 
 
 def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:
@@ -56,11 +54,11 @@ def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | Non
         free = [name for name, mark in zip(names, marks) if mark is None]
         if not all(context.scalar(name) and abs(context.scalar(name)) < 1e-3 for name in free):
             return None  # more than an epsilon
-        first = replace(first, even=False)
+        first = changed(first, even=False)
     same = all(mark.factor == first.factor for mark in known)
     doubt = any(mark.doubt for mark in known)
     even = first.even and all(mark.even for mark in known)
-    return replace(first, factor=first.factor if same else 0.0, doubt=doubt, even=even, count=first.count * same)
+    return changed(first, factor=first.factor if same else 0.0, doubt=doubt, even=even, count=first.count * same)
 
 
 def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:
@@ -84,7 +82,7 @@ def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | No
     if node.is_a("Div"):
         constant = 1 / constant if constant else 0.0
     factor = mark.factor * constant
-    return settled(context, replace(mark, factor=factor), constant)
+    return settled(context, changed(mark, factor=factor), constant)
 
 
 def _unguarded(context: CouplingContext, name: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from gopt.analysis.coupling.context import CouplingContext, Shape, axis_of
-from gopt.analysis.coupling.marks import DRAWN, Mark, Marks, Relation, Untraceable
+from gopt.analysis.coupling.marks import DRAWN, Mark, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.pointwise import by_place
 from gopt.ir.graph import Node
 
@@ -33,7 +32,7 @@ def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape)
     for axis, size in enumerate(after):
         own = prod(after[axis + 1 :])  # type: ignore[arg-type]
         if stride % max(own, 1) == 0 and (own * size) % max(span, 1) == 0:  # type: ignore[operator]
-            fits.append(replace(mark, axis=axis, outer=own * size // span, inner=stride // own))  # type: ignore[operator]
+            fits.append(changed(mark, axis=axis, outer=own * size // span, inner=stride // own))  # type: ignore[operator]
     whole = [each for each in fits if (each.outer, each.inner) == (1, 1)]
     if context.batch == 1:
         kept = [each for each in whole if each.axis == mark.axis and before[: mark.axis + 1] == after[: mark.axis + 1]]
@@ -54,7 +53,7 @@ def squeeze(context: CouplingContext, node: Node) -> Marks:
         axes = [axis for axis, size in enumerate(shape) if size == 1]
     if mark.axis in axes:
         raise Untraceable("a batch of one sample: its dimension is squeezed away")
-    return [replace(mark, axis=mark.axis - sum(each < mark.axis for each in axes))]
+    return [changed(mark, axis=mark.axis - sum(each < mark.axis for each in axes))]
 
 
 def unsqueeze(context: CouplingContext, node: Node) -> Marks:
@@ -65,7 +64,7 @@ def unsqueeze(context: CouplingContext, node: Node) -> Marks:
     place = mark.axis
     for axis in axes:
         place += axis <= place
-    return [replace(mark, axis=place)]
+    return [changed(mark, axis=place)]
 
 
 def transpose(context: CouplingContext, node: Node) -> Marks:
@@ -73,7 +72,7 @@ def transpose(context: CouplingContext, node: Node) -> Marks:
     if mark.kind is Relation.DRAWN:
         return [DRAWN]
     order = [int(each) for each in node.attributes.get("perm", range(rank)[::-1])]
-    return [replace(mark, axis=order.index(mark.axis))]
+    return [changed(mark, axis=order.index(mark.axis))]
 
 
 def expand(context: CouplingContext, node: Node) -> Marks:
@@ -85,14 +84,14 @@ def expand(context: CouplingContext, node: Node) -> Marks:
     axis = mark.axis + len(after) - len(shape)
     if shape[mark.axis] != after[axis]:
         raise Untraceable("a batch of one sample is broadcast")
-    return [replace(mark, axis=axis)]
+    return [changed(mark, axis=axis)]
 
 
 def tile(context: CouplingContext, node: Node) -> Marks:
     mark, times = context.samples(node.inputs[0]), context.ints(node.inputs[1])
     if mark is None or times is None:
         raise Untraceable("repeats are computed")
-    return [replace(mark, outer=mark.outer * times[mark.axis])]
+    return [changed(mark, outer=mark.outer * times[mark.axis])]
 
 
 def concat(context: CouplingContext, node: Node) -> Marks:
@@ -111,10 +110,10 @@ def concat(context: CouplingContext, node: Node) -> Marks:
         for name, mark in zip(node.inputs, marks):
             if mark is None and not context.alike(name, first.axis, first):
                 by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
-        return [replace(first, mixed=mixed, factor=1.0)]
+        return [changed(first, mixed=mixed, factor=1.0)]
     if len(known) < len(marks) or any(mark.inner != first.inner for mark in known):
         raise Untraceable("samples are joined with rows that are not samples")
-    return [replace(first, outer=sum(mark.outer for mark in known), mixed=mixed, factor=1.0)]
+    return [changed(first, outer=sum(mark.outer for mark in known), mixed=mixed, factor=1.0)]
 
 
 def split(context: CouplingContext, node: Node) -> Marks:
@@ -128,8 +127,8 @@ def split(context: CouplingContext, node: Node) -> Marks:
     each = context.batch * mark.inner
     if mark.outer == 1 or not each or any(not isinstance(size, int) or size % each for size in sizes):
         by_place(context, node, "the batch is split")
-        return [replace(mark, mixed=True) for _ in node.outputs]
-    return [replace(mark, outer=size // each) for size in sizes if isinstance(size, int)]
+        return [changed(mark, mixed=True) for _ in node.outputs]
+    return [changed(mark, outer=size // each) for size in sizes if isinstance(size, int)]
 
 
 def slices(context: CouplingContext, node: Node) -> Marks:
@@ -150,16 +149,16 @@ def slices(context: CouplingContext, node: Node) -> Marks:
     if mark.outer > 1 and each and starts is not None and isinstance(size, int) and size % each == 0:
         start = starts[axes.index(mark.axis) if axes is not None else mark.axis]
         if start % each == 0 and steps == [1] * len(steps):
-            return [replace(mark, outer=size // each)]
+            return [changed(mark, outer=size // each)]
     by_place(context, node, "a part of the batch is sliced out")
-    return [replace(mark, mixed=True)]
+    return [changed(mark, mixed=True)]
 
 
 def pad(context: CouplingContext, node: Node) -> Marks:
     mark = context.samples(node.inputs[0])
     if mark is None or context.shape(node.inputs[0])[mark.axis] != context.shape(node.outputs[0])[mark.axis]:
         raise Untraceable("rows that are not samples are added to the batch")
-    return [replace(mark, factor=1.0)]
+    return [changed(mark, factor=1.0)]
 
 
 def trilu(context: CouplingContext, node: Node) -> Marks:
