@@ -151,6 +151,8 @@ def _converted(model: ModelProto) -> ModelProto:
         return model
     try:
         converted = onnx.version_converter.convert_version(model, OPSET)
+    except MemoryError:
+        raise
     except Exception as error:  # the converter's own have no common base
         line = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise UnsupportedError(
