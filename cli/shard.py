@@ -114,7 +114,7 @@ def command(model: str, **given: Any) -> None:
     asked = ShardRequest.of(model, given)
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     whole = check_output_folder(output, force=given["force"]) if written else output
-    with gc_paused(), progress() as advance, processes(given["jobs"]):
+    with gc_paused(), progress() as advance, processes(given["jobs"], own_process=True):
         source = asked.load(advance)
         if written:
             ranks = asked.options.only_ranks

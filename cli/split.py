@@ -77,7 +77,7 @@ def command(model: str, **given: Any) -> None:
     output = Path(given["output"] or f"{Path(model).stem}.split")
     asked = SplitRequest.of(model, given)
     whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
-    with gc_paused(), progress() as advance, processes(given["jobs"]):
+    with gc_paused(), progress() as advance, processes(given["jobs"], own_process=True):
         source = asked.load(advance)
         if whole is not None:
             check_disk_space(source.training, asked.files, whole, split=asked.mesh is None)
