@@ -17,7 +17,7 @@ def command() -> None:
 
 
 @command.command("update")
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 def update(folder: str) -> int:
     """Write the goldens of DIR/gopt-golden.toml to DIR/golden.
 
@@ -34,7 +34,7 @@ def update(folder: str) -> int:
 
 
 @command.command("check")
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 def check(folder: str) -> int:
     """Compare the goldens in DIR/golden with what gopt makes now.
 

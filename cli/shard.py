@@ -18,7 +18,7 @@ from .terminal import print_json, print_text
 
 
 @click.command("shard")
-@click.argument("model", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
 @click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .ranks]")

@@ -31,7 +31,7 @@ _SERVERS_ALONE = (
 
 
 @click.command("split")
-@click.argument("model", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
 @split_options(*MODES, "allreduce")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .split]")
 @click.option("--config", metavar="FILE", help="Read accumulate and [roles] from this gopt.toml.")
