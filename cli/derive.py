@@ -15,8 +15,8 @@ from .terminal import print_json
 if TYPE_CHECKING:
     from gopt.frontends.derive.options import DeriveOptions
 
-KNOBS = ("momentum", "eps", "alpha", "momentum_decay")
-SCHEDULE_KNOBS = ("total_steps", "start_factor", "end_factor", "min_lr", "step_size", "gamma")
+OPTIMIZER_OPTIONS = ("momentum", "eps", "alpha", "momentum_decay")
+SCHEDULE_OPTIONS = ("total_steps", "start_factor", "end_factor", "min_lr", "step_size", "gamma")
 
 
 @click.command("derive")
@@ -171,7 +171,7 @@ def command(forward: str, output: str, force: bool, as_json: bool, **given: Any)
 def _options(given: dict[str, Any]) -> DeriveOptions:
     from gopt.frontends.derive.options import DeriveOptions, Norms
 
-    knobs = {name: given[name] for name in KNOBS if given[name] is not None}
+    own = {name: given[name] for name in OPTIMIZER_OPTIONS if given[name] is not None}
     same = (
         "loss",
         "optimizer",
@@ -187,9 +187,9 @@ def _options(given: dict[str, Any]) -> DeriveOptions:
     )
     return DeriveOptions(
         **{name: given[name] for name in (*same, "trainable", "freeze", "seed")},
-        knobs={**knobs, **_betas(given["betas"])},
+        optimizer_options={**own, **_betas(given["betas"])},
         loss_scale=loss_scale(given["loss_scale"]),
-        schedule_knobs={name: given[name] for name in SCHEDULE_KNOBS if given[name] is not None},
+        schedule_options={name: given[name] for name in SCHEDULE_OPTIONS if given[name] is not None},
         batchnorm=Norms(given["batchnorm"]),
         dropout=Norms(given["dropout"]),
         dims=_dims(given["dims"]),

@@ -10,12 +10,12 @@ from .terminal import print_json
 @click.command("explain")
 @click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 @click.argument("name", metavar="NAME")
-@click.option("--json", "as_json", is_flag=True, help="Print the story as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def command(folder: str, name: str, as_json: bool) -> None:
-    """Tell the story of one operator, value, state, parameter, bucket, key or table of an output folder.
+    """Show what became of one operator, value, state, parameter, bucket, key or table of an output folder.
 
-    Where it came from, which ranks hold what of it, in which bucket and by which calls it travels, why it was removed
-    or added, and what stands for it now. A name that is not there is answered with the nearest ones.
+    The facts are: where it came from, which part each rank holds, the bucket and the calls that carry it, why it was
+    removed or added, and what replaces it. For an unknown name the nearest ones are shown.
 
     \b
     Example:

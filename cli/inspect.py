@@ -20,7 +20,7 @@ from .terminal import print_json, print_note, print_text
 @group_option
 @role_options
 def command(path: str, as_json: bool, as_text: bool, config: str | None, **given: Any) -> None:
-    """Show what a training step is: parameters, the optimizer and its constants, what steers it, casts, bytes.
+    """Show what a training step is: parameters, the optimizer, its constants and what controls it, casts, bytes.
 
     The optimizer is recognised by what the update computes, never by a name. For an output folder: the mesh and what
     each rank holds and sends. --text prints one node a line, the same for two equal graphs; of a folder, every rank's.

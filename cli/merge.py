@@ -97,4 +97,4 @@ def command(
     if as_json:
         print_json({"format": "gopt-merge/1", **merged.to_json()})
     else:
-        render_merged(merged.to_json())
+        render_merged(merged)

@@ -18,7 +18,7 @@ from .verbosity import verbosity_arguments
 
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
-    from gopt.mesh import Mesh, Sees
+    from gopt.mesh import AxisKind, Mesh
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,6 +71,24 @@ def group_option(function: F) -> F:
         "--group-type", multiple=True, metavar="N=AXES",
         help="Say which mesh axes group_type N of the source's collectives means, e.g. 1=shard,4=tp.",
     )(function)  # fmt: skip
+
+
+class _Stage(click.IntRange):
+    """A stage; an error lists them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not one of 0, 1, 2, 3.", param, ctx)
+
+
+def stage_option(default: str) -> Callable[[F], F]:
+    """``--stage``; ``default`` says what holds without it."""
+    return click.option(
+        "--stage", type=_Stage(0, 3), metavar="0|1|2|3",
+        help=f"0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: {default}]",
+    )  # fmt: skip
 
 
 def jobs_option(function: F) -> F:
@@ -130,7 +148,7 @@ def axis_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
-def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, Sees]:
+def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, AxisKind]:
     """``--axis`` over the configuration's ``[axes]``: axis -> what its ranks see."""
     from gopt.mesh import axis_kinds
 
@@ -187,7 +205,7 @@ def read_config(path: str | None) -> dict[str, Any]:
 
 
 def build_mesh(
-    ranks: int | None, text: str | None, config: dict[str, Any], kinds: Mapping[str, Sees] | None = None
+    ranks: int | None, text: str | None, config: dict[str, Any], kinds: Mapping[str, AxisKind] | None = None
 ) -> Mesh:
     """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree. ``kinds``: what was said
     of its axes."""
@@ -219,7 +237,10 @@ def parse_ranks(text: str | None) -> list[int] | None:
         if not is_digits(first) or (dash and not is_digits(last)) or (dash and int(last) < int(first)):
             raise OptionError(f"cannot read {show(text)} as ranks", "write --only-ranks 0-3 or 0,2,5")
         if int(last or first) >= RANKS:
-            raise OptionError(f"--only-ranks names rank {last or first}: gopt makes at most {RANKS} ranks (RANKS)")
+            raise OptionError(
+                f"--only-ranks names rank {last or first}: gopt makes at most {RANKS} ranks (RANKS)",
+                "name ranks of the mesh, e.g. 0-3",
+            )
         ranks.update(range(int(first), int(last or first) + 1))
     return sorted(ranks)
 

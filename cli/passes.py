@@ -23,6 +23,11 @@ def command(as_json: bool) -> None:
     from gopt.passes import DEFAULT, PASSES
     from gopt.passes.base import option_table
 
+    if not as_json:
+        from .render import render_passes
+
+        render_passes(PASSES.values(), DEFAULT)
+        return
     rows = [
         {
             "name": spec.name,
@@ -33,9 +38,4 @@ def command(as_json: bool) -> None:
         }
         for spec in PASSES.values()
     ]
-    if as_json:
-        print_json({"format": "gopt-passes/1", "passes": rows})
-    else:
-        from .render import render_passes
-
-        render_passes(rows)
+    print_json({"format": "gopt-passes/1", "passes": rows})

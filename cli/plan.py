@@ -54,17 +54,17 @@ from .server_options import MODES, trainers_option
 @group_option
 @role_options
 def command(model: str, **given: Any) -> None:
-    """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
+    """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
-    With --ranks alone, also how many ranks compute a batch together (tensor parallelism). Then rows compare what calls
-    add for each batch: a step of shard=4,tp=2 sees half as many as one of shard=8.
+    With --ranks alone, the number of ranks that compute a batch together (tensor parallelism) is compared too. Costs of
+    calls are then those for each batch: a step of shard=4,tp=2 reads half as many batches as one of shard=8.
 
-    Choices that fit in --memory come first, then those whose calls add the least time on --link; each row says why it
-    stands where it does. A link is one for all ranks, one per mesh axis (a group over several goes at the slowest), or
-    one for the ranks inside a node and another for the rest.
+    Choices that fit in --memory come first, then those whose calls add the least time on --link; each row gives the
+    reason for its place. --link names one link for all ranks, one per mesh axis (a group over several goes at the
+    slowest), or one for the ranks inside a node and another for the rest.
 
-    With --trainers and --servers it weighs how parameters are cut and placed on servers, for as many servers as asked,
-    half and twice as many: bytes of each server, traffic of a trainer and of the busiest server.
+    With --trainers and --servers it compares how parameters are cut and placed on servers, for the given number of
+    servers, half and twice as many: bytes of each server, traffic of a trainer and of the busiest server.
 
     \b
     Example:

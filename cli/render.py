@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,10 @@ from .verbosity import Verbosity, verbosity
 
 if TYPE_CHECKING:
     from gopt.offline.inference.write import Inference
+    from gopt.offline.merge import Merged
     from gopt.offline.state_values import Loaded, StateDict
     from gopt.offline.training_info.write import TrainingInfo
+    from gopt.passes.base import Pass
 
 WIDE = 200
 """Columns of what goes into a pipe or a file."""
@@ -33,10 +35,10 @@ WIDE = 200
 def console() -> Console:
     """A console on stdout; wide where that is not a terminal, so that names are not cut."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    return Clean(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, width=width)
+    return SafeConsole(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, width=width)
 
 
-class Clean(Console):
+class SafeConsole(Console):
     """Prints text without markup; control characters are shown as escapes. Prints nothing with ``--quiet``."""
 
     def __init__(self, **options: Any) -> None:
@@ -85,7 +87,7 @@ def render_report(report: Report, output: Path | None) -> None:
     passed = ", ".join(f"{check.name} {check.count}" for check in report.checks)
     gone, new = total(report.removed_ops), total(report.added_ops)
     out.print(f"operators: {gone} of the source removed, {new} added; gopt explain DIR NAME tells of each")
-    out.print(f"checks passed: {passed}", soft_wrap=True)
+    out.print(f"checks passed: {passed}")
     for note in report.notes:
         out.print(f"note: {note}")
     whole = len(report.ranks) == report.mesh.ranks
@@ -192,13 +194,13 @@ def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
-def render_merged(merged: Mapping[str, Any]) -> None:
+def render_merged(merged: Merged) -> None:
     """Print the result of ``gopt merge``."""
     out = console()
-    beside = f", values in {merged['data']}" if merged["data"] else ""
-    out.print(f"{merged['states']} states, {format_bytes(merged['bytes'])}: written to {merged['model']}{beside}")
-    if merged["missing"]:
-        out.print(f"note: {len(merged['missing'])} states have no value: {_first_names(merged['missing'])}")
+    beside = f", values in {merged.data}" if merged.data else ""
+    out.print(f"{merged.states} states, {format_bytes(merged.nbytes)}: written to {merged.model}{beside}")
+    if merged.missing:
+        out.print(f"note: {len(merged.missing)} states have no value: {_first_names(merged.missing)}")
 
 
 def render_inference(written: Inference) -> None:
@@ -252,15 +254,16 @@ def render_loaded(loaded: Loaded) -> None:
         out.print(f"note: {len(loaded.unknown)} tensors are not states and were left out: {names}")
 
 
-def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of ``gopt passes``."""
+def render_passes(passes: Iterable[Pass], default: Collection[str]) -> None:
+    """Print the table of ``gopt passes``. ``default``: names of the default pipeline."""
+    from gopt.passes.base import option_table
+
     out = console()
-    for row in rows:
-        mark = "" if row["default"] else "  (not in the default pipeline)"
-        out.print(f"[bold]{row['name']}[/]{mark}", markup=True)
-        lines = [row["summary"], *([f"runs after {', '.join(row['after'])}"] if row["after"] else [])]
-        for text in lines:
+    for spec in passes:
+        mark = "" if spec.name in default else "  (not in the default pipeline)"
+        out.print(f"[bold]{spec.name}[/]{mark}", markup=True)
+        for text in (spec.summary, *([f"runs after {', '.join(spec.after)}"] if spec.after else [])):
             out.print(fill(text, out.width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
-        for option in row["options"]:
-            default = option["default"] if option["default"] != "" else '""'
-            out.print(f"  {option['name']} = {default}   [dim]({option['type']})[/]", markup=True)
+        for name, kind, value in option_table(spec):
+            shown = '""' if value == "" else value
+            out.print(f"  {name} = {shown}   [dim]({kind})[/]", markup=True)

@@ -9,7 +9,7 @@ from gopt.artifact.report import format_bytes
 from .render import console
 
 if TYPE_CHECKING:
-    from gopt.frontends.pytorch.check import Checked
+    from gopt.frontends.pytorch.check import ExportCheck
     from gopt.frontends.pytorch.export import Exported
 
 
@@ -28,7 +28,7 @@ def render_exported(exported: Exported) -> None:
     out.print(f"written to {exported.model}{beside}; gopt shard {exported.model} --ranks 2 shards it", soft_wrap=True)
 
 
-def _render_check(checked: Checked | None) -> None:
+def _render_check(checked: ExportCheck | None) -> None:
     out = console()
     if checked is None:
         out.print("not compared with eager PyTorch: a step without values cannot run", soft_wrap=True)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from gopt.artifact.report import format_bytes
 
-from .render import Clean, console, describe, few, table
+from .render import SafeConsole, console, describe, few, table
 
 if TYPE_CHECKING:
-    from gopt.offline.plan import Choice, RankedChoice, ShardSettings
+    from gopt.offline.plan import Choice, ShardSettings
+    from gopt.offline.plan_ranking import RankedChoice
 
 WIDTH = 160
 """Columns where the output is not a terminal: a line a choice."""
@@ -50,9 +51,9 @@ def render_plan(
     """Print the choices of ``gopt plan``, best first, each with the reason for its rank."""
     out = console()
     if not out.is_terminal and "COLUMNS" not in os.environ:
-        out = Clean(file=out.file, highlight=False, markup=False, width=WIDTH)
+        out = SafeConsole(file=out.file, highlight=False, markup=False, width=WIDTH)
     if every_column and out.width < WIDTH:
-        out = Clean(file=out.file, highlight=False, markup=False, width=WIDTH)
+        out = SafeConsole(file=out.file, highlight=False, markup=False, width=WIDTH)
     wide = out.width >= NARROW
     shown = few(rows) if mesh else _best_of_each(rows)
     columns = _columns(mesh, wide, timed=any(row.choice.times is not None for row in rows))

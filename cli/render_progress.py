@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from gopt.progress import ProgressCallback
-from gopt.sanitize import clean
 
 from .terminal import print_note
 from .verbosity import Verbosity, verbosity
@@ -49,12 +47,10 @@ def _shown(elsewhere: ProgressCallback) -> Iterator[ProgressCallback]:
     elif not errors.is_terminal:
         yield elsewhere
     else:
-        columns = (
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
-            TextColumn("{task.fields[count]}"), TimeRemainingColumn(),
-        )  # fmt: skip
-        with Progress(*columns, console=errors, transient=True) as bars:
-            yield _Bar(bars).advance
+        from .render_bar import bar
+
+        with bar(errors) as advance:
+            yield advance
 
 
 @contextmanager
@@ -76,22 +72,6 @@ def timed_phases() -> Iterator[ProgressCallback]:
         yield advance
     finally:
         end()
-
-
-class _Bar:
-    """One bar, which begins anew with each phase."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._phase = ""
-        self._task = bars.add_task("starting", total=None, count="")
-
-    def advance(self, phase: str, done: int = 0, total: int = 0, /) -> None:
-        if phase != self._phase:
-            self._phase = phase
-            self._bars.reset(self._task, total=total or None, description=clean(phase), count="")
-        count = f"{done} of {total}" if total else ""
-        self._bars.update(self._task, completed=done, total=total or None, count=count)
 
 
 class PlainLines:

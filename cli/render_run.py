@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from gopt.artifact.checkpoint_index import step_dir
 
 from .render import console
 from .verbosity import Verbosity, verbosity
 
+if TYPE_CHECKING:
+    from gopt.runtime.parameter_server.waits import ServerSummary
+    from gopt.runtime.training.job import Progress
+    from gopt.runtime.training.run_result import RunResult, StepMessage
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 @contextmanager
-def live_run(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def live_run(steps: int) -> Iterator[Callable[[Progress | StepMessage], None]]:
     """A line on stderr that follows the steps; nothing when stderr is not a terminal."""
     errors = Console(stderr=True)
     if not errors.is_terminal or verbosity() is Verbosity.QUIET:
@@ -29,67 +35,67 @@ def live_run(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("loss {task.fields[loss]:.4g}"),
         TextColumn("{task.fields[rate]:.0f} samples/s"), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("", total=steps, loss=float("nan"), rate=0.0)
+    with Bar(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("", total=steps, loss=math.nan, rate=0.0)
 
-        def show(step: Mapping[str, Any]) -> None:
-            bar.update(task, completed=step["step"], loss=step["loss"], rate=step["samples_per_second"])
+        def show(step: Progress | StepMessage) -> None:
+            loss = math.nan if step.loss is None else step.loss
+            bar.update(task, completed=step.step, loss=loss, rate=step.samples_per_second)
 
         yield show
 
 
-def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
+def render_run(result: RunResult) -> None:
     """The end of a run."""
     out = console()
-    if not losses:
+    if not result.steps:
         out.print(
-            f"nothing to do: {record['checkpoint']} is at step {record['resumed']} already, and --steps "
-            f"{record['asked']} counts from the start of training",
+            f"nothing to do: {result.checkpoint} is at step {result.resumed} already, and --steps "
+            f"{result.asked} counts from the start of training",
             soft_wrap=True,
         )
         return
-    last, seconds, shared = record["last"], record["seconds"], record["shared_calls"]
-    how = record["engine"] + (f", {shared} calls in shared memory" if shared else "")
+    first, last, count, seconds = result.steps[0], result.steps[-1], len(result.steps), result.seconds
+    how = result.engine + (f", {result.shared_calls} calls in shared memory" if result.shared_calls else "")
     out.print(
-        f"{_steps(record['steps'])} on {_who(record)} ({how}) "
+        f"{_steps(count)} on {_ranks(result)} ({how}) "
         f"in {f'{seconds:.1f}' if seconds >= 1 else f'{seconds:.2g}'} s: "
-        f"{1000 * seconds / record['steps']:.1f} ms a step, {record['samples_per_second']:.0f} samples/s"
+        f"{1000 * seconds / count:.1f} ms a step, {result.samples_per_second:.0f} samples/s"
     )
-    out.print(f"loss {record['first']['loss']:.6g} → {last['loss']:.6g}  {sparkline(losses)}")
-    if record["not_finite"] is not None:
-        bad = record["not_finite"]
+    out.print(f"loss {first.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
+    if result.not_finite is not None:
         out.print(
-            f"warning: the loss is not finite in {_steps(bad['steps'])}, first in step {bad['first']}; "
-            "with --stop-on-nan the run ends there",
+            f"warning: the loss is not finite in {_steps(result.not_finite.steps)}, first in step "
+            f"{result.not_finite.first}; with --stop-on-nan the run ends there",
             soft_wrap=True,
         )
-    if (epoch := last.get("epoch", 0)) > 1:
-        out.print(f"the samples of the data were read {epoch:.4g} times", soft_wrap=True)
-    if record.get("servers"):
-        _render_servers(record["servers"])
-    if record["checkpoint"] is not None:
-        out.print(f"last checkpoint: {Path(record['checkpoint'], step_dir(last['step']))}", soft_wrap=True)
+    if last.epoch > 1:
+        out.print(f"the samples of the data were read {last.epoch:.4g} times", soft_wrap=True)
+    if result.servers:
+        _render_servers(result.servers)
+    if result.checkpoint is not None:
+        out.print(f"last checkpoint: {result.checkpoint / step_dir(last.step)}", soft_wrap=True)
     else:
         out.print("note: the values are not kept; give --checkpoint CKPT for that")
 
 
-def _render_servers(servers: Sequence[Mapping[str, Any]]) -> None:
+def _render_servers(servers: Sequence[ServerSummary]) -> None:
     """Print each server's counts and waits, with at most three trainers per server: those with the longest waits."""
     out = console()
     out.print(f"{'server':>6} {'answers':>8} {'MB in':>9} {'MB out':>9} {'dropped':>7}  waited for trainers, s")
     for each in servers:
-        most = sorted(each["waits"].items(), key=lambda item: -item[1])[:3]
-        waits = ", ".join(f"{trainer}: {spent:.2g}" for trainer, spent in most) or "-"
+        longest = sorted(each.waits.items(), key=lambda item: -item[1])[:3]
+        waits = ", ".join(f"{trainer}: {spent:.2g}" for trainer, spent in longest) or "-"
         out.print(
-            f"{each['server']:>6} {each['answered']:>8} {each['bytes_in'] / 1e6:>9.3f} {each['bytes_out'] / 1e6:>9.3f} "
-            f"{each['dropped']:>7}  {waits}",
+            f"{each.server:>6} {each.answered:>8} {each.bytes_in / 1e6:>9.3f} {each.bytes_out / 1e6:>9.3f} "
+            f"{each.dropped:>7}  {waits}",
             soft_wrap=True,
         )
 
 
-def _who(record: Mapping[str, Any]) -> str:
+def _ranks(result: RunResult) -> str:
     """``2 ranks``, or ``2 trainers and 1 server``."""
-    counts = record.get("roles") or {"ranks": record["ranks"]}
+    counts = {"ranks": result.ranks} if result.roles is None else result.roles
     return " and ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in counts.items())
 
 

@@ -10,12 +10,12 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import axis_option, axis_table, build_mesh, is_given, pass_option, pass_settings_option
+from .options import axis_option, axis_table, build_mesh, is_given, pass_option, pass_settings_option, stage_option
 from .server_options import MODES, given_options, split_options
 from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
-    from gopt.mesh import Sees
+    from gopt.mesh import AxisKind
 
 _OF_RANKS = ("ranks", "mesh", "axis", "stage", "partition", "options")
 _OF_SERVERS = (
@@ -32,12 +32,7 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @axis_option
 @click.option("-o", "--output", required=True, metavar="DIR", help="The folder to write.")
-@click.option(
-    "--stage",
-    type=click.IntRange(0, 3),
-    metavar="0|1|2|3",
-    help="0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: as it was]",
-)
+@stage_option("as it was")
 @click.option(
     "--partition",
     type=click.Choice(["flat", "rows", "whole"]),
@@ -94,7 +89,7 @@ def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
             options.setdefault("shard", {})[name] = value
     for owner, option, text in map(pass_option, given["options"]):
         if option in options.get(owner, {}):
-            raise OptionError(f"option {option} of pass {owner} is given twice")
+            raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
         options.setdefault(owner, {})[option] = text
     with progress() as advance:
         advance("sharding")
@@ -128,7 +123,7 @@ def _split(path: str, target: Path, given: dict[str, Any]) -> None:
         print_split(split.manifest(), report, target)
 
 
-def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
+def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, AxisKind]:
     """The kinds of axes that ``--axis`` gives, and for other axes with the same names those of the first sharding."""
     from gopt.offline.folder_contents import read_mesh
 

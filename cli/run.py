@@ -206,12 +206,12 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
     more = run_servers.launch_options(folder, given) if run_servers.has_servers(folder) else {}
     arguments = ["run", folder, "--engine", engine, *arguments_of(context, ("launch", "engine"))]
     from .render_run import live_run
-    from .run_report import step_line
+    from .run_report import step_message
 
     with live_run(given["steps"]) as show:
         kept = given["checkpoint"] is not None
         return launch(
-            given["launch"], arguments, given["deadline"], lambda line: show(step_line(line)), patient=kept, **more
+            given["launch"], arguments, given["deadline"], lambda line: show(step_message(line)), patient=kept, **more
         )
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gopt.errors import RunError, StoppedError
 
 from .json_text import strict_json
 from .terminal import print_json_text, print_note
 
+if TYPE_CHECKING:
+    from gopt.runtime.parameter_server.waits import ServerSummary
+    from gopt.runtime.training.job import Progress
+    from gopt.runtime.training.run_result import StepMessage
 
-def step_line(line: str) -> dict[str, Any]:
-    """The record of a step that the first rank prints."""
-    from gopt.documents import TOLD, as_run_error, parse_json
+
+def step_message(line: str) -> StepMessage:
+    """The record of a step that the first rank prints. Raises RunError for a line that is none."""
+    from gopt.documents import RANK_MESSAGE, as_run_error, parse_json
+    from gopt.documents.records import from_document
     from gopt.errors import InputError
+    from gopt.runtime.training.run_result import StepMessage
 
     try:
-        record = parse_json(line, TOLD, "what the first rank tells")
+        return from_document(StepMessage, parse_json(line, RANK_MESSAGE, "a message of the first rank"))
     except InputError as error:
         raise as_run_error(error) from error
-    return record | {"loss": math.nan if record["loss"] is None else record["loss"]}
 
 
 def stopped_error(job: Any, step: int, number: int) -> StoppedError:
@@ -41,16 +46,17 @@ def signal_note(text: str) -> None:
 @contextmanager
 def report_steps(
     job: Any, ranks: int, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
-    servers: Sequence[Any] = (), roles: Mapping[str, int] | None = None,
+    servers: Sequence[ServerSummary] = (), roles: Mapping[str, int] | None = None,
 ) -> Iterator[Callable[[Any], None]]:  # fmt: skip
     """Loss and throughput in the terminal, the log, and a result at the end. Of a split, ``servers``: what each did, by
     then; ``roles``: how many trainers and servers there are."""
     from gopt.runtime.engines.heartbeat import HEARTBEATS
     from gopt.runtime.engines.launch import LIVE
+    from gopt.runtime.training.run_result import RunResult
 
     from .render_run import live_run, render_run
 
-    steps: list[Any] = []
+    steps: list[Progress] = []
     resumed = _resume_step(job)
     watched = os.environ.get(HEARTBEATS)
     live_path = os.path.join(watched, LIVE) if watched else None
@@ -58,32 +64,20 @@ def report_steps(
 
         def tell(progress: Any) -> None:
             steps.append(progress)
-            values = progress.to_json()
-            show(values)
-            line = strict_json(values)
+            show(progress)
+            line = strict_json(progress.to_json())
             live(line)
             write(line)
 
         yield tell
-    spent = sum(each.seconds for each in steps)
-    failed = [each.step for each in steps if not math.isfinite(each.loss)]
-    record = {
-        "format": "gopt-run/1", "folder": str(job.folder), "engine": engine, "ranks": ranks,
-        "shared_calls": shared_calls(), "steps": len(steps), "asked": job.steps, "resumed": resumed,
-        "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
-        "not_finite": {"steps": len(failed), "first": failed[0]} if failed else None,
-        "seconds": round(spent, 6),
-        "samples_per_second": round(sum(each.samples for each in steps) / spent, 3) if spent else 0.0,
-        "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
-    }  # fmt: skip
-    if roles is not None:
-        record["roles"] = dict(roles)
-    if servers:
-        record["servers"] = [each.to_json() for each in servers]
+    result = RunResult(
+        folder=job.folder, engine=engine, ranks=ranks, steps=steps, asked=job.steps, resumed=resumed,
+        checkpoint=job.checkpoint, shared_calls=shared_calls(), roles=roles, servers=servers,
+    )  # fmt: skip
     if given["as_json"]:
-        print_json_text(strict_json(record, 1))
+        print_json_text(strict_json(result.to_json(), 1))
     else:
-        render_run(record, [each.loss for each in steps])
+        render_run(result)
 
 
 def _resume_step(job: Any) -> int | None:
@@ -110,7 +104,7 @@ def report_resume(job: Any, startup: str | None = None) -> Callable[[int], None]
         if step:
             print_note(f"resumes at step {step}, {job.checkpoint / step_dir(step)}")
         else:
-            lack = "holds no whole checkpoint" if there else "does not exist"
+            lack = "has no complete checkpoint" if there else "does not exist"
             print_note(f"{job.checkpoint} {lack}: training starts from the beginning")
 
     return say

@@ -205,7 +205,7 @@ def _named(option: str, texts: Sequence[str], example: str, *, first: bool = Fal
             what = "layout" if option == "table" else "rule" if option == "init" else "name"
             raise OptionError(f"--{option} {text!r} names no {what}", f"write --{option} NAME={example}")
         if name in found:
-            raise OptionError(f"--{option} gives {name!r} twice")
+            raise OptionError(f"--{option} gives {name!r} twice", "give it once")
         found[name] = rest
     return found
 

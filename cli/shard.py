@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from gopt.background import processes
-from gopt.garbage import gc_paused
+from gopt.garbage import free_at_exit, gc_paused
 
 from .auto import auto_of, auto_options, check_auto
-from .options import axis_option, group_option, jobs_option, pass_settings_option, role_options
+from .options import axis_option, group_option, jobs_option, pass_settings_option, role_options, stage_option
 from .shard_request import ShardRequest
 from .terminal import print_json, print_text
 
@@ -22,11 +22,7 @@ from .terminal import print_json, print_text
 @click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .ranks]")
-@click.option(
-    "--stage",
-    type=click.IntRange(0, 3),
-    help="0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: 2]",
-)
+@stage_option("2")
 @click.option(
     "--partition",
     type=click.Choice(["flat", "rows", "whole"]),
@@ -128,6 +124,7 @@ def command(model: str, **given: Any) -> None:
             report = sharded.write(output, **how, advance=advance)
         else:
             report = sharded.report()
+        free_at_exit(source, sharded)
         gc.freeze()  # the process ends soon: no collection need walk over all that is left
     if given["as_json"]:
         print_json(report.to_json())

@@ -15,7 +15,7 @@ from .terminal import print_text
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.api import Sharded, ShardOptions, Source
-    from gopt.mesh import Mesh, Sees
+    from gopt.mesh import AxisKind, Mesh
     from gopt.progress import ProgressCallback
     from gopt.verbs.shard import Auto
 
@@ -30,7 +30,7 @@ class ShardRequest:
     roles: RoleMap
     state: str | None
     group_types: dict[str, str]
-    axes: dict[str, Sees]
+    axes: dict[str, AxisKind]
 
     @classmethod
     def of(cls, model: str, given: dict[str, Any]) -> ShardRequest:
@@ -46,9 +46,9 @@ class ShardRequest:
         return cls(model, mesh, options, roles, given["state"], group_types(given["group_type"]), axes)
 
     def load(self, advance: ProgressCallback) -> Source:
-        from gopt import api
+        from gopt.steps.source import load
 
-        return api.load(
+        return load(
             self.model, roles=self.roles, state=self.state, group_types=self.group_types, axes=self.axes,
             advance=advance,
         )  # fmt: skip
@@ -62,17 +62,17 @@ class ShardRequest:
 
 def shard_options(given: dict[str, Any], config: dict[str, Any], link: str | None) -> ShardOptions:
     """The options of the command line over those of a configuration. Raises OptionError."""
-    from gopt.steps.shard_options import KNOBS, ShardOptions
+    from gopt.steps.shard_options import PASS_OPTIONS, ShardOptions
 
     asked = given | {"link": link}
-    knobs = {name: asked[name] for name in KNOBS if asked[name] is not None}
+    chosen = {name: asked[name] for name in PASS_OPTIONS if asked[name] is not None}
     passes = {name: dict(table) for name, table in config.get("pass", {}).items()}
-    for owner, option in map(KNOBS.__getitem__, knobs):
+    for owner, option in map(PASS_OPTIONS.__getitem__, chosen):
         passes.get(owner, {}).pop(option, None)  # options override the file
     for owner, option, value in map(pass_option, given["options"]):
         passes.setdefault(owner, {})[option] = value
     options = ShardOptions(
-        **knobs, accumulate=given["accumulate"] or config.get("accumulate", 1), passes=passes,
+        **chosen, accumulate=given["accumulate"] or config.get("accumulate", 1), passes=passes,
         pipeline=_passes_in_order(given, config), only_ranks=parse_ranks(given["only_ranks"]),
         verify_each=given["verify_each"], after_each=_printer(given["print_after"], given["print_dir"]),
     )  # fmt: skip

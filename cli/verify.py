@@ -58,8 +58,8 @@ def command(
     """Run the source and all ranks, or trainers and servers, each on its own batch, and compare every state and loss.
 
     Repeats the run with all local gradients × 1/64 and × 64, with one infinite gradient where the step checks for it,
-    and from counters and flags at which the gates of its schedule stand the other way. Random nodes are fed what they
-    would have drawn, the same to source and ranks. Of more than 256 gradients a sample is confirmed by finite
+    and from counters and flags at which the conditions of its schedule have the other outcome. Random nodes are fed
+    what they would have drawn, the same to source and ranks. Of more than 256 gradients a sample is confirmed by finite
     differences, some of every kind (--all: every one); states and losses are always all compared. Exit code 1 when a
     value differs, 4 when something cannot be confirmed: it says what, and why. In --json, error_over_tolerance counts
     in tolerances: above 1 is too far, times "tolerance" it is the relative error.

@@ -31,7 +31,7 @@ FORMATS = {
     "servers": "Server map",
     "golden": "gopt-golden.toml",
     "reproducer": "reproducer.json",
-    "told": "What the first rank tells its launcher",
+    "rank_message": "Messages of the first rank to its launcher",
     "header": "Header of a safetensors file",
     "trace": "Trace of a run",
     "verification": "Result of gopt verify",

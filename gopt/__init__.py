@@ -9,10 +9,10 @@ of ranks, or a ``Mesh``.
     verify    prove ranks equal to their source
     run       train, ranks as threads of this process
     inspect   describe a step, an output folder, a checkpoint or another file
-    explain   tell what became of one name
+    explain   show what became of one name
     report    write one HTML page of an output folder
     diff      compare two models, output folders or checkpoints
-    plan      weigh meshes, stages, partitions and bucket sizes
+    plan      compare meshes, stages, partitions and bucket sizes
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
     export    write a training step of PyTorch as ONNX

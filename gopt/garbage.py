@@ -6,6 +6,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_KEPT: list[object] = []
+
+
+def free_at_exit(*objects: object) -> None:
+    """Keep what a command has made until the process ends or the next command does the same: to free many small objects
+    takes as long as a sweep over them."""
+    _KEPT[:] = objects
+
 
 @contextmanager
 def gc_paused() -> Iterator[None]:

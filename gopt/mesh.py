@@ -16,7 +16,7 @@ from gopt.option_types import is_digits, is_whole
 from gopt.sanitize import show
 
 
-class Sees(str, Enum):
+class AxisKind(str, Enum):
     """Which data the ranks along an axis read."""
 
     DATA = "data"
@@ -28,9 +28,9 @@ class Sees(str, Enum):
 
 
 AXES = {
-    "dp": Sees.DATA, "shard": Sees.DATA,
-    "tp": Sees.REPLICA, "ep": Sees.REPLICA, "pp": Sees.REPLICA,
-    "cp": Sees.PART, "sp": Sees.PART, "h": Sees.PART, "w": Sees.PART,
+    "dp": AxisKind.DATA, "shard": AxisKind.DATA,
+    "tp": AxisKind.REPLICA, "ep": AxisKind.REPLICA, "pp": AxisKind.REPLICA,
+    "cp": AxisKind.PART, "sp": AxisKind.PART, "h": AxisKind.PART, "w": AxisKind.PART,
 }  # fmt: skip
 """The axes with known names (contract section 1). For any other axis the user gives the kind of data."""
 
@@ -50,23 +50,23 @@ def nearest(name: str) -> str:
     return _ELSEWHERE.get(name.lower()) or (close[0] if close else "")
 
 
-def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, Sees]:
-    """``["rep=replica", "zone=data"]``, or the same as a table -> axis -> what it sees; raises OptionError."""
+def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, AxisKind]:
+    """``["rep=replica", "zone=data"]``, or the same as a table -> axis -> its kind; raises OptionError."""
     pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
-    found: dict[str, Sees] = {}
+    found: dict[str, AxisKind] = {}
     for name, word in pairs:
-        if not name.isidentifier() or word not in (Sees.DATA.value, Sees.REPLICA.value):
+        if not name.isidentifier() or word not in (AxisKind.DATA.value, AxisKind.REPLICA.value):
             raise OptionError(
                 f"cannot read {name}={word} as the kind of a mesh axis",
                 "write --axis NAME=data where each rank reads its own samples, --axis NAME=replica where they see "
                 "the same",
             )
-        if name in AXES and AXES[name] is not Sees(word):
+        if name in AXES and AXES[name] is not AxisKind(word):
             raise OptionError(
                 f"mesh axis {name} cannot be of kind {word}: it is known as one of kind {AXES[name].value}",
                 "give the axis another name",
             )
-        if found.setdefault(name, Sees(word)) is not Sees(word):
+        if found.setdefault(name, AxisKind(word)) is not AxisKind(word):
             raise OptionError(
                 f"mesh axis {name} is given two kinds, {found[name].value} and {word}", "keep one --axis for it"
             )
@@ -82,7 +82,7 @@ class Mesh:
     """
 
     axes: tuple[tuple[str, int], ...]
-    kinds: tuple[tuple[str, Sees], ...] = ()
+    kinds: tuple[tuple[str, AxisKind], ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -93,12 +93,14 @@ class Mesh:
             if not name.isidentifier():
                 raise OptionError(f"mesh axis {name!r} is not an identifier", "use letters, digits and _, such as dp")
             if size < 1:
-                raise OptionError(f"mesh axis {name} has size {size}; it needs at least 1")
+                raise OptionError(f"mesh axis {name} has size {size}", "give at least 1")
         if self.ranks > RANKS:
             count = self.ranks if self.ranks < 1 << 63 else "more than 2**63"
-            raise OptionError(f"a mesh of {count} ranks is too large: gopt makes at most {RANKS} (RANKS)")
+            raise OptionError(
+                f"a mesh of {count} ranks is too large: gopt makes at most {RANKS} (RANKS)", "take smaller axes"
+            )
         if len(set(names)) != len(names):
-            raise OptionError(f"mesh axis named twice in {self}")
+            raise OptionError(f"mesh axis named twice in {self}", "give each axis once, e.g. dp=2,shard=4")
         said = dict(self.kinds)
         for name in names:
             if name not in AXES and name not in said:
@@ -115,7 +117,7 @@ class Mesh:
             )
 
     @classmethod
-    def parse(cls, text: str, kinds: Mapping[str, Sees] | None = None) -> Mesh:
+    def parse(cls, text: str, kinds: Mapping[str, AxisKind] | None = None) -> Mesh:
         """Read ``dp=2,shard=4``; raises OptionError on anything else."""
         axes = []
         for part in text.split(","):
@@ -140,8 +142,8 @@ class Mesh:
     def from_record(cls, record: Mapping[str, Any]) -> Mesh:
         """The inverse of ``to_json``. Before kinds were written, an axis of any other name saw the same samples."""
         axes = tuple((str(name), int(size)) for name, size in record["axes"])
-        kinds = {name: Sees(word) for name, word in record.get("kinds", {}).items()}
-        kinds |= {name: Sees.REPLICA for name, _ in axes if name not in AXES and name not in kinds}
+        kinds = {name: AxisKind(word) for name, word in record.get("kinds", {}).items()}
+        kinds |= {name: AxisKind.REPLICA for name, _ in axes if name not in AXES and name not in kinds}
         return cls(axes, tuple(kinds.items()))
 
     def to_json(self) -> dict[str, Any]:
@@ -149,14 +151,14 @@ class Mesh:
         record: dict[str, Any] = {"axes": [[name, size] for name, size in self.axes], "ranks": self.ranks}
         return record | ({"kinds": {name: kind.value for name, kind in self.kinds}} if self.kinds else {})
 
-    def sees(self, axis: str) -> Sees:
+    def kind(self, axis: str) -> AxisKind:
         """Which data the ranks along an axis of the mesh read."""
         return dict(self.kinds).get(axis) or AXES[axis]
 
     @property
     def data_axes(self) -> tuple[str, ...]:
         """The axes along which ranks see different samples, in mesh order: the one place that says so."""
-        return tuple(name for name, _ in self.axes if self.sees(name) is Sees.DATA)
+        return tuple(name for name, _ in self.axes if self.kind(name) is AxisKind.DATA)
 
     def live(self, group: str) -> tuple[str, ...]:
         """The axes of a group along which there is more than one rank."""

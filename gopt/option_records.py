@@ -11,9 +11,8 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from gopt.errors import OptionError
-from gopt.option_types import fits, wrong
+from gopt.option_types import fits, unknown, wrong
 from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
 
 R = TypeVar("R")
 
@@ -32,8 +31,7 @@ def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
     known = [each.name for each in fields(kind)]
     for name in changes:
         if name not in known:
-            near = did_you_mean(name, known) or _by_words(name, known) or f"there are {', '.join(known)}"
-            raise OptionError(f"no option {name!r}", near)
+            raise unknown(name, known)
     return replace(options, **changes)
 
 
@@ -91,8 +89,3 @@ def _member(value: Any, hint: Any) -> Enum | None:
         if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
             return next((each for each in kind if each.value == value), None)
     return None
-
-
-def _by_words(name: str, known: list[str]) -> str | None:
-    """The known name that is near one word of ``name``: ``zero_stgae`` means ``stage``."""
-    return next((found for word in name.split("_") if (found := did_you_mean(word, known))), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -14,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from gopt.errors import OptionError
 from gopt.sanitize import show
+from gopt.suggestions import did_you_mean, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +44,8 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that refuses arguments of other types than its annotations say, by name; raises OptionError.
+    """A function that refuses arguments of other types than its annotations say, and keywords that it does not have, by
+    name; raises OptionError.
 
     Further keywords (``**changes``) are for the option record that they change.
     """
@@ -50,13 +53,29 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> R:
-        hints = _hints(function)
+        hints, known = _hints(function), _keywords(function)
+        for name in named:
+            if name not in known:
+                raise unknown(name, known, f"gopt.{function.__name__}: ", _of_record(hints.get("options")))
         for name, value in signature.bind(*given, **named).arguments.items():
             if name in hints and not fits(value, hints[name]):
                 raise wrong(f"gopt.{function.__name__}: {name}", value, hints[name])
         return function(*given, **named)
 
     return call
+
+
+def unknown(name: str, known: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> OptionError:
+    """The refusal of a keyword that is no option, with the nearest that is, or all. ``fields``: of the record that
+    options are given in -> how to write one."""
+    field = nearest(name, fields)
+    near = did_you_mean(name, known) or (f"write {fields[field]}" if field is not None else None)
+    return OptionError(f"{where}no option {name!r}", near or _by_words(name, known) or f"there are {', '.join(known)}")
+
+
+def _by_words(name: str, known: Sequence[str]) -> str | None:
+    """The known name that is near one word of ``name``: ``zero_stgae`` means ``stage``."""
+    return next((found for word in name.split("_") if (found := did_you_mean(word, known))), None)
 
 
 def wrong(what: str, value: object, hint: Any) -> OptionError:
@@ -112,7 +131,32 @@ def _all_fit(values: Any, hint: Any) -> bool:
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Parameter -> its type; none for one without an annotation and for further keywords."""
+    return {name: hint for name, hint in _annotations(function).items() if typing.get_origin(hint) is not typing.Unpack}
+
+
+@functools.cache
+def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of all keywords: the parameters, and the keys of ``**changes: Unpack[SomeTypedDict]``."""
+    known: list[str] = []
+    for name in inspect.signature(function).parameters:
+        hint = _annotations(function).get(name)
+        further = typing.get_origin(hint) is typing.Unpack
+        known += typing.get_args(hint)[0].__annotations__ if further else [name]
+    return tuple(known)
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
-    plain = (each for each in parameters if each.kind is not each.VAR_KEYWORD and each.annotation is not each.empty)
-    named = types.SimpleNamespace(__annotations__={each.name: each.annotation for each in plain})
+    written = {each.name: each.annotation for each in parameters if each.annotation is not each.empty}
+    named = types.SimpleNamespace(__annotations__=written)
     return typing.get_type_hints(named, vars(inspect.getmodule(function)))
+
+
+def _of_record(hint: Any) -> dict[str, str]:
+    """Field of an option record -> how to write it as an argument; none where the type has no record."""
+    return {
+        field.name: f"options={kind.__name__}({field.name}=...)"
+        for kind in typing.get_args(hint) or (hint,)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        for field in dataclasses.fields(kind)
+    }

@@ -14,6 +14,7 @@ from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
+from gopt.sharding.bucket_order import check_bucket_order
 from gopt.sharding.kept_nodes import check_kept_nodes
 from gopt.sharding.verifier import infer_shardings
 
@@ -45,7 +46,7 @@ class Pipeline:
                     f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it"
                 )
             if names.index(stage.spec.name) != place:
-                raise OptionError(f"pass {stage.spec.name} is in the pipeline twice")
+                raise OptionError(f"pass {stage.spec.name} is in the pipeline twice", "name it once")
 
     def run(self, program: SpmdProgram, advance: ProgressCallback = no_progress) -> list[PassRun]:
         """Apply every pass to a program and its variants in place; the graphs are checked after each."""
@@ -62,6 +63,7 @@ class Pipeline:
                         check_graph(each.graph)
                     if self.verify_each:
                         infer_shardings(each)
+                        check_bucket_order(each)
                         check_kept_nodes(each)
             except InvariantError as error:
                 before = ", ".join(program.applied) or "none"
@@ -116,5 +118,8 @@ def build_pipeline(
     for name, left in defaults.items():
         find(name)
         if left:
-            raise OptionError(f"options are given for pass {name}, which is not in the pipeline: {', '.join(left)}")
+            raise OptionError(
+                f"options are given for pass {name}, which is not in the pipeline: {', '.join(left)}",
+                "add the pass to --pipeline, or leave its options out",
+            )
     return Pipeline(tuple(stages), verify_each, after_each)

@@ -55,7 +55,7 @@ def check_disk_space(training: TrainingGraph, ranks: int, target: Path, split: b
     bytes: what every rank has of the forward and backward, and all values once. ``split``: of trainers and servers,
     ``ranks`` is the number of trainers' files."""
     graph = training.graph
-    each = sum(node.to_proto().ByteSize() for node in graph.nodes if node.phase is not Phase.UPDATE)
+    each = sum(len(node.encoded or node.to_bytes()) for node in graph.nodes if node.phase is not Phase.UPDATE)
     values = sum(tensor.nbytes for tensor in graph.initializers.values())
     home = next(folder for folder in (target, *target.parents) if folder.is_dir())
     free, needed = shutil.disk_usage(home).free, ranks * each + values

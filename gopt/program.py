@@ -11,7 +11,7 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.report import PassRun
-from gopt.ir.graph import Graph
+from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.sharding.boxes import Box, box_of
@@ -265,6 +265,15 @@ class SpmdProgram:
         names = {self.training.loss, *self.training.metrics, *self.loop_carried.values()}
         names.update(state.output for state in self.states)
         return names.union(*((held.output, held.added) for held in self.accumulators))
+
+    def live_nodes(self) -> set[int]:
+        """The nodes on which a result of the step depends, and all calls, by id. One sweep."""
+        needed, live = self.results(), set()
+        for node in reversed(self.graph.nodes):
+            if node.domain == COMM or not needed.isdisjoint(node.outputs):
+                live.add(id(node))
+                needed.update(node.reads)
+        return live
 
     def copies(self) -> dict[str, ShardedState]:
         """Low-precision copies by parameter."""

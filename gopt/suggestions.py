@@ -21,6 +21,19 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, list(islice(known, MOST)), 1)), None)
 
 
+def nearest_first(name: str, known: Iterable[str]) -> list[str]:
+    """All known names, that which is nearest to ``name`` first."""
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(b=name)
+
+    def similarity(other: str) -> float:
+        matcher.set_seq1(other)
+        return matcher.ratio()
+
+    return sorted(islice(known, MOST), key=similarity, reverse=True)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """``did you mean 'loss'?``; None where no known name is near."""
     close = nearest(name, known)
@@ -30,8 +43,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 def near_file(path: str | os.PathLike[str], *, folders: bool = False) -> tuple[str, ...]:
     """The hint, if there is one, for a path that does not exist.
 
-    It names the first missing folder of the path, else the file with the nearest name, else files with its suffix.
-    ``folders``: only folders are named.
+    It names the first missing folder of the path, else the file with the nearest name, else the nearest of the files
+    with its suffix. ``folders``: only folders are named.
     """
     folder, name = os.path.split(os.fsdecode(path).rstrip(os.sep))
     try:
@@ -47,8 +60,14 @@ def near_file(path: str | os.PathLike[str], *, folders: bool = False) -> tuple[s
     if near is not None:
         alike = [each for each in names if os.path.splitext(each)[0] == near]
         return (f"did you mean {show(os.path.join(folder, nearest(name, alike) or alike[0]))}?",)
-    alike = files_with_suffix(folder, suffix)[:LISTED] if suffix and not folders else []
-    return (f"there are {', '.join(map(show, alike))}",) if alike else ()
+    if folders:
+        return ()
+    others = [each for each in names if each.endswith(suffix) and not each.startswith(".")]
+    if others:
+        nearest_paths = [os.path.join(folder, each) for each in nearest_first(name, others)[:LISTED]]
+        return (f"there are {', '.join(map(show, nearest_paths))}",)
+    where = f"folder {show(folder)}" if folder else "the current folder"
+    return (f"{where} has no {show(suffix)} file" if suffix else f"{where} is empty",)
 
 
 def files_with_suffix(folder: str, suffix: str) -> list[str]:

@@ -109,7 +109,7 @@ def _axes(parts: Iterable[str], mesh: Mesh) -> tuple[tuple[str, Link], ...]:
         if not equals or name in found:
             raise OptionError(f"cannot read {show(part)} as the link of an axis", _HINT)
         if name not in dict(mesh.axes):
-            raise OptionError(f"--link names axis {name!r}, which the mesh {mesh} does not have")
+            raise OptionError(f"--link names axis {name!r}, which the mesh {mesh} does not have", "name axes of --mesh")
         found[name] = Link.parse(link)
     lost = [name for name, _ in mesh.axes if name not in found]
     if lost:

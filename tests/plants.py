@@ -4,14 +4,18 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import onnx
-from helpers import calls
+from helpers import FIXTURES, calls
 from onnx import ModelProto, NodeProto, helper
 
+import gopt
+from gopt.api import Sharded
 from gopt.artifact.report import PassResult
-from gopt.ir.graph import Node
+from gopt.ir.graph import Graph, Node
+from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
@@ -61,6 +65,14 @@ def own_values(node: NodeProto, rank: int) -> list[NodeProto]:
 
 # --- steps of all ranks -----------------------------------------------------------------------------------------------
 
+
+class HasGraph(Protocol):
+    """A program, or a step that was split."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+
 Plant = Callable[[SpmdProgram], object]
 """Does one thing wrong."""
 
@@ -92,7 +104,35 @@ def planted_pipeline(
     return Pipeline((*default.stages, planted_pass(plant)))
 
 
-def substitute(program: SpmdProgram, old: Node, new: list[Node]) -> None:
+@dataclass(frozen=True)
+class Case:
+    """An error, the fixture, mesh and stage where it is planted, and what the refusal must say.
+
+    ``runs``: whether ranks can run with it; ``split``, ``options``: of the passes ``tensor-parallel`` and ``shard``.
+    """
+
+    plant: Plant
+    name: str
+    mesh: str
+    stage: int
+    match: str
+    micro_steps: int = 1
+    runs: bool = True
+    split: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        steps = f"-x{self.micro_steps}" if self.micro_steps > 1 else ""
+        return f"{self.plant.__name__}-{self.name}-{self.mesh}-{self.stage}{steps}"
+
+    def shard(self) -> Sharded:
+        """Shard the fixture with the error; raises what the checks find."""
+        pipeline = planted_pipeline(self.plant, self.stage, split=self.split, **self.options)
+        source = gopt.load(FIXTURES / f"{self.name}.onnx")
+        return gopt.shard(source, Mesh.parse(self.mesh), accumulate=self.micro_steps, pipeline=pipeline)
+
+
+def substitute(program: HasGraph, old: Node, new: list[Node]) -> None:
     """Put other nodes where a node of a step stood."""
     place = next(place for place, node in enumerate(program.graph.nodes) if node is old)
     program.graph.nodes[place : place + 1] = new
@@ -106,7 +146,7 @@ def hand_on(program: SpmdProgram, node: Node) -> None:
     )
 
 
-def change_attributes(program: SpmdProgram, node: Node, **changes: object) -> None:
+def change_attributes(program: HasGraph, node: Node, **changes: object) -> None:
     """The same node with other attributes; nodes may share theirs, so a new one stands in its place."""
     attributes = {**node.attributes, **changes}
     other = Node(

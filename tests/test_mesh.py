@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gopt.errors import OptionError
-from gopt.mesh import AXES, Mesh, Sees, axis_kinds
+from gopt.mesh import AXES, AxisKind, Mesh, axis_kinds
 
 
 def test_a_name_near_nothing():
@@ -30,7 +30,7 @@ def test_a_mesh_is_read_as_it_was_written():
     mesh = Mesh.parse("rep=2,zone=3,shard=2", axis_kinds({"rep": "replica", "zone": "data"}))
     assert Mesh.from_record(mesh.to_json()) == mesh
     assert mesh.data_axes == ("zone", "shard")
-    assert (mesh.data_group, mesh.data_ranks, mesh.sees("rep")) == ("zone+shard", 6, Sees.REPLICA)
+    assert (mesh.data_group, mesh.data_ranks, mesh.kind("rep")) == ("zone+shard", 6, AxisKind.REPLICA)
     assert "kinds" not in Mesh.parse("dp=2,shard=2,tp=2").to_json()
 
 

@@ -40,6 +40,26 @@ def test_a_record_of_another_kind_is_refused(options):
         gopt.shard(STEP, 2, options)
 
 
+@pytest.mark.parametrize(
+    ("verb", "keyword", "hint"),
+    [
+        ("shard", "meshh", "did you mean 'mesh'?"),
+        ("shard", "stagee", "did you mean 'stage'?"),
+        ("plan", "memry", "did you mean 'memory'?"),
+        ("load", "stat", "did you mean 'state'?"),
+        ("merge", "forse", "did you mean 'force'?"),
+        ("diff", "rtoll", "did you mean 'rtol'?"),
+        ("split", "trainer", "write options=SplitOptions(trainers=...)"),
+        ("derive", "los", "write options=DeriveOptions(loss=...)"),
+        ("explain", "xyzzy", "there are folder, name"),
+    ],
+)
+def test_a_misspelt_keyword_of_every_verb_is_refused_by_name(verb, keyword, hint):
+    with pytest.raises(OptionError) as caught:
+        getattr(gopt, verb)(**{keyword: 1})
+    assert (str(caught.value), caught.value.hints) == (f"gopt.{verb}: no option {keyword!r}", (hint,))
+
+
 def test_verbs_refuse_misspelt_keywords(tmp_path):
     for call in (
         lambda: gopt.shard(STEP, 2, stgae=1),

@@ -30,7 +30,12 @@ def test_only_so_many_names_are_compared():
     [
         ("d/stpe.onnx", "did you mean 'd/step.onnx'?"),
         ("d/q.onnx", "there are 'd/a.onnx', 'd/b.onnx', 'd/step.onnx'"),
-        ("d/q.npz", None),
+        ("d/xstep9.onnx", "did you mean 'd/step.onnx'?"),
+        ("d/tree.onnx", "there are 'd/step.onnx', 'd/a.onnx', 'd/b.onnx'"),
+        ("d/q.npz", "folder 'd' has no '.npz' file"),
+        ("q.npz", "the current folder has no '.npz' file"),
+        ("d/q", "there are 'd/a.onnx', 'd/b.onnx', 'd/step.onnx'"),
+        ("empty/q", "folder 'empty' is empty"),
         ("d/missing/deep/x.onnx", "there is no folder 'd/missing'"),
         ("d/a.onnx/x", "there is no folder 'd/a.onnx'"),
         ("dd", "did you mean 'd'?"),
@@ -40,6 +45,7 @@ def test_only_so_many_names_are_compared():
 def test_a_missing_file_has_a_hint(path, hint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkdir("d")
+    os.mkdir("empty")
     for name in ("step.onnx", "b.onnx", "a.onnx"):
         open(f"d/{name}", "w").close()
     assert near_file(path) == (() if hint is None else (hint,))

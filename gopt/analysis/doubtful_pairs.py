@@ -22,19 +22,23 @@ def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
     """Raise UnsupportedError for a state, not named by the user, that may be no state, or that of another output."""
     left, states = _left(step), set(step.updated)
     shown, held = _shown(step, training), _held(step, training)
+    paired_alike = not step.roles.states and states <= step.index.graph.inputs.keys()
     for state in training.states:
         name, type = state.tensor, step.index.graph.types[state.tensor]
         if name in step.roles.states or step.index.one_element(name) or type.dtype not in FLOATS:
             continue
         if name not in training.gradients:
-            _refuse_nearer(step, state, states, left.get(type))
+            if not (
+                paired_alike and type.elements and step.reach.get(state.updated, {}).keys() == {name}
+            ):  # pairing has seen no other state
+                _refuse_nearer(step, state, states, left.get(type))
             _refuse_fed(step, state, held)
         if state.updated not in step.tainted or (name not in training.gradients and _only_shown(step, state)):
             _refuse_shown(step, state, shown.get(type, []))
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _StoredValues:
     """Whether tensors among the states are inputs, and whether any input or optimizer state has a stored value."""
 
     inputs: bool
@@ -42,13 +46,13 @@ class _Held:
     moments: bool
 
 
-def _held(step: StepSkeleton, training: TrainingGraph) -> _Held:
+def _held(step: StepSkeleton, training: TrainingGraph) -> _StoredValues:
     graph = step.index.graph
     inputs = [
         state for state in training.states if state.tensor in graph.inputs and not step.index.one_element(state.tensor)
     ]
     stored = [state for state in inputs if state.tensor in graph.initializers]
-    return _Held(bool(inputs), bool(stored), any(state.kind is StateKind.OPTIMIZER_STATE for state in stored))
+    return _StoredValues(bool(inputs), bool(stored), any(state.kind is StateKind.OPTIMIZER_STATE for state in stored))
 
 
 def _left(step: StepSkeleton) -> dict[TensorType, str]:
@@ -89,7 +93,7 @@ def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
         )
 
 
-def _refuse_fed(step: StepSkeleton, state: State, held: _Held) -> None:
+def _refuse_fed(step: StepSkeleton, state: State, held: _StoredValues) -> None:
     """Refuse a constant, a fed input beside stored states, or a mask by itself, where the output may show it."""
     graph, name = step.index.graph, state.tensor
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):

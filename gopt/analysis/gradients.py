@@ -95,10 +95,12 @@ class AnalysisContext:
 
 @dataclass(slots=True)
 class Walk:
-    """Values that all paths from the batch to an update run through, latest first, and the nodes that were visited."""
+    """Values that all paths from the batch to an update run through, latest first; and the visited nodes, with their
+    places."""
 
     dominators: list[str]
     nodes: list[Node]
+    places: list[int]
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -114,10 +116,11 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
 
 def _walk(context: AnalysisContext, updated: str) -> Walk:
     index, types, tainted_values = context.index, context.index.graph.types, context.tainted
-    producers, definitions, scalars = index.producers, index.definitions, index.scalars
+    producers, places, scalars = index.producers, index.definitions, index.scalars
+    forward, later, barrier = context.forward, context.later, context.barrier
     elements = types[updated].elements
     single = elements == 1
-    walk = Walk([], [])
+    walk = Walk([], [], [])
     heap = [(-index.defined_at(updated), updated)]
     queued = {updated}
     backward: set[str] = set()
@@ -125,17 +128,18 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
     for _ in range(MAX_VISITED):
         if not heap:
             break
-        _, name = heapq.heappop(heap)
+        place, name = heapq.heappop(heap)
         node = producers.get(name)
-        if node is None or id(node) in context.forward:
+        if node is None or id(node) in forward:
             break
         tainted = [operand for operand in node.reads if operand in tainted_values]
-        local = context.starts_in_forward(tainted)
+        local = not later.issuperset(tainted) and context.starts_in_forward(tainted)
         if not heap and name != updated and not (local and _moves(node)):
             type = types.get(name)
             if type is not None and type.elements == elements and type.dtype in FLOATS:
                 walk.dominators.append(name)
         walk.nodes.append(node)
+        walk.places.append(-place)
         if local:
             break
         if single:  # a flag over all gradients is not a gradient
@@ -145,14 +149,14 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
             # A clip coefficient looks like a gradient: it is the operand that knows other gradients.
             clean = _derived(context, tainted)
             tainted = [operand for operand in tainted if operand not in clean] or tainted
-        elif id(node) in context.barrier or name in backward:
+        elif name in backward or (barrier and id(node) in barrier):
             backward.update(tainted)  # no clip stands there: a sum of an adjoint is a factor of its other part
-        elif elementwise(node):
+        elif elementwise(node) and not scalars.isdisjoint(tainted):
             tainted = [operand for operand in tainted if operand not in scalars]
         for operand in tainted:
             if operand not in queued:
                 queued.add(operand)
-                heapq.heappush(heap, (-definitions.get(operand, -1), operand))
+                heapq.heappush(heap, (-places.get(operand, -1), operand))
     else:
         raise UnsupportedError(
             f"the update that makes {updated!r} has more than {MAX_VISITED} values: its gradient was not reached",
@@ -185,9 +189,10 @@ class _Choice:
         self.context, self.parameter = context, parameter
         self.index, self.types = context.index, context.index.graph.types
         self.nearest = walk.dominators[-1]
-        place = self.index.position
         start = self.index.defined_at(self.nearest)
-        self.nodes = [node for node in reversed(walk.nodes) if place[id(node)] > start]
+        rising = [(node, place) for node, place in zip(walk.nodes, walk.places) if place > start][::-1]
+        self.nodes = [node for node, _ in rising]
+        self.place = {id(node): place for node, place in rising}
         self.rising = walk.dominators[::-1]
         self.held_back = [node for node in self.nodes if id(node) in context.barrier] if context.barrier else []
 
@@ -199,12 +204,12 @@ class _Choice:
     def gradient(self) -> str | None:
         stretch = self._stretch()
         bounds = [self.index.defined_at(name) for name in stretch]
-        if any(self.index.position[id(node)] > bounds[-1] for node in self.held_back):
+        if any(self.place[id(node)] > bounds[-1] for node in self.held_back):
             return None  # the backward would go on behind something that no backward does
         first = 0
         seen_elsewhere = False
         for number, (low, high) in enumerate(itertools.pairwise(bounds), 1):
-            part = [node for node in self.nodes if low < self.index.position[id(node)] <= high]
+            part = [node for node in self.nodes if low < self.place[id(node)] <= high]
             held = any(id(node) in self.context.barrier for node in part)
             seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
             if held or (not seen_elsewhere and self._backward(part)):
@@ -291,8 +296,8 @@ class _Choice:
         """
         behind = self.rising[self.rising.index(last) + 1 :]
         end = self.index.defined_at(behind[0]) if behind else len(self.index.graph.nodes)
-        place, start = self.index.position, self.index.defined_at(last)
-        part = [node for node in self.nodes if start < place[id(node)] <= end]
+        start = self.index.defined_at(last)
+        part = [node for node in self.nodes if start < self.place[id(node)] <= end]
         update_only, settings = self.context.update_only, self.context.settings
         if not all(update_only.isdisjoint(node.reads) and settings.isdisjoint(node.reads) for node in part):
             return

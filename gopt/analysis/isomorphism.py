@@ -1,4 +1,4 @@
-"""Groups updates that are equal in structure and dtypes and read the same scalar operands."""
+"""Groups updates that are equal in structure and dtypes and read the same scalar operands, and orders their states."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ from collections.abc import Hashable, Sequence
 from functools import cached_property
 
 from gopt.analysis.operators import control_flow
+from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
 
 
 def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:
-    """Give every split subgraph its equivalence class. ``unowned``: nodes of the update that are in no subgraph, as
-    far as they are known."""
-    numbers = _ValueNumbering(training, updates, unowned)
+    """Bring the states of every subgraph in order, and give every split one its equivalence class. ``unowned``: nodes
+    of the update that are in no subgraph, as far as they are known."""
+    numbers, order = _ValueNumbering(training, updates, unowned), StateOrder(training.graph)
+    known: dict[Hashable, tuple[list[int], int]] = {}
+    """Look of an update with its states as listed -> their order, by their places, and its class. Few looks differ."""
     for subgraph in updates.subgraphs.values():
-        if subgraph.mode is Mode.SPLIT:
-            subgraph.equivalence_class = numbers.subgraph(subgraph)
+        if subgraph.mode is not Mode.SPLIT:
+            order.sort(subgraph)
+            continue
+        keys, outside = numbers.look(subgraph)
+        look, listed = (keys, *map(order.leaf, outside)), subgraph.states
+        if look not in known:
+            order.sort(subgraph)
+            places = [next(place for place, each in enumerate(listed) if each is state) for state in subgraph.states]
+            known[look] = places, numbers.number(numbers.look(subgraph)[0])
+        places, subgraph.equivalence_class = known[look]
+        subgraph.states = [listed[place] for place in places]
 
 
 class _ValueNumbering:
@@ -45,7 +57,8 @@ class _ValueNumbering:
         node = self._outside.get(name)
         return node if node is not None or name in self._given else self._inside.get(name)
 
-    def _number(self, key: Hashable) -> int:
+    def number(self, key: Hashable) -> int:
+        """A number for all that is equal to ``key``."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def scalar(self, name: str) -> int:
@@ -58,14 +71,14 @@ class _ValueNumbering:
                 continue
             node = None if top in self._opaque else self._producer(top)
             if node is None or control_flow(node):
-                self._values[top] = self._number(self._leaf(top))
+                self._values[top] = self.number(self._leaf(top))
                 continue
             missing = [x for x in node.reads if x not in self._values]
             if missing:
                 stack.extend(missing)
                 continue
             operands = tuple(self._values[x] if x else -1 for x in node.inputs)
-            self._values[top] = self._number((signature(node), operands, node.outputs.index(top)))
+            self._values[top] = self.number((signature(node), operands, node.outputs.index(top)))
         return self._values[name]
 
     def _leaf(self, name: str) -> Hashable:
@@ -74,19 +87,20 @@ class _ValueNumbering:
             return ("constant", str(tensor.type), tensor.numpy().tobytes())
         return ("value", name)
 
-    def subgraph(self, subgraph: UpdateSubgraph) -> int:
-        """A number for a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed."""
+    def look(self, subgraph: UpdateSubgraph) -> tuple[Hashable, list[str]]:
+        """A key of a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed; and its
+        operands from outside of more than one element."""
         types, reduction_of = self.graph.types, self.updates.reduction_of
         local: dict[str, Hashable] = {"": "", subgraph.gradient: "gradient"}
         """Value of the subgraph -> its number in it."""
         local.update((state.tensor, place) for place, state in enumerate(subgraph.states))
         keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
         keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
-        count = len(subgraph.states)
+        count, outside = len(subgraph.states), list[str]()
         for node in subgraph.nodes:
             keys.append(signature(node))
             for name in node.inputs:
-                keys.append(local[name] if name in local else self._operand(name))
+                keys.append(local[name] if name in local else self._operand(name, outside))
             if node.is_a("ReduceMean"):
                 keys.append(("elements", types[node.inputs[0]].elements))  # each divides by a count of its own
             if len(node.outputs) != 1:
@@ -97,13 +111,14 @@ class _ValueNumbering:
                 local[name] = count
                 count += 1
         keys.append(tuple(local.get(state.updated) for state in subgraph.states))
-        return self._number(tuple(keys))
+        return tuple(keys), outside
 
-    def _operand(self, name: str) -> Hashable:
-        """A number for a value from outside of a subgraph."""
+    def _operand(self, name: str, outside: list[str]) -> Hashable:
+        """A number for a value from outside of a subgraph; one of more than one element is added to ``outside``."""
         type = self.graph.type_of(name)
         if type.static and type.elements == 1:
             return ("scalar", self.scalar(name))
+        outside.append(name)
         return ("outside", type.dtype)
 
 

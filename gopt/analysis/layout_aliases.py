@@ -18,6 +18,8 @@ COPIES = ("Identity", "Cast", "CastLike")
 OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
 """Operators over any number of operands: over one, they copy it."""
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
+KEEP_ORDER = frozenset((*RESHAPES, "Transpose"))
+"""Operators that may keep all elements in their order."""
 CUTS = ("Split", "Slice")
 LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose"))
 
@@ -173,7 +175,7 @@ def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | Non
 
 def keeps_order(graph: Graph, node: Node) -> bool:
     """Return whether a node keeps all elements of its operand, in their order, in whatever shape."""
-    if len(node.outputs) != 1 or not node.is_a(*RESHAPES, "Transpose") or not node.inputs[0]:
+    if not node.is_in(KEEP_ORDER) or len(node.outputs) != 1 or not node.inputs[0]:
         return False
     layout = _layout(graph, node, node.inputs[0], node.outputs[0])
     return layout is not None and layout.perm is None

@@ -55,10 +55,9 @@ def propagate_linearity(
     ``enough``: values behind the first that is less simple are left out; none that is made of it is simpler.
     """
     found = {start: Linearity.HOMOGENEOUS}
+    moving = found.keys()
     for node in nodes:
-        if start in node.outputs:
-            continue
-        if found.keys().isdisjoint(node.inputs) or "" in node.inputs[:1]:
+        if moving.isdisjoint(node.inputs) or start in node.outputs or not node.inputs[0]:
             continue
         levels = [found.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
         level = _level(index, node, levels)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.mesh import AXES, Sees, axis_kinds
+from gopt.mesh import AXES, AxisKind, axis_kinds
 
 SAME = ("AllReduce", "Reduce", "Broadcast")
 """Calls whose results are shaped like their operands, one by one."""
@@ -22,12 +22,12 @@ DECLARED = "gopt.axes"
 """Metadata key of a source: the user's declarations of axes that its calls name, such as ``zone=data,rep=replica``."""
 
 
-def declared_axes(graph: Graph) -> dict[str, Sees]:
+def declared_axes(graph: Graph) -> dict[str, AxisKind]:
     """Return the declared kinds of the axes that the calls of a source name."""
     return axis_kinds(filter(None, graph.metadata.get(DECLARED, "").split(",")))
 
 
-def declare_axes(graph: Graph, axes: Mapping[str, Sees]) -> None:
+def declare_axes(graph: Graph, axes: Mapping[str, AxisKind]) -> None:
     """Declare axes in the graph's metadata, overriding existing entries; call it before roles are recovered."""
     said = {**declared_axes(graph), **axes}
     if said:
@@ -36,7 +36,7 @@ def declare_axes(graph: Graph, axes: Mapping[str, Sees]) -> None:
 
 def data_axes(graph: Graph) -> frozenset[str]:
     """The axes along which calls of a source meet other data; no mesh is known yet."""
-    return frozenset(name for name, kind in {**AXES, **declared_axes(graph)}.items() if kind is Sees.DATA)
+    return frozenset(name for name, kind in {**AXES, **declared_axes(graph)}.items() if kind is AxisKind.DATA)
 
 
 def spans_data_axes(node: Node, data: Collection[str]) -> bool:

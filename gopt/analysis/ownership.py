@@ -15,26 +15,20 @@ class Ownership:
     """
 
     def __init__(self, graph: Graph, full: Mapping[str, str]) -> None:
-        self._graph = graph
+        self._types = graph.types
         self.full = dict(full)
         self.reduced: dict[str, str] = {}
 
     def of(self, node: Node) -> list[str]:
         """The owners of the full-shaped values that a node reads, in the order of its operands."""
-        full, owners = self.full, list[str]()
-        for name in node.reads:
-            owner = full.get(name)
-            if owner is not None and owner not in owners:
-                owners.append(owner)
-        return owners
+        return list(dict.fromkeys(filter(None, map(self.full.get, node.reads))))
 
     def note(self, node: Node) -> list[str]:
         """Assign an owner to the outputs of a node, and return ``of(node)``; nodes come in topological order."""
         owners = self.of(node)
         if owners:
-            types = self._graph.types
             for name in node.outputs:
-                type = types.get(name)
+                type = self._types.get(name)
                 if type is not None and type.elements == 1:
                     self.reduced[name] = owners[0] if len(owners) == 1 else ""
                 elif name:

@@ -65,7 +65,7 @@ def find_region_mappings(training: TrainingGraph) -> tuple[RegionMapping, ...]:
     that of a copy. One that repeats a call of the forward for the backward is none.
     """
     graph = training.graph
-    if not copied(graph) and not any(node.domain == COMM for node in graph.nodes):
+    if not copied(graph) and not training.calls:
         return ()
     return training.once("region mappings", lambda: _Finder(training).mappings())
 

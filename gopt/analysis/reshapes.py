@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gopt.analysis.layout_aliases import RESHAPES, identity, keeps_order
+from gopt.analysis.layout_aliases import KEEP_ORDER, RESHAPES, identity, keeps_order
 from gopt.analysis.operators import REDUCTIONS, elementwise
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
 
 Shape = tuple[int, ...]
-_KEEP_ORDER = frozenset((*RESHAPES, "Transpose"))
 MOVED = "load"
 """Origin of the Reshapes that precede a moved update."""
 
@@ -87,7 +86,7 @@ def _ends(graph: Graph) -> dict[str, Shape]:
 def _reshapes_update(graph: Graph, shapes: Container[object]) -> bool:
     """Return whether a Reshape to one of the shapes reads what may be made element by element: most graphs have none,
     and need no sweep."""
-    nodes = [node for node in graph.nodes if node.op_type in _KEEP_ORDER]
+    nodes = [node for node in graph.nodes if node.op_type in KEEP_ORDER]
     if not nodes:
         return False
     producers, types = graph.producers(), graph.types

@@ -70,7 +70,7 @@ def _past_calls(graph: Graph, roles: RoleMap) -> TrainingGraph:
 def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     index = GraphIndex(graph)
     moving = _surely_moving(index, roles)
-    pairs = _pair_tensors(index, roles, moving)
+    pairs, reach = _pair_tensors(index, roles, moving)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)
     if not losses:
         scalars, _ = match_states(_scalar_reach(index, pairs, "", roles, moving))
@@ -104,7 +104,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
-    step = StepSkeleton(index, pairs, loss, roles)
+    step = StepSkeleton(index, pairs, loss, roles, reach)
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)
     try:
@@ -150,11 +150,14 @@ def shows_states(graph: Graph, roles: RoleMap) -> bool:
     Raises UnsupportedError if several pairings are possible.
     """
     index = GraphIndex(graph)
-    return bool(_pair_tensors(index, roles, _surely_moving(index, roles)))
+    return bool(_pair_tensors(index, roles, _surely_moving(index, roles))[0])
 
 
-def _pair_tensors(index: GraphIndex, roles: RoleMap, moving: set[str]) -> dict[str, str]:
-    """Update pairs of more than rank 0, output -> input, the user's first."""
+def _pair_tensors(
+    index: GraphIndex, roles: RoleMap, moving: set[str]
+) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+    """Update pairs of more than rank 0, output -> input, the user's first; and the inputs that each other output reads
+    element by element, with their distances."""
     graph = index.graph
     pairs = {output: name for name, output in roles.states.items()}
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
@@ -180,7 +183,7 @@ def _pair_tensors(index: GraphIndex, roles: RoleMap, moving: set[str]) -> dict[s
     refuse_open(unsettled)
     pairs |= found
     refuse_dynamic(index, pairs)
-    return pairs
+    return pairs, reach
 
 
 def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:

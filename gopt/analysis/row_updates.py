@@ -52,7 +52,7 @@ class RowUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _RowContent:
     """Known content of a value in a row without a gradient.
 
     ``number``: this constant; ``same``: the value of this state; or only its sign (positive, non-negative). Nothing is
@@ -69,7 +69,7 @@ class _Held:
         return self.number == 0
 
 
-_UNKNOWN = _Held()
+_UNKNOWN = _RowContent()
 _TINY = 1e-30
 _WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
 """Types that hold every number of a type."""
@@ -89,8 +89,8 @@ def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
     mixed = mixes_rows(values, subgraph) if subgraph.mode is Mode.WHOLE else subgraph.why
     by_row = by_element or not mixed
     why = "" if by_element else mixed or subgraph.why
-    held = {state.tensor: _Held(same=state.tensor) for state in aligned} | {subgraph.gradient: _Held(0.0)}
-    known = _Known(values, held)
+    held = {state.tensor: _RowContent(same=state.tensor) for state in aligned} | {subgraph.gradient: _RowContent(0.0)}
+    known = _RowContents(values, held)
     moved = [state for state in aligned if not by_row or known.of(state.updated).same != state.tensor]
     reductions = tuple(node.outputs[0] for node in subgraph.reductions)
     return RowUpdate(
@@ -99,7 +99,7 @@ def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
     )  # fmt: skip
 
 
-def _over_all(subgraph: UpdateSubgraph, known: _Known) -> str:
+def _over_all(subgraph: UpdateSubgraph, known: _RowContents) -> str:
     """Return the reason why a reduction needs all rows ('' if none does): rows without a gradient do not add zero to
     it.
     """
@@ -113,13 +113,13 @@ _SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "Re
 """Reductions to which a zero adds nothing."""
 
 
-class _Known:
+class _RowContents:
     """Follows values of the update, each once."""
 
-    def __init__(self, values: RowValues, held: dict[str, _Held]) -> None:
+    def __init__(self, values: RowValues, held: dict[str, _RowContent]) -> None:
         self.values, self.held = values, held
 
-    def of(self, name: str) -> _Held:
+    def of(self, name: str) -> _RowContent:
         stack = [name]
         while stack:
             top = stack[-1]
@@ -137,49 +137,49 @@ class _Known:
                 self.held[top] = self._cast(node, held[0]) if node.is_a("Cast") else _RULES[node.op_type](node, held)
         return self.held[name]
 
-    def _cast(self, node: Node, held: _Held) -> _Held:
+    def _cast(self, node: Node, held: _RowContent) -> _RowContent:
         """A narrower type rounds what it cannot hold, and small numbers to zero."""
         source = held.same or node.inputs[0]  # a state in a wider type still has its own numbers alone
         before, after = (self.values.graph.type_of(name).dtype for name in (source, node.outputs[0]))
         if before == after or after in _WIDER.get(before, ()):
             return held
         if held.number is None or after not in FLOATS:
-            return _Held(non_negative=held.non_negative and after in FLOATS)
+            return _RowContent(non_negative=held.non_negative and after in FLOATS)
         return _number(float(np.asarray(held.number).astype(numpy_dtype(after))))
 
 
-Rule = Callable[[Node, list[_Held]], _Held]
+Rule = Callable[[Node, list[_RowContent]], _RowContent]
 
 
-def _number(value: float) -> _Held:
+def _number(value: float) -> _RowContent:
     """A number, where every floating type tells it from zero and infinity."""
-    return _Held(value) if value == 0 or _TINY < abs(value) < math.inf else _UNKNOWN
+    return _RowContent(value) if value == 0 or _TINY < abs(value) < math.inf else _UNKNOWN
 
 
-def _signs(held: list[_Held]) -> tuple[bool, bool]:
+def _signs(held: list[_RowContent]) -> tuple[bool, bool]:
     """Return whether all values are positive, and whether none is negative."""
     positive = [each.positive or (each.number is not None and each.number > 0) for each in held]
     lower = [each.non_negative or (each.number is not None and each.number >= 0) for each in held]
     return all(positive), all(a or b for a, b in zip(positive, lower))
 
 
-def _kept(node: Node, held: list[_Held]) -> _Held:
+def _kept(node: Node, held: list[_RowContent]) -> _RowContent:
     return held[0]
 
 
-def _sum(node: Node, held: list[_Held]) -> _Held:
+def _sum(node: Node, held: list[_RowContent]) -> _RowContent:
     rest = [each for each in held if not each.zero]
     if not rest:
-        return _Held(0.0)
+        return _RowContent(0.0)
     if len(rest) == 1:
         return rest[0]
     if all(each.number is not None for each in rest):
         return _number(math.fsum(each.number or 0.0 for each in rest))
     lower = _signs(rest)[1]
-    return _Held(positive=lower and any(_signs([each])[0] for each in rest), non_negative=lower)
+    return _RowContent(positive=lower and any(_signs([each])[0] for each in rest), non_negative=lower)
 
 
-def _difference(node: Node, held: list[_Held]) -> _Held:
+def _difference(node: Node, held: list[_RowContent]) -> _RowContent:
     first, second = held
     if second.zero:
         return first
@@ -188,59 +188,59 @@ def _difference(node: Node, held: list[_Held]) -> _Held:
     return _UNKNOWN
 
 
-def _product(node: Node, held: list[_Held]) -> _Held:
+def _product(node: Node, held: list[_RowContent]) -> _RowContent:
     if any(each.zero for each in held):
-        return _Held(0.0)
+        return _RowContent(0.0)
     if any(each.number == 1 for each in held):
         return next((each for each in held if each.number != 1), held[0])
     if node.inputs[0] == node.inputs[1]:
-        return _Held(non_negative=True)
+        return _RowContent(non_negative=True)
     numbers = [each.number for each in held if each.number is not None]
-    return _number(math.prod(numbers)) if len(numbers) == 2 else _Held(non_negative=_signs(held)[1])
+    return _number(math.prod(numbers)) if len(numbers) == 2 else _RowContent(non_negative=_signs(held)[1])
 
 
-def _quotient(node: Node, held: list[_Held]) -> _Held:
+def _quotient(node: Node, held: list[_RowContent]) -> _RowContent:
     first, second = held
     if second.number == 1:
         return first
     certain = _signs([second])[0] or (second.number is not None and second.number != 0)
     if first.zero and certain:
-        return _Held(0.0)
-    return _Held(non_negative=_signs([first, second])[1] and certain)
+        return _RowContent(0.0)
+    return _RowContent(non_negative=_signs([first, second])[1] and certain)
 
 
-def _root(node: Node, held: list[_Held]) -> _Held:
+def _root(node: Node, held: list[_RowContent]) -> _RowContent:
     if held[0].number is not None and held[0].number >= 0:
         return _number(math.sqrt(held[0].number))
-    return _Held(positive=_signs(held)[0], non_negative=True)
+    return _RowContent(positive=_signs(held)[0], non_negative=True)
 
 
-def _power(node: Node, held: list[_Held]) -> _Held:
+def _power(node: Node, held: list[_RowContent]) -> _RowContent:
     base, exponent = held
     if exponent.number == 1:
         return base
     if base.zero:
-        return _Held(0.0) if _signs([exponent])[0] else _UNKNOWN
+        return _RowContent(0.0) if _signs([exponent])[0] else _UNKNOWN
     even = exponent.number is not None and exponent.number % 2 == 0
-    return _Held(non_negative=_signs([base])[1] or even)
+    return _RowContent(non_negative=_signs([base])[1] or even)
 
 
-def _absolute(node: Node, held: list[_Held]) -> _Held:
+def _absolute(node: Node, held: list[_RowContent]) -> _RowContent:
     if held[0].number is not None:
         return _number(abs(held[0].number))
-    return held[0] if _signs(held)[0] else _Held(non_negative=True)
+    return held[0] if _signs(held)[0] else _RowContent(non_negative=True)
 
 
-def _negative(node: Node, held: list[_Held]) -> _Held:
+def _negative(node: Node, held: list[_RowContent]) -> _RowContent:
     return _number(-held[0].number) if held[0].number is not None else _UNKNOWN
 
 
-def _odd(node: Node, held: list[_Held]) -> _Held:
+def _odd(node: Node, held: list[_RowContent]) -> _RowContent:
     """Zero at zero."""
     return held[0] if held[0].zero else _UNKNOWN
 
 
-def _extreme(node: Node, held: list[_Held]) -> _Held:
+def _extreme(node: Node, held: list[_RowContent]) -> _RowContent:
     if all(each == held[0] for each in held):
         return held[0]
     if all(each.number is not None for each in held):
@@ -248,10 +248,10 @@ def _extreme(node: Node, held: list[_Held]) -> _Held:
         return _number(max(numbers) if node.op_type == "Max" else min(numbers))
     signs = [_signs([each]) for each in held]
     join = any if node.op_type == "Max" else all
-    return _Held(positive=join(sign[0] for sign in signs), non_negative=join(sign[1] for sign in signs))
+    return _RowContent(positive=join(sign[0] for sign in signs), non_negative=join(sign[1] for sign in signs))
 
 
-def _clip(node: Node, held: list[_Held]) -> _Held:
+def _clip(node: Node, held: list[_RowContent]) -> _RowContent:
     value, low, high = ([*held, _UNKNOWN, _UNKNOWN][slot] for slot in range(3))
     names = [*node.inputs, "", ""]
     above = not names[1] or (low.number is not None and low.number <= 0)
@@ -259,7 +259,7 @@ def _clip(node: Node, held: list[_Held]) -> _Held:
     return value if value.zero and above and below else _UNKNOWN
 
 
-def _chosen(node: Node, held: list[_Held]) -> _Held:
+def _chosen(node: Node, held: list[_RowContent]) -> _RowContent:
     return held[1] if held[1] == held[2] else _UNKNOWN
 
 

@@ -33,7 +33,7 @@ def adopt_source_collectives(training: TrainingGraph, roles: RoleMap, mesh: Mesh
     Returns ``training`` itself when there are none. Raises OptionError for a group that the mesh has not,
     UnsupportedError for a call over data axes that is not a reduction of whole gradients over all of them.
     """
-    calls = [node for node in training.graph.nodes if node.domain == COMM]
+    calls = training.calls
     if not calls:
         return training
     finder = _Finder(training, mesh)

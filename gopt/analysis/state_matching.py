@@ -63,7 +63,7 @@ def walk_to_states(
     if want is None or want.shape is None:
         return
     seen: set[str] = set()
-    producers, shape = index.producers, want.shape
+    producers, known, shape = index.producers, types.get, want.shape
     queues: tuple[list[tuple[str, int]], ...] = [(output, 0)], [], []
     for place, queue in enumerate(queues):
         for name, depth in queue:  # which grows meanwhile
@@ -77,11 +77,15 @@ def walk_to_states(
             node = producers.get(name)
             if node is None or not node.is_in(ELEMENTWISE):
                 continue
-            alike = [(each, type) for each in node.inputs if (type := types.get(each)) and type.shape == shape]
+            alike = [
+                (each, type)
+                for each in node.inputs
+                if (type := known(each)) is not None and (type is want or type.shape == shape)
+            ]
             further = depth + 1 + JOIN_COST * (len(alike) > 1)
             scaling = place == 0 and node.op_type in _SCALING
             for operand, type in alike:
-                if type.dtype == "bool" != want.dtype:
+                if type is not want and type.dtype == "bool" != want.dtype:
                     if want.elements > 1:
                         queues[2].append((operand, max(depth, FLAG_COST)))
                     elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):

@@ -48,14 +48,15 @@ class StateOrder:
                     operands.append(kinds[name])
                     read.setdefault(name, place)
                 else:
-                    operands.append(self._leaf(name))
+                    operands.append(self.leaf(name))
             checksum = self._checksum(node.op_type, operands)
             for slot, name in enumerate(node.outputs):
                 looks[name] = depth + 1, checksum + slot
-        subgraph.states[1:] = sorted(
+        rest = sorted(
             subgraph.states[1:],
             key=lambda state: (*looks.get(state.updated, (0, 0)), read.get(state.tensor, len(subgraph.nodes))),
         )
+        subgraph.states = [subgraph.states[0], *rest]
 
     def _checksum(self, op_type: str, operands: list[int]) -> int:
         key = op_type, tuple(operands)
@@ -71,7 +72,8 @@ class StateOrder:
             found = self._kinds[key] = zlib.crc32(" ".join(key).encode())
         return found
 
-    def _leaf(self, name: str) -> int:
+    def leaf(self, name: str) -> int:
+        """A checksum of a value from outside of the update: of what is stored, if that is small, else 0."""
         found = self._leaves.get(name)
         if found is None:
             tensor = self.graph.initializers.get(name)

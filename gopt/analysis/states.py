@@ -242,11 +242,15 @@ def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> Non
     """Let the results of update nodes have the owner of what they read; one sweep in order."""
     types, scalars = step.index.graph.types, step.index.scalars
     for node in nodes:
-        owned = [name for name in node.inputs if name in owner]
-        if not owned:
+        of = None
+        for name in node.inputs:
+            if name in owner:
+                if name not in scalars:  # a tensor counts before a scalar
+                    of = owner[name]
+                    break
+                of = of or owner[name]
+        if of is None:
             continue
-        tensors = [name for name in owned if name not in scalars]
-        of = owner[(tensors or owned)[0]]
         for name in node.outputs:
             if name not in scalars or types[of].elements == 1:
                 owner.setdefault(name, of)

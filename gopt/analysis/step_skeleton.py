@@ -15,11 +15,19 @@ class StepSkeleton:
 
     ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by
     id, and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a
-    random node.
+    random node. ``reach``: output -> the inputs of its type that it reads element by element, with their distances,
+    where outputs were paired with inputs by them.
     """
 
-    def __init__(self, index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
-        self.index, self.loss, self.roles = index, loss, roles
+    def __init__(
+        self,
+        index: GraphIndex,
+        pairs: Mapping[str, str],
+        loss: str,
+        roles: RoleMap,
+        reach: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        self.index, self.loss, self.roles, self.reach = index, loss, roles, reach
         graph = index.graph
         order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
         self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gopt import background
 from gopt.background import Task
-from gopt.ir.graph import Graph, Node
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.phase import Phase
 
 __all__ = ["Phase", "State", "StateKind", "TrainingGraph"]
@@ -95,6 +95,11 @@ class TrainingGraph:
     @property
     def parameters(self) -> list[State]:
         return [state for state in self.states if state.kind is StateKind.PARAMETER]
+
+    @property
+    def calls(self) -> list[Node]:
+        """The collectives of the source, in order."""
+        return self.once("calls", lambda: [node for node in self.graph.nodes if node.domain == COMM])
 
     @property
     def new_statistics(self) -> set[str]:

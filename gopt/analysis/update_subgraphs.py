@@ -14,7 +14,6 @@ from gopt.analysis import isomorphism
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import COMBINERS, CONTROL_FLOW, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.ownership import Ownership
-from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.analysis.updates import Mode, ScalarReduction, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
@@ -39,9 +38,6 @@ def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bo
 def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool | frozenset[str]) -> Updates:
     finder = _Finder(training, whole_accumulators)
     finder.collect()
-    order = StateOrder(training.graph)
-    for subgraph in finder.subgraphs.values():
-        order.sort(subgraph)
     finder.settle()
     for name, subgraph in finder.subgraphs.items():
         if uncut is True or (uncut and name in uncut):

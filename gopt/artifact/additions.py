@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gopt.artifact.local_types import LocalTypes, OnRank
@@ -14,7 +14,7 @@ from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import Block, RankGraph
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import Carries, CollectiveCall
+from gopt.sharding.traffic import CallContent, CollectiveCall
 
 _BUCKET = re.compile(r"gopt\.[a-z-]+\.([a-z]+\d+)\.")
 """Values that passes create are named ``gopt.<pass>.<bucket>.<role>`` (contract section 4)."""
@@ -62,8 +62,12 @@ def added(
 
 
 class _Added:
-    def __init__(self, program: SpmdProgram, carries: dict[str, Carries]) -> None:
-        self.source, self.carries = program.source.graph.types, carries
+    def __init__(self, program: SpmdProgram, carries: dict[str, CallContent]) -> None:
+        graph = program.source.graph
+        written = {name for node in graph.file_nodes or () for name in node.outputs}
+        self.source: Container[str] = graph.types.keys() | written if written else graph.types
+        """Names of the source, also of what operators of the file make that were expanded."""
+        self.carries = carries
         self.gradients = set(program.source.gradients.values())
         self._states = {state.input for state in program.states}
         self._makers = {name: node for node in program.graph.nodes if node.made_by for name in node.outputs}
@@ -150,8 +154,8 @@ class _Added:
 
     def _carried(self, node: Node) -> str:
         """Content of a call."""
-        kind = self.carries.get(node.outputs[0] if node.outputs else "", Carries.OTHER)
-        if kind is Carries.OTHER:
+        kind = self.carries.get(node.outputs[0] if node.outputs else "", CallContent.OTHER)
+        if kind is CallContent.OTHER:
             return "scalars or running statistics"
         of_model = not self.gradients.isdisjoint([*node.inputs, *node.outputs]) or any(map(self._is_held, node.inputs))
         return str(kind.value) if of_model else _BETWEEN.get(node.phase, str(kind.value))

@@ -49,7 +49,7 @@ def layout_specs(program: SpmdProgram) -> dict[str, TensorSpec | None]:
     for state in program.states:
         if state.sharded and not state.copy:
             for part in state.slices:
-                found[part.tensor] = _slice_spec(part, shapes[part.tensor].dims, state.sharding, program.mesh)
+                found[part.tensor] = slice_spec(part, shapes[part.tensor].dims, state.sharding, program.mesh)
     return found
 
 
@@ -65,7 +65,7 @@ def untold(program: SpmdProgram) -> str:
     )
 
 
-def _slice_spec(part: BucketSlice, dims: Sequence[int], sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
+def slice_spec(part: BucketSlice, dims: Sequence[int], sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
     """The spec of a tensor in a bucket, or on one member; None where members do not have equal runs of its rows."""
     (axis, place), *others = sharding.by_axis
     if others or part.start or part.elements != prod(dims):

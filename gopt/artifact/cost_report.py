@@ -16,7 +16,7 @@ from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
+from gopt.sharding.traffic import CallContent, CollectiveCall, Overlap, find_calls, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Collec
     times = _times(program)
     cap = bucket_cap(each.record for each in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
-    kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, counts))) for kind in Carries}
+    kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, counts))) for kind in CallContent}
     by_kind = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
     sent = round(sum(call.sent * count for call, count in zip(calls, counts)))
     bound = traffic_bound(program, calls)
@@ -85,7 +85,7 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
 
 def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
     """Return whether members of the sharding group hold different pieces, or send one another new parameters."""
-    return any(h.sharded for h in program.states) or any(call.carries is Carries.PARAMETERS for call in calls)
+    return any(h.sharded for h in program.states) or any(call.carries is CallContent.PARAMETERS for call in calls)
 
 
 def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: int | None) -> int:
@@ -103,18 +103,18 @@ def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: in
     seen: set[str] = set()
     fixed = 0
     for call in calls:
-        if call.carries is Carries.OTHER:
+        if call.carries is CallContent.OTHER:
             fixed += 1
             continue
         held = _tensors(program, call, loop_carried, weight)
         again = not seen.isdisjoint(call.node.inputs)
-        if call.carries is Carries.PARAMETERS:
+        if call.carries is CallContent.PARAMETERS:
             seen.update(call.node.inputs)
         attributes = call.node.attributes
         dtype = program.graph.types[call.node.outputs[0]].dtype
         extra = (attributes.get("reduce"), attributes.get("root"), call.before_use, again)
         tensors.setdefault((call.node.op_type, dtype, attributes["group"], *extra), []).extend(held)
-    return fixed + sum(_fewest(sizes, cap) for sizes in tensors.values())
+    return fixed + sum(fewest_calls(sizes, cap) for sizes in tensors.values())
 
 
 def _tensors(
@@ -122,7 +122,7 @@ def _tensors(
 ) -> list[float]:
     """Bytes, as gradients, of the source's tensors in a call; ``loop_carried`` keeps them for later calls."""
     node, types = call.node, program.graph.types
-    if call.carries is Carries.PARAMETERS:
+    if call.carries is CallContent.PARAMETERS:
         if "shapes" in node.attributes:
             return [float(total_elements([shape]) * weight) for shape in parse_shapes(node.attributes["shapes"])]
         return [float(types[name].elements * weight) for name in node.outputs]
@@ -140,7 +140,7 @@ def _gradient_item(program: SpmdProgram) -> int:
     return min((ITEM_BYTES[types[name].dtype] for name in program.training.gradients.values()), default=4)
 
 
-def _fewest(sizes: Sequence[float], cap: int) -> int:
+def fewest_calls(sizes: Sequence[float], cap: int) -> int:
     rest = sum(size for size in sizes if size < cap)
     return sum(size >= cap for size in sizes) + (math.ceil(rest / cap) if rest else 0)
 

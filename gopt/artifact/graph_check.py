@@ -13,7 +13,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh, Sees
+from gopt.mesh import AxisKind, Mesh
 from gopt.sanitize import show
 from gopt.sharding.boxes import box_shape
 
@@ -74,7 +74,7 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
     mesh, member = manifest.mesh.mesh(), rank.rank
     if rank.role == "server" and manifest.parameter_server is not None:
         servers = manifest.parameter_server.servers
-        mesh, member = Mesh((("server", servers),), (("server", Sees.DATA),)), rank.rank - mesh.ranks
+        mesh, member = Mesh((("server", servers),), (("server", AxisKind.DATA),)), rank.rank - mesh.ranks
     for graph in graphs.values():
         for node in graph.nodes:
             if node.domain == COMM and node.op_type in MESSAGES:

@@ -9,6 +9,8 @@ from typing import Any
 
 _ROWS = 1000
 """Rows of a table that are written in one go."""
+_END = "\n}\n"
+"""The end of a document: of its table, and of its last line."""
 _BETWEEN = '}, {"'
 
 
@@ -17,11 +19,16 @@ def pretty_json(document: Mapping[str, Any]) -> str:
     return "".join(json_pieces(document.items()))
 
 
+def appended(text: str, key: str, value: Any) -> str:
+    """The text of ``pretty_json`` for the same document with one more key behind the others."""
+    return text.removesuffix(_END) + ",\n" + "".join([f"{_line(key)}: ", *_value(value)]) + _END
+
+
 def json_pieces(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
     """The same text piece by piece. A value may be an iterator of tables, which is read as the text is; so may a value
     of these tables."""
     yield from _table(items)
-    yield "\n"
+    yield _END[-1]
 
 
 def _table(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
@@ -31,7 +38,7 @@ def _table(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
         yield f"{separator}{_line(key)}: "
         yield from _value(value)
         separator = ",\n"
-    yield "\n}"
+    yield _END[:-1]
 
 
 def _value(value: Any) -> Iterator[str]:

@@ -17,12 +17,12 @@ import numpy as np
 
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
-from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.json_writer import appended, pretty_json
 from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh, Sees
+from gopt.mesh import AxisKind, Mesh
 from gopt.sharding.boxes import Box, take
 
 FORMAT = "gopt-manifest/1"
@@ -45,7 +45,7 @@ class MeshEntry:
 
     axes: tuple[tuple[str, int], ...]
     ranks: int
-    kinds: Mapping[str, Sees] | None = field(default=None, metadata=OPTIONAL)
+    kinds: Mapping[str, AxisKind] | None = field(default=None, metadata=OPTIONAL)
 
     @classmethod
     def of(cls, mesh: Mesh) -> MeshEntry:
@@ -263,3 +263,8 @@ class Manifest:
     def text(self) -> str:
         """The text of the file."""
         return pretty_json(self.to_json())
+
+    @staticmethod
+    def with_written(text: str, written: WrittenEntry) -> str:
+        """The text of a manifest without ``written``, its last key, as that with it."""
+        return appended(text, "written", to_document(written))

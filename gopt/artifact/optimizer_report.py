@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gopt.artifact.pass_facts import operators
+from gopt.artifact.removals import UNKNOWN
 from gopt.artifact.report import PassRun, rank_ranges
-from gopt.artifact.report_groups import OpFact
+from gopt.artifact.report_groups import OpFact, RemovedVarFact, Shape
+from gopt.ir.graph import Node
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
 from gopt.opaque.schema_roles import calls
 from gopt.program import SpmdProgram
 
 PASS = "refold-optimizers"
+UNREAD = "a result of an optimizer that nothing reads"
 SEQUENCE = "tensors of an optimizer in a sequence: the rank's own are packed anew"
 Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
@@ -35,13 +38,64 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
     return [*facts, *_removed_sequences(program, rank_ranges(list(coordinates)))]
 
 
+def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list[RemovedVarFact]:
+    """One fact per sequence around an operator, and per result of it, other than new states, that some ranks lack.
+
+    The dtype and the bytes of a sequence are those of its tensors; it has no shape.
+    """
+    coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
+    types, facts = program.source.graph.types, list[RemovedVarFact]()
+
+    def add(name: str, why: str, gone: list[int], dtype: str, shape: Shape | None, nbytes: int) -> None:
+        facts.append(RemovedVarFact(PASS, why, rank_ranges(gone), "update", None, name, dtype, shape, nbytes))
+
+    for name, tensors in _sequences(program).items():
+        held = [types.get(each, UNKNOWN) for each in tensors]
+        dtype = held[0].dtype if held else UNKNOWN.dtype
+        add(name, SEQUENCE, list(ranks), dtype, None, sum(each.nbytes for each in held))
+    optimizers = calls(program.training.graph)
+    nodes = program.graph.nodes if optimizers else []
+    shardings = {name: node.sharding for node in nodes for name in node.outputs}
+    for call in optimizers:
+        for name in _results(call):
+            sharding = shardings.get(name)
+            gone = [rank for rank, at in coordinates.items() if sharding is None or not sharding.covers(at)]
+            if gone and name not in program.source.graph.outputs:
+                type = types.get(name, UNKNOWN)
+                add(name, UNREAD, gone, type.dtype, type.shape, type.nbytes)
+    return facts
+
+
+def _results(call: OpaqueCall) -> list[str]:
+    """The results of an operator: those for all weights, and those for each weight."""
+    given = call.slot_values
+    return [name for table in (given.results, *given.updated) for name in table.values() if name]
+
+
 def _removed_sequences(program: SpmdProgram, ranks: str) -> list[OpFact]:
     """One fact per node that packs tensors for an operator, or takes one of its results: no rank has it."""
+    return [
+        OpFact(PASS, SEQUENCE, ranks, "update", None, node.label, node.op_type) for node in _sequence_nodes(program)
+    ]
+
+
+def _sequence_nodes(program: SpmdProgram) -> list[Node]:
+    """Nodes of the file that pack tensors for an operator, or take one of its results."""
     graph = program.source.graph
-    kept = {node.label for node in graph.nodes if node.origin is None}
-    written = graph.file_nodes or []
-    gone = [node for node in written if node.is_a("SequenceConstruct", "SequenceAt") and node.label not in kept]
-    return [OpFact(PASS, SEQUENCE, ranks, "update", None, node.label, node.op_type) for node in gone]
+    written = [node for node in graph.file_nodes or () if node.is_a("SequenceConstruct", "SequenceAt")]
+    kept = {node.label for node in graph.nodes if node.origin is None} if written else set()
+    return [node for node in written if node.label not in kept]
+
+
+def _sequences(program: SpmdProgram) -> dict[str, list[str]]:
+    """Each sequence that an operator of the file reads or makes -> its tensors."""
+    found: dict[str, list[str]] = {}
+    for node in _sequence_nodes(program):
+        if node.is_a("SequenceConstruct"):
+            found[node.outputs[0]] = list(node.inputs)
+        else:
+            found.setdefault(node.inputs[0], []).append(node.outputs[0])
+    return found
 
 
 def _holders(program: SpmdProgram) -> dict[str, Holder]:

@@ -16,8 +16,8 @@ from gopt.disk.files import create
 from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM
 from gopt.ir.tensor import Tensor
-from gopt.ir.type_proto import value_info
-from gopt.ir.wire_format import field
+from gopt.ir.type_proto import encoded_values, value_info
+from gopt.ir.wire_format import field, head
 from gopt.lower.phases import STEP, Phase
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.opaque.function_export import prepare
@@ -100,14 +100,15 @@ class _RankWriter:
         shown = [name for name in (program.training.loss, *program.training.metrics) if name in graph.outputs]
         outputs = {name: types[name] for name in shown}
         outputs |= {state.output: state.type for state in common if state.output in graph.outputs}
-        for given_names, table, border in (
-            (program.training.graph.inputs, inputs, body.input),
-            (program.training.graph.outputs, outputs, body.output),
+        borders = []
+        for number, given_names, table in (
+            (11, program.training.graph.inputs, inputs),
+            (12, program.training.graph.outputs, outputs),
         ):
             # What the source has keeps the source's order; what a pass made comes behind it.
             order = {name: place for place, name in enumerate(given_names)}
-            for name in sorted(table, key=lambda name: order.get(name, len(order))):
-                border.append(value_info(name, table[name]))
+            names_in_order = sorted(table, key=lambda name: order.get(name, len(order)))
+            borders.append(encoded_values(number, {name: table[name] for name in names_in_order}))
         used = {name for node in graph.nodes for name in node.reads} | set(given) | set(frozen)
         used.update(graph.outputs)
         for name, tensor in graph.initializers.items():
@@ -116,8 +117,9 @@ class _RankWriter:
         for state in common:
             if state.input in held and state.pieces[0].tensor in values.offset:
                 body.initializer.append(self._initial(state))
-        body.value_info.extend(self._opaque())
-        self._body = body.SerializeToString(deterministic=True)
+        results = onnx.GraphProto(value_info=self._opaque())
+        parts = [body.SerializeToString(deterministic=True), *borders, results.SerializeToString(deterministic=True)]
+        self._body = b"".join(parts)
 
     def _opaque(self) -> Iterator[ValueInfoProto]:
         """Types that no standard rule can infer: what calls and unknown operators make, where ranks have it whole."""
@@ -171,19 +173,5 @@ class _RankWriter:
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value
         prepare(header, rank.functions)
-        head: bytes = header.SerializeToString(deterministic=True)
-        return [head, _tag(7, sum(map(len, graph))), *graph]
-
-
-def _tag(number: int, length: int) -> bytes:
-    """Return the tag and length that precede a length-delimited field."""
-    return bytes([number << 3 | 2]) + _varint(length)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+        front: bytes = header.SerializeToString(deterministic=True)
+        return [front, head(7, sum(map(len, graph))), *graph]

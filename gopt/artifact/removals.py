@@ -8,15 +8,13 @@ from typing import NamedTuple
 
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.report import PassRun, rank_ranges
-from gopt.artifact.report_groups import OpFact, RemovedVarFact
+from gopt.artifact.report_tables import Head, OpTables, RemovedVarTables
 from gopt.ir.graph import Node, origin
 from gopt.ir.phase import Phase
 from gopt.ir.rewriter import Removal
 from gopt.ir.types import TensorType
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
-
-ALIAS = "it changes nothing: its readers read what it reads"
 
 
 class Told(NamedTuple):
@@ -27,6 +25,7 @@ class Told(NamedTuple):
     of: str | None = None
 
 
+LOOKED_THROUGH = Told("load", "it changes nothing: its readers read what it reads")
 UNKNOWN = TensorType("undefined", None)
 _ROLES: dict[Phase | None, str] = {None: "unread", **{phase: phase.value for phase in Phase}}
 UNREAD = Told("prune", "nothing reads it any more")
@@ -55,10 +54,14 @@ def _told(pass_name: str, removed: Iterable[Removal]) -> tuple[dict[str, Told], 
     replaced: dict[str, tuple[str, ...]] = {}
     for removal in removed:
         told = Told(pass_name, removal.why, removal.of)
-        for node in removal.sources:
-            known = found.setdefault(node.first_output, told)
-            if known.of is None and removal.of is not None:
-                found[node.first_output] = known._replace(of=removal.of)
+        outputs = [node.first_output for node in removal.sources]
+        if found.keys().isdisjoint(outputs):
+            found.update(dict.fromkeys(outputs, told))
+        else:  # the first reason counts
+            for name in outputs:
+                known = found.setdefault(name, told)
+                if known.of is None and removal.of is not None:
+                    found[name] = known._replace(of=removal.of)
         for node, names in zip(removal.sources, removal.by):
             for old, new in zip(node.outputs, names):
                 if new:
@@ -78,28 +81,36 @@ def role_of(node: Node) -> str:
     return _ROLES[node.phase]
 
 
-def removed(
-    program: SpmdProgram, ran: Sequence[PassRun], classes: Sequence[tuple[SpmdProgram, list[int]]]
-) -> tuple[list[OpFact], list[RemovedVarFact]]:
-    """Return operators and values of the source that are missing on some ranks.
+def find_removals(
+    program: SpmdProgram,
+    ran: Sequence[PassRun],
+    classes: Sequence[tuple[SpmdProgram, list[int]]],
+    ops: OpTables,
+    variables: RemovedVarTables,
+) -> None:
+    """Add the operators and values of the source that are missing on some ranks.
 
     ``classes``: the variants, each with its written ranks.
     """
-    found = _Removed(program, ran, classes)
+    found = _Removed(program, ran, classes, ops, variables)
     found.nodes()
     found.aliases()
     found.states()
-    return found.ops, found.variables
 
 
 class _Removed:
     def __init__(
-        self, program: SpmdProgram, ran: Sequence[PassRun], classes: Sequence[tuple[SpmdProgram, list[int]]]
+        self,
+        program: SpmdProgram,
+        ran: Sequence[PassRun],
+        classes: Sequence[tuple[SpmdProgram, list[int]]],
+        ops: OpTables,
+        variables: RemovedVarTables,
     ) -> None:
-        self.program, self.classes = program, classes
+        self.program, self.classes, self.ops, self.variables = program, classes, ops, variables
         self.told, self.roles = Removals(ran), roles(program.source)
-        self.ops: list[OpFact] = []
-        self.variables: list[RemovedVarFact] = []
+        self._heads: dict[Head, Head] = {}
+        """One object for each beginning of a group's key: most items have that of the one before."""
         self.types = program.source.graph.types
         self.left = [_left(variant) for variant, _ in classes]
         self.made = {name for node in program.graph.nodes if node.made_by for name in node.outputs}
@@ -157,15 +168,14 @@ class _Removed:
             now = now or by
             if not again and name not in outputs and name not in inputs:
                 self._value(name, told, where, self.roles.get(name, role), by)
-        self.ops.append(OpFact(told.pass_name, told.why, where, role, told.of, node.label, node.op_type, now))
+        self.ops.add(self._head(told, where, role), told.of, node.label, node.op_type, now)
 
     def _value(self, name: str, told: Told, where: str, role: str, by: tuple[str, ...]) -> None:
-        type = self.types.get(name, UNKNOWN)
-        self.variables.append(
-            RemovedVarFact(
-                told.pass_name, told.why, where, role, told.of, name, type.dtype, type.shape, type.nbytes, by
-            )
-        )
+        self.variables.add(self._head(told, where, role), told.of, name, self.types.get(name, UNKNOWN), by)
+
+    def _head(self, told: Told, where: str, role: str) -> Head:
+        head = told.pass_name, told.why, where, role
+        return self._heads.setdefault(head, head)
 
     def aliases(self) -> None:
         """Nodes that were looked through on load."""
@@ -175,10 +185,10 @@ class _Removed:
             root = roots.get(first, first)
             by = (root,) if root else ()
             role = Phase.UPDATE.value  # no other phase loses its aliases
-            self.ops.append(OpFact("load", ALIAS, self.on_every, role, None, node.label, node.op_type, by))
+            self.ops.add(self._head(LOOKED_THROUGH, self.on_every, role), None, node.label, node.op_type, by)
             for name in filter(None, node.outputs):
                 roots[name] = root
-                self._value(name, Told("load", ALIAS), self.on_every, self.roles.get(name, role), by)
+                self._value(name, LOOKED_THROUGH, self.on_every, self.roles.get(name, role), by)
 
     def states(self) -> None:
         """States that some ranks do not hold, or that all hold as parts of a bucket."""

@@ -11,24 +11,19 @@ from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
-from gopt.artifact.optimizer_report import removed_optimizers
-from gopt.artifact.removals import classes_of, removed
+from gopt.artifact.optimizer_report import removed_optimizer_values, removed_optimizers
+from gopt.artifact.removals import classes_of, find_removals
 from gopt.artifact.report import balance
-from gopt.artifact.report_groups import (
-    OpGroup,
-    RemovedVarGroup,
-    group_added_ops,
-    group_added_vars,
-    group_removed_ops,
-    group_removed_vars,
-)
+from gopt.artifact.report_groups import OpGroup, RemovedVarGroup
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
+from gopt.artifact.report_tables import OpTables, RemovedVarTables, group_added_ops, group_added_vars
 from gopt.artifact.serialize import FILE_NODES, file_nodes
 from gopt.artifact.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.artifact.step_size import before_after
 from gopt.background import Task
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
+from gopt.lower.carried_values import FOLLOWED, find_followed
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
@@ -44,19 +39,24 @@ class RemovedItems:
 
 
 def begin_source_figures(training: TrainingGraph) -> None:
-    """Begin with what the report says of the source alone, beside the passes."""
+    """Begin with what checks and the report ask of the source alone, beside the passes."""
     training.begin({
-        COUPLINGS: lambda: analyse_couplings(training), SOURCE_PEAKS: lambda: live_in_source(training),
-        FILE_NODES: lambda: file_nodes(training),
+        FOLLOWED: lambda: find_followed(training), COUPLINGS: lambda: analyse_couplings(training),
+        SOURCE_PEAKS: lambda: live_in_source(training), FILE_NODES: lambda: file_nodes(training),
     })  # fmt: skip
 
 
 def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
     """Find the items of the source that some of ``ranks`` lack, as the report lists them; the passes have run."""
     classes = classes_of(program, ranks)
-    ops, variables = removed(program, program.passes, classes)
-    optimizers = [row for variant, on in classes for row in removed_optimizers(variant, program.passes, on)]
-    return RemovedItems(group_removed_ops([*optimizers, *ops]), group_removed_vars(variables))
+    ops, variables = OpTables(), RemovedVarTables()
+    for variant, on in classes:
+        for fact in removed_optimizers(variant, program.passes, on):
+            ops.add(fact[:4], fact.of, fact.name, fact.op_type, fact.replaced_by)
+        for value in removed_optimizer_values(variant, on):
+            variables.add(value[:4], value.of, value.name, value, value.replaced_by)
+    find_removals(program, program.passes, classes, ops, variables)
+    return RemovedItems(ops.groups(), variables.groups())
 
 
 def build_report(
@@ -134,10 +134,10 @@ def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[R
     by_rank = phases_by_rank(ranks)
     found: dict[int, RankUsage] = {}
     for variant, members in classes_of(program, list(by_rank)):
-        reducible = _reducible(variant)
+        reducible, sent = _reducible(variant), dict[tuple[int, int], int]()
         for rank in members:
             held = _rank_bytes(variant, common, by_rank[rank], reducible)
-            found[rank] = RankUsage(rank, held, _calls(variant, by_rank[rank]))
+            found[rank] = RankUsage(rank, held, _calls(variant, by_rank[rank], sent))
     if not any(each.nbytes.gradients for each in found.values()):  # no call reduces any: an update reads the rank's own
         for variant, members in classes_of(program, list(by_rank)):
             names = set(variant.training.gradients.values())
@@ -174,12 +174,25 @@ def _nbytes(program: SpmdProgram, part: RankGraph, names: Iterable[str]) -> int:
     return sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in names)
 
 
-def _calls(program: SpmdProgram, parts: Sequence[RankGraph]) -> tuple[CallEntry, ...]:
-    """Return the calls of one rank by collective and group, in the order of the first call of each."""
+def _calls(
+    program: SpmdProgram, parts: Sequence[RankGraph], known: dict[tuple[int, int], int]
+) -> tuple[CallEntry, ...]:
+    """Return the calls of one rank by collective and group, in the order of the first call of each.
+
+    ``known``: id of a call over a bucket and the elements of a member's shard -> the bytes that such a member sends.
+    """
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for part, node in _comm_nodes(parts):
-        sent = part.phase.times * call_bytes(program, part, node)
-        found.setdefault((node.op_type, str(node.attributes["group"])), []).append((part.phase.times, sent))
+        group, cuts = str(node.attributes["group"]), node.attributes.get("cuts")
+        if cuts is None:
+            sent = call_bytes(program, part, node)
+        else:
+            member = program.mesh.index(group, part.rank)
+            key = id(node), cuts[member + 1] - cuts[member]
+            if key not in known:
+                known[key] = call_bytes(program, part, node)
+            sent = known[key]
+        found.setdefault((node.op_type, group), []).append((part.phase.times, part.phase.times * sent))
     return tuple(
         CallEntry(op, group, sum(times for times, _ in calls), sum(sent for _, sent in calls))
         for (op, group), calls in found.items()

@@ -17,9 +17,9 @@ from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.ir.graph import Graph, Node
 from gopt.ir.symbol_table import RESERVED
 from gopt.ir.tensor import Tensor
-from gopt.ir.type_proto import value_info
+from gopt.ir.type_proto import encoded_values, value_info
 from gopt.ir.types import TensorType, dtype_code
-from gopt.ir.wire_format import field
+from gopt.ir.wire_format import field, head
 from gopt.opaque.function_export import prepare, source_nodes
 from gopt.program import SpmdProgram
 
@@ -50,16 +50,17 @@ def named_tensor(name: str, tensor: Tensor) -> TensorProto:
     return proto
 
 
-def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annotate: bool = False) -> bytes:
-    """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata.
+def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annotate: bool = False) -> list[bytes]:
+    """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata. The
+    file in pieces.
 
     ``annotate``: with sharding specs of the states that ranks hold parts of.
     """
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     whole = without_values(program.source)
     if annotate:
-        return model_bytes(whole, values.offset, STATES_FILE, metadata, program)
-    return model_bytes(whole, values.offset, STATES_FILE, metadata, encoded=file_nodes(program.source))
+        return _pieces(whole, values.offset, STATES_FILE, metadata, program)
+    return _pieces(whole, values.offset, STATES_FILE, metadata, encoded=file_nodes(program.source))
 
 
 def file_nodes(training: TrainingGraph) -> bytes:
@@ -84,19 +85,22 @@ def without_values(training: TrainingGraph) -> Graph:
     return replace(source, inputs=inputs, initializers=kept)
 
 
-def model_bytes(
-    graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str],
-    layout: SpmdProgram | None = None, encoded: bytes | None = None,
-) -> bytes:  # fmt: skip
+def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str]) -> bytes:
     """Serialize a graph as a model file.
 
-    Initializers with an entry in ``offsets`` refer to the file ``location``; all others are stored inside. ``layout``:
-    the program whose shardings are written as specs; None: only the graph's own specs. ``encoded``: the serialized
-    nodes, where they are known.
+    Initializers with an entry in ``offsets`` refer to the file ``location``; all others are stored inside.
     """
+    return b"".join(_pieces(graph, offsets, location, metadata))
+
+
+def _pieces(
+    graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str],
+    layout: SpmdProgram | None = None, encoded: bytes | None = None,
+) -> list[bytes]:  # fmt: skip
+    """Return the same in pieces. ``layout``: the program whose shardings are written as specs; None: only the graph's
+    own specs. ``encoded``: the serialized nodes, where they are known."""
     body = onnx.GraphProto(name=graph.name)
-    body.input.extend(value_info(name, type) for name, type in graph.inputs.items())
-    body.output.extend(value_info(name, type) for name, type in graph.outputs.items())
+    borders = encoded_values(11, graph.inputs) + encoded_values(12, graph.outputs)
     for name, tensor in graph.initializers.items():
         at = offsets.get(name)
         body.initializer.append(
@@ -107,7 +111,7 @@ def model_bytes(
     if layout is not None:
         header, nodes = annotated(graph, nodes, layout)
     own = graph.file_types if graph.file_nodes is not None else {}
-    body.value_info.extend(declared_results(nodes, lambda name: own.get(name) or graph.type_of(name)))
+    results = onnx.GraphProto(value_info=declared_results(nodes, lambda name: own.get(name) or graph.type_of(name)))
     model = onnx.ModelProto()
     model.CopyFrom(header)
     prepare(model, functions)
@@ -115,9 +119,10 @@ def model_bytes(
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
     # A message is the sum of its fields, in the order of their numbers: nodes are bytes already.
-    whole = (_encoded(nodes) if encoded is None else encoded) + body.SerializeToString(deterministic=True)
+    whole = [_encoded(nodes) if encoded is None else encoded, body.SerializeToString(deterministic=True), borders]
+    whole.append(results.SerializeToString(deterministic=True))
     before, behind = (_fields(model, numbers) for numbers in (range(1, _GRAPH), range(_GRAPH + 1, 1 << 29)))
-    return before + field(_GRAPH, whole) + behind
+    return [before, head(_GRAPH, sum(map(len, whole))), *whole, behind]
 
 
 def declared_results(nodes: Sequence[Node], type_of: Callable[[str], TensorType]) -> Iterator[ValueInfoProto]:

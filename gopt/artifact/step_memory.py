@@ -14,7 +14,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
-from gopt.sharding.traffic import Carries, CollectiveCall, find_calls
+from gopt.sharding.traffic import CallContent, CollectiveCall, find_calls
 from gopt.sharding.verifier import infer_shardings
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})
@@ -72,7 +72,7 @@ def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
     for coordinates in members(program):
         variant, total = program.at(coordinates), 0
         for call in calls[id(variant)]:
-            if call.carries is Carries.GRADIENTS and any(name in local for name in call.node.inputs):
+            if call.carries is CallContent.GRADIENTS and any(name in local for name in call.node.inputs):
                 cuts, member = call.node.attributes.get("cuts"), coordinates.get(program.mesh.shard_axis, 0)
                 item = ITEM_BYTES[variant.graph.types[call.node.outputs[0]].dtype]
                 total += round((cuts[member + 1] - cuts[member]) * item if cuts else call.payload * (1 - call.beside))
@@ -157,7 +157,7 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
 def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, str]:
     kinds = dict.fromkeys(program.training.gradients.values(), "gradients")
     for call in calls:
-        if call.before_use or call.carries is Carries.GRADIENTS:
+        if call.before_use or call.carries is CallContent.GRADIENTS:
             kinds.update(dict.fromkeys(call.node.outputs, "gathered" if call.before_use else "gradients"))
     return kinds
 

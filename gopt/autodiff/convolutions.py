@@ -19,7 +19,7 @@ from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvolutionSizes:
     """Sizes of a convolution per spatial dimension. ``large`` and ``small`` are those of its two sides; a transposed
     convolution makes the large side from the small one. ``pads``: begins, then ends, of the large side."""
 
@@ -43,7 +43,7 @@ class Window:
         return self.strides[axis] * (self.small[axis] - 1) + self.dilations[axis] * (self.kernel[axis] - 1) + 1
 
 
-def window_of(operator: Operator) -> Window:
+def window_of(operator: Operator) -> ConvolutionSizes:
     """The sizes of a Conv or ConvTranspose, with explicit pads. Raises UnsupportedError where shapes are unknown, or a
     transposed convolution crops less than nothing."""
     node, given = operator.node, operator.attributes
@@ -68,7 +68,7 @@ def window_of(operator: Operator) -> Window:
         pads = (*firsts, *(total - first for total, first in zip(totals, firsts)))
     elif same == "VALID":
         pads = (0,) * 2 * rank
-    return Window(given.get("group", 1), strides, dilations, pads, tuple(kernel), tuple(large), tuple(small))
+    return ConvolutionSizes(given.get("group", 1), strides, dilations, pads, tuple(kernel), tuple(large), tuple(small))
 
 
 def differentiate_convolution(operator: Operator, emit: Emitter, adjoint: str, wanted: set[int]) -> dict[int, str]:
@@ -88,7 +88,7 @@ def differentiate_convolution(operator: Operator, emit: Emitter, adjoint: str, w
     return made
 
 
-def _by_large(window: Window, emit: Emitter, small: str, kernel: str) -> str:
+def _by_large(window: ConvolutionSizes, emit: Emitter, small: str, kernel: str) -> str:
     rest = [window.padded(axis) - window.spanned(axis) for axis in range(window.rank)]
     return emit(
         "ConvTranspose", [small, kernel], group=window.group, strides=window.strides, dilations=window.dilations,
@@ -96,7 +96,7 @@ def _by_large(window: Window, emit: Emitter, small: str, kernel: str) -> str:
     )  # fmt: skip
 
 
-def _by_small(window: Window, emit: Emitter, large: str, kernel: str) -> str:
+def _by_small(window: ConvolutionSizes, emit: Emitter, large: str, kernel: str) -> str:
     made = emit(
         "Conv", [large, kernel], group=window.group, strides=window.strides, dilations=window.dilations,
         pads=window.pads,
@@ -104,7 +104,7 @@ def _by_small(window: Window, emit: Emitter, large: str, kernel: str) -> str:
     return _cropped(window, emit, made, window.small, window.strides)
 
 
-def _by_kernel(window: Window, emit: Emitter, large: str, small: str, samples: int, channels: int) -> str:
+def _by_kernel(window: ConvolutionSizes, emit: Emitter, large: str, small: str, samples: int, channels: int) -> str:
     """``samples``, ``channels``: the first two dimensions of the large side."""
     group, rank = window.group, window.rank
     inside, spatial = channels // group, list(range(3, 3 + rank))
@@ -119,7 +119,7 @@ def _by_kernel(window: Window, emit: Emitter, large: str, small: str, samples: i
     return emit("Transpose", [made], perm=[1, 0, *range(2, 2 + rank)])
 
 
-def _cropped(window: Window, emit: Emitter, name: str, sizes: tuple[int, ...], steps: tuple[int, ...]) -> str:
+def _cropped(window: ConvolutionSizes, emit: Emitter, name: str, sizes: tuple[int, ...], steps: tuple[int, ...]) -> str:
     """Drop what a convolution makes of elements that the window does not cover: behind ``sizes``."""
     over = [(window.padded(axis) - window.spanned(axis)) // steps[axis] for axis in range(window.rank)]
     if not any(over):

@@ -20,7 +20,7 @@ Rules = Mapping[str, Callable[["Remover", Node], bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class SqueezedValue:
     """A value without the axis: its name, and where the axis was."""
 
     name: str
@@ -37,7 +37,7 @@ class Remover:
     def __init__(self, graph: Graph, seeds: Collection[str], ends: Collection[str], rules: Rules) -> None:
         self.graph, self.values, self.rules = graph, Values(graph), rules
         self.nodes: list[Node] = []
-        self.bare: dict[str, Bare] = {}
+        self.squeezed: dict[str, SqueezedValue] = {}
         """Values that have the axis -> the same without it."""
         self.whole: set[str] = set(graph.inputs) | set(graph.initializers)
         """Values with the axis that stand in the graph again."""
@@ -47,10 +47,12 @@ class Remover:
         for seed in self.seeds:
             array = self.values.array(seed)
             if array is not None:
-                self.bare[seed] = Bare(self.values.constant(array.reshape(())), 0)
+                self.squeezed[seed] = SqueezedValue(self.values.constant(array.reshape(())), 0)
         for node in self.graph.nodes:
             if node.outputs[0] in self.seeds:  # a Reshape of a value without the axis
-                self.bare[node.outputs[0]] = Bare(node.inputs[0], len(self.shape(node.outputs[0]) or (1,)) - 1)
+                self.squeezed[node.outputs[0]] = SqueezedValue(
+                    node.inputs[0], len(self.shape(node.outputs[0]) or (1,)) - 1
+                )
             elif self._ended(node) or self._rewritten(node):
                 continue
             for name in node.reads:
@@ -63,11 +65,13 @@ class Remover:
     def _ended(self, node: Node) -> bool:
         """Return whether a node takes the axis away for good: dimensions of one element behind it are the value's."""
         name = node.outputs[0]
-        bare, shape = self.bare.get(node.inputs[0]) if node.inputs else None, self.shape(name)
-        return name in self.ends and bare is not None and shape is not None and self.plain(node, bare.name, shape)
+        squeezed, shape = self.squeezed.get(node.inputs[0]) if node.inputs else None, self.shape(name)
+        return (
+            name in self.ends and squeezed is not None and shape is not None and self.plain(node, squeezed.name, shape)
+        )
 
     def _rewritten(self, node: Node) -> bool:
-        if node.captures or len(node.outputs) != 1 or not any(name in self.bare for name in node.inputs):
+        if node.captures or len(node.outputs) != 1 or not any(name in self.squeezed for name in node.inputs):
             return False
         rule = self.rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         return rule is not None and self.shape(node.outputs[0]) is not None and rule(self, node)
@@ -84,24 +88,24 @@ class Remover:
 
     def restore(self, name: str) -> None:
         """Give a value its axis back."""
-        bare = self.bare.get(name)
-        if bare is not None and name not in self.whole:
-            self.add(Node("Reshape", [bare.name, self.ints(self.shape(name) or ())], [name]))
+        squeezed = self.squeezed.get(name)
+        if squeezed is not None and name not in self.whole:
+            self.add(Node("Reshape", [squeezed.name, self.ints(self.shape(name) or ())], [name]))
 
     def without(self, name: str, axis: int) -> str | None:
         """A value without a dimension of one element, counted from the left; None where it has more."""
         shape = self.shape(name)
         if shape is None or not 0 <= axis < len(shape) or shape[axis] != 1:
             return None
-        bare = self.bare.get(name)
-        if bare is not None and bare.axis == axis:
-            return bare.name
+        squeezed = self.squeezed.get(name)
+        if squeezed is not None and squeezed.axis == axis:
+            return squeezed.name
         self.restore(name)
         left = shape[:axis] + shape[axis + 1 :]
         array = self.values.array(name)
         if array is not None and array.size <= 1024:
             return self.values.constant(array.reshape(left))
-        made, target = self._typed(f"{name}.bare", name, left), self.ints(left)
+        made, target = self._typed(f"{name}.squeezed", name, left), self.ints(left)
         maker = self.values.producers.get(name)
         if maker is not None and maker.is_a("ConstantOfShape"):
             self.add(Node("ConstantOfShape", [target], [made], attributes=maker.attributes))
@@ -124,17 +128,17 @@ class Remover:
         made = self._typed(name, name, shape[:axis] + shape[axis + 1 :])
         given = dict(node.attributes if attributes is None else attributes)
         self.add(Node(op_type or node.op_type, inputs, [made], name=node.name, attributes=given))
-        self.bare[name] = Bare(made, axis)
+        self.squeezed[name] = SqueezedValue(made, axis)
         return True
 
-    def same(self, node: Node, bare: str, axis: int) -> bool:
+    def same(self, node: Node, squeezed: str, axis: int) -> bool:
         """The node does nothing but to move the axis."""
-        self.bare[node.outputs[0]] = Bare(bare, axis)
+        self.squeezed[node.outputs[0]] = SqueezedValue(squeezed, axis)
         return True
 
-    def plain(self, node: Node, bare: str, target: Sequence[int]) -> bool:
+    def plain(self, node: Node, squeezed: str, target: Sequence[int]) -> bool:
         """The node's result has no such axis any more: a Reshape of the value without it."""
-        self.add(Node("Reshape", [bare, self.ints(target)], node.outputs, name=node.name))
+        self.add(Node("Reshape", [squeezed, self.ints(target)], node.outputs, name=node.name))
         return True
 
     def ints(self, values: Sequence[int]) -> str:

@@ -85,7 +85,9 @@ class MessageOperator:
         made = self.type_rule(known, moved)
         for dtype, _ in (*moved, *made):
             if dtype not in ITEM_BYTES:
-                raise UnsupportedError(f"{self.name}: tensors of {dtype} cannot be sent")
+                raise UnsupportedError(
+                    f"{self.name}: tensors of {dtype} cannot be sent", "cast the value to a number type first"
+                )
         return made
 
 

@@ -144,7 +144,9 @@ class Collective:
 
     def _check_dtype(self, call: Call) -> None:
         if call.dtype not in ITEM_BYTES:
-            raise UnsupportedError(f"{self.name}: tensors of {call.dtype} cannot be sent")
+            raise UnsupportedError(
+                f"{self.name}: tensors of {call.dtype} cannot be sent", "cast to a number type first"
+            )
         if not self.reduces:
             return
         how = call["reduce"]

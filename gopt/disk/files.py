@@ -10,8 +10,11 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+from gopt.sanitize import show
 
 BUFFER = 1 << 20
 """Bytes that are gathered before they are written."""
@@ -85,8 +88,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Create a folder and its missing parents; raises OSError."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
+    """Create a folder and its missing parents; raises OSError, NotADirectoryError where a parent is a file."""
+    missing = list(takewhile(lambda each: not each.exists(), (path, *path.parents)))
+    nearest = missing[-1].parent if missing else path
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{show(os.fspath(nearest))} is a file, not a folder", str(path))
     path.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync(made.parent)

@@ -45,7 +45,7 @@ HEADER = DocumentKind("a header of values", "header", limits.HEADER_BYTES)
 SERVERS = DocumentKind("a server map", "servers", limits.SERVERS_BYTES)
 GOLDEN = DocumentKind("a list of goldens", "golden", limits.CONFIG_BYTES)
 REPRODUCER = DocumentKind("a reproducer", "reproducer", limits.DOCUMENT_BYTES)
-TOLD = DocumentKind("what a rank tells", "told", limits.LINE_BYTES)
+RANK_MESSAGE = DocumentKind("a message of a rank to its launcher", "rank_message", limits.LINE_BYTES)
 TRACE = DocumentKind("a trace", "trace", limits.DOCUMENT_BYTES)
 VERIFICATION = DocumentKind("a result of gopt verify", "verification", limits.DOCUMENT_BYTES)
 
@@ -99,7 +99,7 @@ def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any
     try:
         found = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not TOML: byte {error.start} is not UTF-8") from None
+        raise InputError(f"{name} is not TOML: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
     except RecursionError:
         raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep") from None
     except ValueError as error:
@@ -112,7 +112,9 @@ def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any
 def _check_dots(data: bytes, name: str) -> None:
     """Refuse keys of very many parts."""
     if data.count(b".") > limits.CONFIG_DOTS:
-        raise InputError(f"{name} has more than {limits.CONFIG_DOTS} dots (CONFIG_DOTS)")
+        raise InputError(
+            f"{name} has more than {limits.CONFIG_DOTS} dots (CONFIG_DOTS)", "write keys as tables, not with dots"
+        )
     for number, each in enumerate(data.split(b"\n"), 1):
         if each.count(b".") > limits.CONFIG_LINE_DOTS:
             raise InputError(f"{name}: line {number} has more than {limits.CONFIG_LINE_DOTS} dots (CONFIG_LINE_DOTS)")

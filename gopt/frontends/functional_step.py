@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import onnx
 
 from gopt.api import ROLES
+from gopt.documents.roles import RolesRecord
 
 LOSS = "loss"
 UPDATED = "_out"
@@ -20,6 +20,5 @@ def add_roles(
 ) -> None:  # fmt: skip
     """Write the loss, states, batch and gradients as metadata, which gopt reads first; data flow finds the other
     roles."""
-    record = {"loss": loss, "states": dict(states), "params": dict(gradients), "batch": list(batch)}
-    entry = model.metadata_props.add()
-    entry.key, entry.value = ROLES, json.dumps(record, ensure_ascii=False)
+    record = RolesRecord(loss=loss, states=states, params=gradients, batch=tuple(batch))
+    model.metadata_props.add(key=ROLES, value=record.text())

@@ -14,8 +14,6 @@ from onnx import ModelProto
 from gopt.disk.files import digest_of
 from gopt.errors import UnsupportedError
 from gopt.garbage import gc_paused
-from gopt.importers.artifacts.folder import read_artifacts
-from gopt.importers.artifacts.step import step_of
 from gopt.ir.external_data import naming
 from gopt.ir.graph import Graph
 from gopt.ir.load import checked_graph, read_file
@@ -47,13 +45,20 @@ def read_step(path: str | os.PathLike[str], *, own: bool = False) -> StepFile | 
     """
     if not Path(path).is_dir():
         return _read_model(path, own)
+    from gopt.importers.artifacts.folder import read_artifacts
+    from gopt.importers.artifacts.step import step_of
+
     parts = read_artifacts(Path(path))
     return None if parts is None else StepFile(step_of(parts), parts.digest, parts.nbytes, plain=False)
 
 
 def holds_step(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder of artifacts; raises InputError for one that lacks a part."""
-    return Path(path).is_dir() and read_artifacts(Path(path)) is not None
+    if not Path(path).is_dir():
+        return False
+    from gopt.importers.artifacts.folder import read_artifacts
+
+    return read_artifacts(Path(path)) is not None
 
 
 def load_file(path: str | os.PathLike[str], *, own: bool = False) -> StepFile:

@@ -101,10 +101,11 @@ class Node:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attributes as Python values, decoded on first use."""
+        """Attributes as Python values, decoded on first use. Nodes that end alike share them: to change some is to
+        make another node."""
         if self._attributes is None:
-            proto = self.proto
-            self._attributes = {a.name: attribute_value(a) for a in proto.attribute} if proto is not None else {}
+            end = b"" if self.encoded is None else behind_names(self.encoded)
+            self._attributes = _short_attributes(end) if len(end) <= SHORT_END else _decoded_attributes(end)
         return self._attributes
 
     def attribute_bytes(self) -> tuple[bytes, ...]:
@@ -233,6 +234,12 @@ def _attribute_bytes(node: bytes) -> tuple[bytes, ...]:
     return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
 
 
+def _decoded_attributes(node: bytes) -> dict[str, Any]:
+    """The attributes in a serialized node, or in the end of one, as Python values."""
+    return {each.name: attribute_value(each) for each in NodeProto.FromString(node).attribute}
+
+
+_short_attributes = functools.lru_cache(4096)(_decoded_attributes)
 _short_attribute_bytes = functools.lru_cache(4096)(_attribute_bytes)
 """The same: few short ones differ in a long graph."""
 

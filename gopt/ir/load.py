@@ -78,10 +78,9 @@ def read_file(path: str) -> ModelFile:
         raise InputError(f"{size} bytes: a protobuf file has at most 2 GiB", "keep the values in external data")
     try:
         with open(path, "rb") as stream:
-            data = stream.read(1)
-            if data == b"\0":  # no field of any message begins so
+            if stream.peek(1)[:1] == b"\0":  # no field of any message begins so
                 raise InputError("is not an ONNX model: it begins with a zero")
-            data += stream.read()
+            data = stream.read()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
     check_parts(data)

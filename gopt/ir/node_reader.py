@@ -7,12 +7,11 @@ read and checked as a message, which takes three times as long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from onnx import NodeProto
 
 from gopt import limits
-from gopt.ir.graph import NO_ATTRIBUTES, Node
+from gopt.ir.graph import NO_ATTRIBUTES, Node, clone
 from gopt.ir.nodes import read_node
 from gopt.ir.symbol_table import RESERVED, SymbolTable
 from gopt.ir.wire_format import split_node
@@ -29,30 +28,31 @@ def read_nodes(protos: Sequence[NodeProto], encoded: Sequence[bytes], symbols: S
     if len(encoded) != len(protos):
         return [read_node(proto, symbols, own) for proto in protos]
     texts = {name.encode(): name for name in symbols.defined}
-    ends: dict[tuple[bytes, int], dict[str, Any]] = {}
-    """End of a node and number of its outputs -> what its nodes have besides their names."""
+    alike: dict[tuple[bytes, int], Node] = {}
+    """End of a node and number of its outputs -> a node that has all but its names."""
     nodes: list[Node] = []
     defined, longest, prefix = symbols.defined, limits.NAME_LENGTH, len(RESERVED)
     for place, data in enumerate(encoded):
         inputs, outputs, name, end = split_node(data, texts)
-        rest = ends.get((end, len(outputs)))
-        if rest is None:
+        pattern = alike.get((end, len(outputs)))
+        if pattern is None:
             bodies = symbols.bodies
             node = read_node(protos[place], symbols, own)
             texts.update((made.encode(), made) for made in node.outputs)
             # Where protobuf would write other bytes, and where a body may read any value, nodes are read one by one.
-            if end and node.encoded == data and symbols.bodies == bodies and len(ends) < _MOST_ENDS:
-                ends[end, len(outputs)] = {
-                    "op_type": node.op_type, "domain": node.domain, "made_by": node.made_by,
-                    "attributes": None if protos[place].attribute else NO_ATTRIBUTES,
-                }  # fmt: skip
+            if end and node.encoded == data and symbols.bodies == bodies and len(alike) < _MOST_ENDS:
+                attributes = None if protos[place].attribute else NO_ATTRIBUTES
+                pattern = Node(node.op_type, (), (), domain=node.domain, made_by=node.made_by, attributes=attributes)
+                alike[end, len(outputs)] = pattern
         else:
-            for made in filter(None, outputs):
-                if made in defined or made[:prefix] == RESERVED or len(made) > longest:  # what ``define`` looks at
-                    symbols.define(made, "a node output")
-                defined[made] = made
+            for made in outputs:
+                if made:
+                    if made in defined or made[:prefix] == RESERVED or len(made) > longest:  # what ``define`` looks at
+                        symbols.define(made, "a node output")
+                    defined[made] = made
             if name[:prefix] == RESERVED or len(name) > longest:
                 symbols.allow(name, "node")
-            node = Node(inputs=inputs, outputs=outputs, name=name, encoded=data, **rest)
+            node = clone(pattern)
+            node.inputs, node.outputs, node.name, node.encoded = inputs, outputs, name, data
         nodes.append(node)
     return nodes

@@ -50,6 +50,26 @@ def complete_phases(nodes: Sequence[Node]) -> None:
     _complete_unread(nodes, {name for node in added if node.phase is None for name in node.reads})
 
 
+def advance_phases(nodes: Sequence[Node]) -> None:
+    """Bring added nodes that have a phase to the first phase that reads their results, where that is an earlier one.
+
+    The update may stand in front of the forward in a file, and be the first to ask for a value that both read.
+    One sweep over ``nodes``, which are in topological order.
+    """
+    results = {name for node in nodes if node.added for name in node.outputs}
+    first: dict[str, int] = {}
+    for node in reversed(nodes):
+        if node.phase is None:
+            continue
+        phase = _ORDER.index(node.phase)
+        if node.added:
+            phase = min([phase, *(first[name] for name in node.outputs if name in first)])
+            node.phase = _ORDER[phase]
+        for name in node.reads:
+            if name in results:
+                first[name] = min(phase, first.get(name, phase))
+
+
 def _complete_unread(nodes: Sequence[Node], read: set[str]) -> None:
     """Set the phase of the nodes whose results no phase reads; ``read``: what these nodes read."""
     made: dict[str, Phase] = {}

@@ -40,21 +40,31 @@ class GraphRewriter:
     def __init__(self, graph: Graph, pass_name: str) -> None:
         self.graph = graph
         self.pass_name = pass_name
+        self._nodes = graph.nodes
+        """The nodes before any change."""
         self.removed: list[Removal] = []
         self._gone: set[int] = set()
+        """Nodes that are removed, by their own id or by that of their source."""
         self._added: list[Node] = []
         self._changed = False
         self._made: dict[str, Node] = {}
         """Value -> the node of this pass that produces it."""
+        self._due: dict[int, float] = {}
+        """Position at which a node is due, by id, where that is not its place in the graph."""
 
     @cached_property
-    def _priority(self) -> dict[int, float]:
-        """Position at which each node is due, by id."""
-        return {id(node): float(place) for place, node in enumerate(self.graph.nodes)}
+    def _places(self) -> dict[str, int]:
+        """Value -> the place in the graph of the node that makes it, by the names before any change."""
+        return {name: place for place, node in enumerate(self._nodes) for name in node.outputs if name}
 
-    @cached_property
-    def _producers(self) -> dict[str, Node]:
-        return self.graph.producers()
+    def _producer(self, name: str) -> Node | None:
+        place = self._places.get(name)
+        return None if place is None else self._nodes[place]
+
+    def _when(self, node: Node) -> float:
+        """Position at which a node is due."""
+        due = self._due.get(id(node))
+        return self._places[node.first_output] if due is None else due
 
     def add(
         self,
@@ -72,9 +82,9 @@ class GraphRewriter:
         node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), sharding=sharding)
         self._add(node, outputs)
         if after is not None:
-            self._priority[id(node)] = self._priority[id(after)] + _BEHIND
+            self._due[id(node)] = self._when(after) + _BEHIND
         elif before is not None:
-            self._priority[id(node)] = self._priority[id(before)] - 0.25
+            self._due[id(node)] = self._when(before) - 0.25
         return node
 
     def repeat(
@@ -95,34 +105,34 @@ class GraphRewriter:
         self.graph.types.update(outputs)
         self._added.append(node)
         self._made.update(dict.fromkeys(node.outputs, node))
-        self._priority[id(node)] = float("inf")
+        self._due[id(node)] = float("inf")
 
     def move(self, node: Node, place: float) -> None:
         """Schedule a node at a position of the original order: 7.5 is between nodes 7 and 8.
 
         Nodes due at one position keep their order. A node whose inputs are produced later follows them directly.
         """
-        self._priority[id(node)] = place
+        self._due[id(node)] = place
         self._changed = True
 
     def latest(self, values: Sequence[str]) -> Node | None:
         """The node that completes the last of the values; None when one of them is an input."""
-        producers = [self._made.get(name) or self._producers.get(name) for name in values]
+        producers = [self._made.get(name) or self._producer(name) for name in values]
         known = [node for node in producers if node is not None]
-        return max(known, key=lambda node: self._priority[id(node)]) if len(known) == len(producers) else None
+        return max(known, key=self._when) if len(known) == len(producers) else None
 
     def earliest(self, nodes: Sequence[Node]) -> Node | None:
         """The first of some nodes of the graph, None of none."""
-        return min(nodes, key=lambda node: self._priority[id(node)], default=None)
+        return min(nodes, key=self._when, default=None)
 
     def between(self, nodes: Sequence[Node]) -> tuple[Node | None, Node | None]:
         """The last node of the graph that makes an operand of the nodes, and the first of the nodes themselves."""
-        producers = {name: self._producers[name] for node in nodes for name in node.inputs if name in self._producers}
-        return max(producers.values(), key=lambda node: self._priority[id(node)], default=None), self.earliest(nodes)
+        producers = [made for node in nodes for name in node.inputs if (made := self._producer(name)) is not None]
+        return max(producers, key=self._when, default=None), self.earliest(nodes)
 
     def counterpart(self, source: Node) -> Node:
         """This graph's copy of a node of the source graph."""
-        return self._producers[source.first_output]
+        return self._nodes[self._places[source.first_output]]
 
     def remove(self, source: Node, why: str, *, of: str = "", by: Mapping[str, str] = NOTHING) -> None:
         """Remove this graph's copy of a source node.
@@ -135,14 +145,13 @@ class GraphRewriter:
     def remove_all(self, removal: Removal) -> None:
         """Remove this graph's copies of source nodes."""
         self._changed = True
-        producers = self._producers
-        self._gone.update([id(producers[source.first_output]) for source in removal.sources])
+        self._gone.update(map(id, removal.sources))
         self.removed.append(removal)
 
     def discard(self, output: str) -> None:
         """Remove the node of this graph that makes a value, which an earlier pass added."""
         self._changed = True
-        self._gone.add(id(self._producers[output]))
+        self._gone.add(id(self._nodes[self._places[output]]))
 
     def annotate(self, source: Node, why: str, *, of: str = "") -> None:
         """Record why a source node does not run on every rank; ``of``: the parameter that the node serves."""
@@ -150,12 +159,15 @@ class GraphRewriter:
 
     def lookup(self, source: Node) -> Node | None:
         """This graph's copy of a source node, None when this pass or one before it removed it."""
-        node = self._producers.get(source.first_output)
-        return None if node is None or id(node) in self._gone else node
+        node = self._producer(source.first_output)
+        return None if node is None or self._is_gone(node) else node
 
     def kept(self) -> Iterator[Node]:
         """The nodes of this graph that are not removed, in order, without those that are added."""
-        return (node for node in self.graph.nodes if id(node) not in self._gone)
+        return (node for node in self.graph.nodes if not self._is_gone(node))
+
+    def _is_gone(self, node: Node) -> bool:
+        return id(node) in self._gone or id(node.source) in self._gone
 
     def rewire(self, node: Node, old: str, new: str) -> None:
         """Let ``node`` read ``new`` where it read ``old``."""
@@ -163,7 +175,8 @@ class GraphRewriter:
         self._changed = True
 
     def rename_output(self, node: Node, old: str, new: str) -> None:
-        assert old in self._producers or old in self._made  # the table is made before the first name changes
+        assert old in self._places or old in self._made  # the table is made before the first name changes
+        self._due[id(node)] = self._when(node)  # its place is found by its name
         node.outputs = [new if name == old else name for name in node.outputs]
         self.graph.types[new] = self.graph.types[old]
 
@@ -171,9 +184,18 @@ class GraphRewriter:
         """Apply the removals and restore a topological order, as near to the old one as dependencies allow."""
         if not self._changed:
             return
-        nodes = list(self.kept())
-        nodes += [node for node in self._added if id(node) not in self._gone]
-        self.graph.nodes = topological_sort(nodes, [self._priority[id(node)] for node in nodes])
+        gone, due_at = self._gone, self._due.get
+        kept = [
+            (node, place)
+            for place, node in enumerate(self.graph.nodes)
+            if id(node) not in gone and id(node.source) not in gone
+        ]
+        if len(self.graph.nodes) - len(kept) < len(gone):
+            raise InvariantError("a node that is to be removed is not in the graph")
+        nodes = [node for node, _ in kept] + [node for node in self._added if id(node) not in gone]
+        due = [due_at(id(node), place) for node, place in kept]
+        due += [self._due[id(node)] for node in nodes[len(kept) :]]
+        self.graph.nodes = topological_sort(nodes, due)
         if len(self.graph.nodes) != len(nodes):
             placed = {id(node) for node in self.graph.nodes}
             stuck = next(node for node in nodes if id(node) not in placed)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx
 
 from gopt.ir.types import TensorType, dtype_code, dtype_name
+from gopt.ir.wire_format import field
 
 
 def read_type(proto: onnx.TypeProto) -> TensorType:
@@ -31,6 +32,17 @@ def value_info(name: str, type: TensorType) -> onnx.ValueInfoProto:
         info.name = name
         return info
     return onnx.ValueInfoProto(name=name, type=_type_proto(type))
+
+
+def encoded_values(number: int, types: Mapping[str, TensorType]) -> bytes:
+    """Names and types of values, serialized as fields of a graph: inputs are field 11 of one, outputs field 12."""
+    return b"".join([field(number, field(1, name.encode()) + _encoded_type(type)) for name, type in types.items()])
+
+
+@functools.lru_cache(4096)
+def _encoded_type(type: TensorType) -> bytes:
+    """A type as a field of a value; nothing for an undefined one."""
+    return b"" if type.dtype == "undefined" else field(2, _type_proto(type).SerializeToString(deterministic=True))
 
 
 @functools.lru_cache(4096)

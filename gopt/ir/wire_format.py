@@ -135,16 +135,14 @@ def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[st
     outputs: list[str] = []
     at, name = 0, ""
     try:
-        while node[at] == _INPUT and node[at + 1] < 128:
-            end = at + 2 + node[at + 1]
-            text = node[at + 2 : end]
+        while node[at] == _INPUT and (size := node[at + 1]) < 128:
+            start, at = at + 2, at + 2 + size
+            text = node[start:at]
             inputs.append(texts.get(text) or texts.setdefault(text, text.decode()))
-            at = end
-        while node[at] == _OUTPUT and node[at + 1] < 128:
-            end = at + 2 + node[at + 1]
-            text = node[at + 2 : end]
-            outputs.append(texts.get(text) or texts.setdefault(text, text.decode()))
-            at = end
+        while node[at] == _OUTPUT and (size := node[at + 1]) < 128:
+            start, at = at + 2, at + 2 + size
+            text = node[start:at]
+            outputs.append(texts.setdefault(text, text.decode()))  # new, as a rule
         if node[at] == _NAME and node[at + 1] < 128:
             end = at + 2 + node[at + 1]
             name = node[at + 2 : end].decode()
@@ -157,18 +155,18 @@ def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[st
 
 def field(number: int, data: bytes) -> bytes:
     """A serialized message as a field of another one; ``number`` is below 16."""
-    return _head(number, len(data)) + data
+    return head(number, len(data)) + data
 
 
 @functools.lru_cache(1024)
-def _head(number: int, size: int) -> bytes:
+def head(number: int, size: int) -> bytes:
     """Return the tag and length that precede a submessage of ``size`` bytes."""
-    head = bytearray((number << 3 | _BYTES,))
+    made = bytearray((number << 3 | _BYTES,))
     while size > 127:
-        head.append(size & 127 | 128)
+        made.append(size & 127 | 128)
         size >>= 7
-    head.append(size)
-    return bytes(head)
+    made.append(size)
+    return bytes(made)
 
 
 def renamed(node: bytes, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:

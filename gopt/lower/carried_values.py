@@ -18,6 +18,8 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import Accumulator, SpmdProgram
 
+FOLLOWED = "old values that new values follow"
+"""The question of ``TrainingGraph.once``."""
 _NONE: frozenset[str] = frozenset()
 
 
@@ -106,8 +108,7 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
     if not made:
         return
     training = program.training
-    states = training.state_of()
-    tensors = {name for name in states if training.graph.types[name].elements != 1}
+    states, tensors, source = training.state_of(), _tensors(training), followed_states(training)
     records = [state for state in program.states if not state.copy]
     held: dict[str, set[str]] = {}
     """Tensor of the source -> the inputs that hold it or parts of it."""
@@ -115,7 +116,6 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
         for tensor in {part.tensor for part in state.slices} & tensors:
             held.setdefault(tensor, set()).add(state.input)
     masters = {part.tensor: each.output for each in records for part in each.slices}
-    source = _follow(training, training.graph, tensors)
     found = _follow(training, program.graph, {each.input for each in records}, {each.output for each in records})
     for state in made:
         tensor = state.slices[0].tensor
@@ -124,12 +124,28 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
         if state.copy:
             wanted = {master: {master} for master in (masters.get(tensor),) if master}
         else:
-            wanted = {name: held.get(name, set()) for name in sorted(source.of(states[tensor].updated))}
+            wanted = {name: held.get(name, set()) for name in source[states[tensor].updated]}
         missing = next((name for name, holders in wanted.items() if not found.follows(state.output, holders)), "")
         if missing:
             raise InvariantError(
                 f"the new value {state.output!r} of state {tensor!r} does not follow {missing!r}, as in the source"
             )
+
+
+def followed_states(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
+    """New value of a state -> the states of more than one element whose old values the update reads for it, sorted;
+    found once for a training."""
+    return training.once(FOLLOWED, lambda: find_followed(training))
+
+
+def find_followed(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
+    """The same, found anew."""
+    found = _follow(training, training.graph, _tensors(training))
+    return {state.updated: tuple(sorted(found.of(state.updated))) for state in training.states}
+
+
+def _tensors(training: TrainingGraph) -> set[str]:
+    return {state.tensor for state in training.states if training.graph.types[state.tensor].elements != 1}
 
 
 @dataclass(slots=True)
@@ -171,18 +187,22 @@ def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new:
     found = _Followed({name: frozenset((name,)) for name in (*states, *new)})
     known = {each: each for each in found.read.values()}
     """One object for each set: an update has few, and many values."""
+    read, types, followed = found.read, graph.types, found.read.get
     for node in graph.nodes:
         if node.phase is not Phase.UPDATE and not node.added:
             continue
-        read = _NONE
+        behind = None
         for name in node.reads:
-            more = found.read.get(name, _NONE)
-            if not more <= read:
-                read = more if read <= more else read | more
-        read = known.setdefault(read, read)
-        for name in node.outputs if read else ():
+            more = followed(name)
+            if more is None or more is behind:
+                continue
+            behind = more if behind is None or behind <= more else behind if more <= behind else behind | more
+        if behind is None:
+            continue
+        behind = known.setdefault(behind, behind)
+        for name in node.outputs:
             if name in new:
-                found.made[name] = read
-            elif name not in gradients and (name not in graph.types or graph.types[name].elements != 1):
-                found.read[name] = read
+                found.made[name] = behind
+            elif name not in gradients and (name not in types or types[name].elements != 1):
+                read[name] = behind
     return found

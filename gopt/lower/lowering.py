@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.background import Task, begin_all
+from gopt.errors import InvariantError
 from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
-from gopt.lower.carried_values import check_carried_values
+from gopt.lower.carried_values import check_carried_values, followed_states
 from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
@@ -17,6 +18,7 @@ from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
+from gopt.sharding.bucket_order import check_bucket_order
 from gopt.sharding.kept_nodes import check_kept_nodes
 from gopt.sharding.verifier import infer_shardings
 
@@ -47,24 +49,37 @@ def lower(
     check_variants(program)
     for variant in program.variants:
         complete_phases(variant.graph.nodes)
+        followed_states(variant.training)  # a process has begun with it, whose answer its sisters cannot read
 
-    def check_values() -> None:
-        for variant in program.variants:
-            check_carried_values(variant)
-            check_kept_nodes(variant)
-
-    carried, other = begin_all([check_values, beside], len(program.source.graph.nodes))
-    asked, specialisers = 0, {}
+    checked, other = begin_all([lambda: _check_values(program), beside], len(program.source.graph.nodes))
+    asked = 0
     for variant in program.variants:
         shardings = infer_shardings(variant)
         variant.sharded = shardings.parts()
         asked += check_placements(variant, shardings)
-        specialisers[id(variant)] = [Specialiser(variant, phase) for phase in phases(variant)]
-    graphs = []
-    for number, rank in enumerate(ranks, 1):
-        graphs += [each.rank(rank) for each in specialisers[id(program.of(rank))]]
-        advance("making ranks", number, len(ranks))
-    advance("checking ranks")
-    common = common_states(program)
-    carried.result()
-    return LoweredProgram(graphs, common, check_ranks(program, graphs, common, asked), other)
+    if not checked.begun:
+        checked.result()
+    try:
+        specialisers = {
+            id(variant): [Specialiser(variant, phase) for phase in phases(variant)] for variant in program.variants
+        }
+        graphs = []
+        for number, rank in enumerate(ranks, 1):
+            graphs += [each.rank(rank) for each in specialisers[id(program.of(rank))]]
+            advance("making ranks", number, len(ranks))
+        advance("checking ranks")
+        common = common_states(program)
+        checks = check_ranks(program, graphs, common, asked)
+    except InvariantError:
+        checked.result()  # it may say more: which rule the program breaks
+        raise
+    checked.result()
+    return LoweredProgram(graphs, common, checks, other)
+
+
+def _check_values(program: SpmdProgram) -> None:
+    """Check what shardings do not see: whose elements, which operands, and old values."""
+    for variant in program.variants:
+        check_bucket_order(variant)
+        check_carried_values(variant)
+        check_kept_nodes(variant)

@@ -43,6 +43,7 @@ class Specialiser:
         self.program, self.phase = program, phase
         self._items = list(_items(phase.graph.nodes))
         self._locals = list(_local_values(program, phase))
+        self._apart = [state for state in program.states if _apart(program, state)]
         self._variants: dict[Hashable, tuple[Node, ...]] = {}
         """Nodes that a source node becomes, shared by equal ranks."""
         self._blocks: dict[tuple[int, ...], Block] = {}
@@ -68,8 +69,8 @@ class Specialiser:
 
     def _hold(self, at: _Rank) -> None:
         """Note the states and accumulators that the rank has."""
-        for state in self.program.states:
-            if _apart(self.program, state) and state.sharding.covers(at.coordinates):
+        for state in self._apart:
+            if state.sharding.covers(at.coordinates):
                 flat = state.sharding.flat is not None
                 made = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
                 at.out.states.append(made)

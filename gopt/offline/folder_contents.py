@@ -232,7 +232,10 @@ def _holders(manifest: Manifest) -> Sequence[RankEntry]:
 def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int, Tensor]]) -> Tensor:
     """A tensor from its pieces, by place and start inside it; raises InputError where they do not tile it."""
     if not _tiled(parts.keys(), type):
-        raise InputError(f"the pieces of {name} do not tile it: their boxes or rows omit or repeat elements of {type}")
+        raise InputError(
+            f"the pieces of {name} do not tile it: their boxes or rows omit or repeat elements of {type}",
+            "the manifest was edited: write the folder again",
+        )
     whole = {place: _inside(name, type, place, inside) for place, inside in parts.items()}
     if (None, None) in whole:
         return whole[None, None]

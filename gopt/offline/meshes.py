@@ -11,7 +11,7 @@ from gopt.mesh import SHARD, Mesh
 from gopt.offline.plan import Choice, split_choices, split_program
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
-from gopt.tensor_parallel.axes import TENSOR
+from gopt.tensor_parallel.mesh_axes import TENSOR
 from gopt.topology import Topology
 
 MOST_MEMBERS = 8
@@ -20,7 +20,7 @@ need the links inside a node."""
 
 
 @dataclass(slots=True)
-class Weighed:
+class MeshChoices:
     """Choices of all meshes.
 
     ``remarks``: by mesh, limits of its figures, or the reason why it was not weighed.
@@ -53,12 +53,12 @@ def weigh(
     caps: Sequence[float | None] | None = None,
     link: str | None = None,
     advance: Callable[[str], None] = lambda _: None,
-) -> Weighed:
+) -> MeshChoices:
     """The choices of every mesh, each split once; ``on_mesh`` gives the step as a mesh shards it.
 
     A mesh behind the first that is refused is left out, with the reason. Raises what the first one raises.
     """
-    result = Weighed()
+    result = MeshChoices()
     for mesh in meshes:
         try:
             topology = None if link is None else Topology.parse(link, mesh)

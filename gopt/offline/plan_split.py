@@ -9,7 +9,7 @@ from typing import Any
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report import balance, format_bytes
 from gopt.limits import RANKS
-from gopt.parameter_server.homes import Homes, find_homes
+from gopt.parameter_server.node_placement import NodePlacement, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.plan import ServerPlan, make_plan
@@ -108,8 +108,8 @@ def split_choices(
 def weigh(training: TrainingGraph, options: SplitOptions) -> SplitChoice:
     """The cost of one choice."""
     plan = make_plan(training, options)
-    homes = find_homes(training, plan.updates, options.loss_reduction.value, plan.tables)
-    counts = _Counts(training, options, plan, homes)
+    placement = place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
+    counts = _Counts(training, options, plan, placement)
     counts.hold()
     counts.send()
     return SplitChoice(
@@ -120,8 +120,10 @@ def weigh(training: TrainingGraph, options: SplitOptions) -> SplitChoice:
 
 
 class _Counts:
-    def __init__(self, training: TrainingGraph, options: SplitOptions, plan: ServerPlan, homes: Homes) -> None:
-        self.training, self.options, self.plan, self.homes = training, options, plan, homes
+    def __init__(
+        self, training: TrainingGraph, options: SplitOptions, plan: ServerPlan, placement: NodePlacement
+    ) -> None:
+        self.training, self.options, self.plan, self.placement = training, options, plan, placement
         self.types = training.graph.types
         count = options.servers
         self.pieces, self.pushed, self.pulled = [0] * count, [0] * count, [0] * count
@@ -148,7 +150,7 @@ class _Counts:
                     part = type.nbytes * served.elements(server) // max(type.elements, 1)
                     self.held[state.kind][server] += part
         kinds = {state.tensor: state.kind for state in self.training.states}
-        for name in self.homes.shared:
+        for name in self.placement.shared:
             for server in every:
                 self.held[kinds[name]][server] += self.types[name].nbytes
 
@@ -160,16 +162,16 @@ class _Counts:
                 self.messages += 1
                 self.pushed[server] += sum(self._travels(unit.dtypes[0], unit.nbytes) for unit in bucket.units)
             pieces = [piece for unit in bucket.units for piece in unit.pieces]
-            if any(piece.parameter in self.homes.pulled for piece in pieces):
+            if any(piece.parameter in self.placement.pulled for piece in pieces):
                 self.pulled[bucket.server or 0] += sum(
                     self._part(piece.parameter, piece.elements) for piece in pieces
                 )  # fmt: skip
-        for made in self.homes.merged:
+        for made in self.placement.merged:
             self.messages += len(every)
             for server in every:
                 self.pushed[server] += self.types[made].nbytes
-        scalars = [name for name in self.homes.shared if name in self.homes.pulled]
-        self.pulled[0] += sum(self.types[name].nbytes for name in (*scalars, *self.homes.metrics))
+        scalars = [name for name in self.placement.shared if name in self.placement.pulled]
+        self.pulled[0] += sum(self.types[name].nbytes for name in (*scalars, *self.placement.metrics))
 
     def _part(self, parameter: str, elements: int) -> int:
         type = self.types[parameter]

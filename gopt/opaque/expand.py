@@ -53,7 +53,10 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
         if not work.deeper():
             break
     else:
-        raise InputError("functions of the model call one another in a cycle")
+        raise InputError(
+            "functions of the model call one another in a cycle",
+            "export the model without functions that call themselves",
+        )
     result = work.finish()
     if any(name and name not in result.types for node in result.nodes for name in node.outputs):
         infer_types(result)
@@ -143,7 +146,10 @@ class _Expansion:
         members = {slot: self._members(node, slot, name) for slot, name in given.weights[0].items()}
         counts = {slot: len(names) for slot, names in members.items()}
         if len(set(counts.values())) != 1 or not all(counts.values()):
-            raise InputError(f"the sequences of {node.op_type} {node.label!r} differ in length, or are empty: {counts}")
+            raise InputError(
+                f"the sequences of {node.op_type} {node.label!r} differ in length, or are empty: {counts}",
+                "give every sequence one tensor for each weight",
+            )
         count = next(iter(counts.values()))
         prefix = f"{self.prefix}.{self.count}"
         given.weights = [{slot: names[place] for slot, names in members.items()} for place in range(count)]

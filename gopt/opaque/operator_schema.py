@@ -87,17 +87,26 @@ class OperatorSchema:
         given.scalars, given.weights = self._read(label, self.inputs, inputs)
         given.results, given.updated = self._read(label, self.outputs, outputs)
         if len(given.weights) != len(given.updated):
-            raise InputError(f"{self.op_type} {label!r} has {len(given.weights)} weights, but {len(given.updated)} new")
+            raise InputError(
+                f"{self.op_type} {label!r} has {len(given.weights)} weights, but {len(given.updated)} new",
+                "give one new value for each weight",
+            )
         for slot in self.inputs:
             for table in given.weights if slot.each else [given.scalars]:
                 if slot.name not in table and not slot.optional:
-                    raise InputError(f"{self.op_type} {label!r} has no {slot.name}")
+                    raise InputError(
+                        f"{self.op_type} {label!r} has no {slot.name}",
+                        "docs/optimizers.md lists the operators that gopt knows",
+                    )
         return given
 
     def _read(self, label: str, slots: Sequence[Slot], names: Sequence[str]) -> tuple[Values, list[Values]]:
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
             if len(names) > len(slots):
-                raise InputError(f"{self.op_type} {label!r} has {len(names)} values, it takes {len(slots)}")
+                raise InputError(
+                    f"{self.op_type} {label!r} has {len(names)} values, it takes {len(slots)}",
+                    "docs/optimizers.md lists the operators that gopt knows",
+                )
             found = {slot.name: name for slot, name in zip(slots, names) if name}
             each = {slot.name for slot in slots if slot.each}
             return {k: v for k, v in found.items() if k not in each}, [{k: v for k, v in found.items() if k in each}]
@@ -108,7 +117,10 @@ class OperatorSchema:
         if self.arrangement is Arrangement.GROUPED:
             rest += [""] * (-len(rest) % len(each))  # an exporter may leave out absent values at the end
         if not rest or len(rest) % len(each):
-            raise InputError(f"{self.op_type} {label!r} lists {len(rest)} values in groups of {len(each)}")
+            raise InputError(
+                f"{self.op_type} {label!r} lists {len(rest)} values in groups of {len(each)}",
+                "list as many values of each kind as there are weights",
+            )
         count = len(rest) // len(each)
         if self.arrangement is Arrangement.GROUPED:
             groups: Iterable[Sequence[str]] = (rest[i * len(each) : (i + 1) * len(each)] for i in range(count))
@@ -139,10 +151,16 @@ class OperatorSchema:
         """The attributes with their defaults; lists hold exactly one number per weight."""
         unknown = set(attributes) - set(self.attributes) - self.required
         if unknown:
-            raise UnsupportedError(f"{self.op_type} {label!r} has attribute {min(unknown)!r}, which gopt does not know")
+            raise UnsupportedError(
+                f"{self.op_type} {label!r} has attribute {min(unknown)!r}, which gopt does not know",
+                "leave it out, or write the update in standard operators",
+            )
         missing = self.required - set(attributes)
         if missing:
-            raise InputError(f"{self.op_type} {label!r} has no attribute {min(missing)!r}")
+            raise InputError(
+                f"{self.op_type} {label!r} has no attribute {min(missing)!r}",
+                "set the attribute: the operator needs it",
+            )
         for name, value in attributes.items():
             if not self._fits(name, value):
                 wanted = "text" if name == "mode" else "a whole number" if self._is_whole(name) else "a number"
@@ -155,7 +173,10 @@ class OperatorSchema:
             held = settled[name]
             values = list(held) if isinstance(held, (list, tuple)) else [held] * weights
             if len(values) < weights:
-                raise InputError(f"{self.op_type} {label!r}: {name} has {len(values)} numbers for {weights} weights")
+                raise InputError(
+                    f"{self.op_type} {label!r}: {name} has {len(values)} numbers for {weights} weights",
+                    "give one number for each weight",
+                )
             settled[name] = values[:weights]
         return settled
 

@@ -47,7 +47,7 @@ def adam(b: BodyBuilder) -> None:
         after = b.op("Mul", b.op("Mul", rate, decay), b.op("Sub", weight, step))
         delta = b.op("Sub", b.op("Neg", step), after)
     else:
-        raise UnsupportedError(f"AdamOptimizer has weight_decay_mode {mode}: gopt supports 0 and 1")
+        raise UnsupportedError(f"AdamOptimizer has weight_decay_mode {mode}", "gopt supports 0 and 1")
     new = b.op("Add", weight, delta)
     gated(b, "new_weight", new, "weight", b.dtype("weight"))
     gated(b, "new_gradient", delta, "gradient", b.dtype("gradient"))
@@ -118,7 +118,7 @@ def adamw(b: BodyBuilder) -> None:
         share = b.shared("decay share", lambda: b.op("Mul", rate, decay))
         new = b.op("Sub", moved, b.op("Mul", share, moved))
     else:
-        raise UnsupportedError(f"AdamWOptimizer has adam_mode {mode}: gopt supports 0 and 1")
+        raise UnsupportedError(f"AdamWOptimizer has adam_mode {mode}", "gopt supports 0 and 1")
     gated(b, "new_weight", new, "weight", b.dtype("weight"))
     gated(b, "new_moment_1", first, "moment_1", b.dtype("moment_1"))
     gated(b, "new_moment_2", second, "moment_2", b.dtype("moment_2"))

@@ -54,7 +54,7 @@ def momentum(b: BodyBuilder) -> None:
     elif mode == "nesterov":
         along = b.op("Add", gradient, b.op("Mul", b.number("alpha"), moment))
     else:
-        raise UnsupportedError(f"Momentum has mode {mode!r}: gopt supports 'standard' and 'nesterov'")
+        raise UnsupportedError(f"Momentum has mode {mode!r}", "gopt supports 'standard' and 'nesterov'")
     new = b.op("Sub", weight, b.op("Mul", b.scalar("rate"), along))
     gated(b, "new_weight", new, "weight", b.dtype("weight"))
     gated(b, "new_moment_1", moment, "moment_1", b.dtype("moment_1"))

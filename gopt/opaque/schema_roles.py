@@ -8,7 +8,8 @@ from gopt.opaque.origin import OpaqueCall, Origin
 
 def calls(graph: Graph) -> list[OpaqueCall]:
     """The expanded calls of a graph, in order."""
-    found = {node.origin.call.number: node.origin.call for node in graph.nodes if isinstance(node.origin, Origin)}
+    made = [node.origin for node in graph.nodes if node.origin is not None]
+    found = {each.call.number: each.call for each in made if isinstance(each, Origin)}
     return [found[number] for number in sorted(found)]
 
 

@@ -27,13 +27,19 @@ def table_body(
                     "declare it in the file (value_info)",
                 )
             if slot in ("weight", "gradient", "rate") and type.dtype not in FLOATS:
-                raise InputError(f"{name!r}, the {slot} of {node.op_type} {node.label!r}, is {type.dtype}")
+                raise InputError(
+                    f"{name!r}, the {slot} of {node.op_type} {node.label!r}, is {type.dtype}",
+                    "cast it to a floating type in front of the operator",
+                )
             dtypes[name] = type.dtype
     attributes = operator.resolve_attributes(node.label, node.attributes, len(given.weights))
     body = BodyBuilder(operator, attributes, given, dtypes)
     body.write()
     if body.missing():
-        raise InputError(f"{node.op_type} {node.label!r} has {body.missing()}, but not the input that it replaces")
+        raise InputError(
+            f"{node.op_type} {node.label!r} has {body.missing()}, but not the input that it replaces",
+            "give the operator this input as well",
+        )
     return body.function(list(node.attributes), version)
 
 

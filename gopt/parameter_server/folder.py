@@ -56,7 +56,7 @@ def _entries(split: SplitStep) -> Iterator[RankEntry]:
     graphs = split.trainer_graphs
     files = {part.phase.name: TRAINER_FILES.of(0, part.phase) for part in graphs.ranks}
     sums = local_accumulators(graphs.ranks[0])
-    local = [replace(state, copy=state.pieces[0].tensor in split.homes.served) for state in graphs.common]
+    local = [replace(state, copy=state.pieces[0].tensor in split.placement.served) for state in graphs.common]
     held = tuple(map(local_state, local))
     for trainer in range(split.options.trainers):
         yield RankEntry(trainer, "trainer", files, held, sums)
@@ -97,7 +97,7 @@ def write_split(
     with output_folder(Path(folder), force=force) as staged:
         digests = write_values(staged, values, _starts(split, values))
         trainers, servers = split.trainer_graphs, split.server_graphs
-        local = values if split.sync is not None else values.without(split.homes.served)
+        local = values if split.sync is not None else values.without(split.placement.served)
         for program, parts in split.trainer_files():
             write_ranks(staged, program, local, trainers.common, parts, TRAINER_FILES)
         write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES, advance)
@@ -121,7 +121,7 @@ def _plan_states(split: SplitStep) -> StatesFile:
     drawn = {name for served in split.plan.tables.served for name in served.init}
     held: list[RankState] = [*split.server_graphs.common]
     held += [state for part in split.server_graphs.ranks for state in part.states]
-    held += [state for state in split.trainer_graphs.common if state.input not in split.homes.served]
+    held += [state for state in split.trainer_graphs.common if state.input not in split.placement.served]
     if split.sync is not None:  # trainers have all states, and servers parts of them
         held = [state for state in split.trainer_graphs.common if state.input in source]
     for state in held:

@@ -29,15 +29,16 @@ from gopt.ir.graph import COMM
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.lower.lowering import LoweredProgram, lower
-from gopt.mesh import Mesh, Sees
-from gopt.parameter_server.homes import Homes
+from gopt.mesh import AxisKind, Mesh
+from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
-from gopt.parameter_server.plan import PlacedPiece, ServerPlan, Unit, make_buckets
+from gopt.parameter_server.plan import ServerPlan, make_buckets
 from gopt.parameter_server.servers import PASS, SERVER, ServerKey, ServerProgram, key_name, on_server
 from gopt.parameter_server.slicing import pieces, static_shape
 from gopt.parameter_server.table_choice import choose_tables
 from gopt.parameter_server.trainers import Scalars, TrainerWriter
+from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
@@ -49,14 +50,17 @@ SYNC = "sync"
 NOTHING = Scalars({}, {}, {})
 
 
-def geo_homes(training: TrainingGraph) -> Homes:
-    """Return the homes: servers hold the parameters with gradients, trainers hold everything.
+def place_geo_nodes(training: TrainingGraph) -> NodePlacement:
+    """Return the placement of nodes: servers hold the parameters with gradients, trainers hold everything.
 
     Raises UnsupportedError where each step makes a parameter anew from another state, such as a half-precision copy
     from its master: the value from the servers would be lost.
     """
     if not training.gradients:
-        raise UnsupportedError("no parameter has a gradient: there is nothing to put on servers")
+        raise UnsupportedError(
+            "no parameter has a gradient: there is nothing to put on servers",
+            "gopt inspect shows the roles; --params INPUT=GRADIENT names a gradient",
+        )
     if training.shared:
         name = next(iter(training.shared.values()))
         raise UnsupportedError(f"mode geo: the update reads the trainers' mean of {show(name)}", "take --mode sync")
@@ -70,7 +74,7 @@ def geo_homes(training: TrainingGraph) -> Homes:
                 "take --mode async",
             )
     served = frozenset(training.gradients)
-    return Homes((), tuple(training.graph.nodes), served, (), served, (), {})
+    return NodePlacement((), tuple(training.graph.nodes), served, (), served, (), {})
 
 
 def _reads(index: GraphIndex, value: str, wanted: str, cut: set[str]) -> bool:
@@ -116,10 +120,12 @@ def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
 # --- servers --------------------------------------------------------------------------------------------------------
 
 
-def geo_servers(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> ServerProgram:
+def geo_servers(
+    training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions
+) -> ServerProgram:
     """Return the program of the servers: each adds the deltas of its pieces."""
-    view = role_view(training, (), homes.served, (), "")
-    mesh = Mesh(((SERVER, options.servers),), ((SERVER, Sees.DATA),))
+    view = role_view(training, (), placement.served, (), "")
+    mesh = Mesh(((SERVER, options.servers),), ((SERVER, AxisKind.DATA),))
     program = SpmdProgram(view, view.graph.copy(), mesh, [])
     rewriter, types = GraphRewriter(program.graph, PASS), program.graph.types
     made = ServerProgram(program)
@@ -155,13 +161,13 @@ def geo_servers(training: TrainingGraph, plan: ServerPlan, homes: Homes, options
 
 
 def geo_trainers(
-    training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
+    training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions
 ) -> tuple[SpmdProgram, SpmdProgram, LoweredProgram]:
     """Return the local step, the exchange, and both lowered: the step runs ``every`` times."""
     step = SpmdProgram.start(replace(training, notes=[]), Mesh((("dp", 1),)))
     kinds = {state.tensor: state.kind for state in training.states}
     step.set_states([replace(each, local=kinds[each.input] is StateKind.STATISTIC) for each in step.states])
-    sync = _sync(training, plan, homes, options)
+    sync = _sync(training, plan, placement, options)
     first, second = lower(step, [0]), lower(sync, [0])
     (one,), (other,) = first.ranks, second.ranks
     ranks = [
@@ -179,12 +185,12 @@ def geo_trainers(
     return step, sync, LoweredProgram(ranks, common, [*first.checks, *second.checks], first.beside)
 
 
-def _sync(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> SpmdProgram:
+def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions) -> SpmdProgram:
     types, own = training.graph.types, training.state_of()
     names = list(plan.owners)
     last = {name: State(f"gopt.geo.last{n}", f"gopt.geo.last{n}_out", StateKind.OPTIMIZER_STATE, name)
             for n, name in enumerate(names)}  # fmt: skip
-    view = role_view(training, (), homes.served, [], "")
+    view = role_view(training, (), placement.served, [], "")
     for name, state in last.items():
         for each in (state.tensor, state.updated):
             view.graph.types[each] = types[name]
@@ -201,7 +207,7 @@ def _sync(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: Spli
         training, gradients=deltas, states=[State(name, pulled[name], StateKind.PARAMETER) for name in names]
     )
     program.graph.types.update({pulled[name]: types[name] for name in names})
-    writer = TrainerWriter(program, seen, plan, homes, options)
+    writer = TrainerWriter(program, seen, plan, placement, options)
     add = writer.rewriter.add
     for n, name in enumerate(names):
         moved, count = f"gopt.geo.moved{n}", f"gopt.geo.trainers{n}"

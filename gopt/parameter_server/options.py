@@ -66,7 +66,7 @@ class SplitOptions:
             if count < 1:
                 raise OptionError(f"{what} cannot be {count}", "it is at least 1")
         if self.cap < 1:
-            raise OptionError("--bucket-mb must be more than 0")
+            raise OptionError(f"--bucket-mb cannot be {self.cap / 2**20:g}", "give a size in MiB above 0, e.g. 4")
         if self.count not in COUNTS:
             raise OptionError(f"--count cannot be {self.count!r}", f"it is {', '.join(COUNTS)}")
         if self.wire not in WIRES:
@@ -86,7 +86,10 @@ class SplitOptions:
                     "leave one of them out",
                 )
             if texts and self.accumulate > 1:
-                raise OptionError(f"--{name} cannot be combined with --accumulate", "micro-steps sum whole gradients")
+                raise OptionError(
+                    f"--{name} cannot be combined with --accumulate",
+                    "leave one of them out: micro-steps sum whole gradients",
+                )
             if texts and self.compensation is not None:
                 raise OptionError(
                     f"--{name} cannot be combined with --delay-compensation",

@@ -1,74 +1,25 @@
-"""Plans the units that servers update and the messages that carry them. The graph is not changed.
+"""Plans which server updates which piece, and the messages that carry gradients. The graph is not changed.
 
-A unit is updated as one by one server: a run of pieces with alike updates, or whole tensors whose updates cannot be
-cut. A bucket is the units of one server whose gradients travel in one message.
+A bucket is the units of one server whose gradients travel in one message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import groupby
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.training import Phase, TrainingGraph
+from gopt.analysis.training import TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import Node
 from gopt.parameter_server.components import components
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
 from gopt.parameter_server.slicing import pieces, static_shape
 from gopt.parameter_server.table_choice import TableChoice, choose_tables
+from gopt.parameter_server.units import PlacedPiece, Unit, make_units
 from gopt.sanitize import show
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedPiece:
-    """Elements ``start`` to ``stop`` of a parameter, and of its states of the same shape; ``index``: among its pieces;
-    ``whole``: it is the only one."""
-
-    parameter: str
-    index: int
-    start: int
-    stop: int
-    server: int
-    whole: bool
-
-    @property
-    def elements(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A unit, which a server updates as one; ``server`` None: every server does.
-
-    Split: ``pieces``, one of each of ``subgraphs``, are stored one after the other. Whole: tensors as they are.
-    """
-
-    number: int
-    server: int | None
-    split: bool
-    subgraphs: tuple[UpdateSubgraph, ...]
-    pieces: tuple[PlacedPiece, ...]
-    ready: int
-    """Place of the node that completes the last gradient."""
-    nbytes: int
-    """Bytes of the gradients."""
-    dtypes: tuple[str, str]
-    """Of gradients and parameters."""
-
-    @property
-    def elements(self) -> int:
-        return sum(piece.elements for piece in self.pieces)
-
-    @property
-    def gradients(self) -> tuple[str, ...]:
-        """Return the gradients of a whole unit, each once."""
-        return tuple(dict.fromkeys(subgraph.gradient for subgraph in self.subgraphs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +65,10 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     apart = not options.mode.rounds
     updates = find_updates(training, whole_accumulators=False)
     if not updates.subgraphs:
-        raise UnsupportedError("no parameter has a gradient: there is nothing to update on servers")
+        raise UnsupportedError(
+            "no parameter has a gradient: there is nothing to update on servers",
+            "gopt inspect shows the roles; --params INPUT=GRADIENT names a gradient",
+        )
     if apart:
         _refuse_common(updates)
     types = training.graph.types
@@ -136,10 +90,8 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     left = {name: each for name, each in updates.subgraphs.items() if name not in tables.parameters}
     dense = replace(updates, subgraphs=left)
     owners = _place(training, dense, {name: ranges for name, ranges in cut.items() if name not in whole}, options)
-    units = _Units(training, dense, owners, options)
-    ordered = sorted(units.all(), key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
-    ordered = [replace(unit, number=number) for number, unit in enumerate(ordered)]
-    return ServerPlan(updates, tuple(make_buckets(ordered, options)), owners, tables)
+    units = make_units(training, dense, owners, options)
+    return ServerPlan(updates, tuple(make_buckets(units, options)), owners, tables)
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
@@ -190,120 +142,6 @@ def _place(
         if name != first:
             found[name] = [PlacedPiece(name, 0, 0, types[name].elements, found[first][0].server, True)]
     return {name: tuple(found[name]) for name in updates.subgraphs}
-
-
-@dataclass
-class _Units:
-    """Makes units of placed pieces."""
-
-    training: TrainingGraph
-    updates: Updates
-    owners: Mapping[str, tuple[PlacedPiece, ...]]
-    options: SplitOptions
-
-    def all(self) -> Iterator[Unit]:
-        """Yield every unit, in no particular order; their numbers are not set."""
-        index = GraphIndex(self.training.graph)
-        runs: dict[tuple[object, ...], list[tuple[int, PlacedPiece]]] = {}
-        together = components(self.updates)
-        for name, subgraph in self.updates.subgraphs.items():
-            ready = index.defined_at(subgraph.gradient)
-            if subgraph.mode is Mode.SPLIT:
-                for piece in self.owners[name]:
-                    key = (piece.server, subgraph.equivalence_class, *self._dtypes(subgraph))
-                    runs.setdefault(key, []).append((ready, piece))
-            elif together.get(name, (name,))[0] == name:
-                yield self._whole([self.updates.subgraphs[each] for each in together.get(name, (name,))], index)
-        for run in runs.values():
-            run.sort(key=lambda item: (item[0], item[1].index))
-            yield from (self._run(chunk) for chunk in self._chunks(run))
-
-    def _chunks(self, run: Sequence[tuple[int, PlacedPiece]]) -> Iterator[list[tuple[int, PlacedPiece]]]:
-        """Yield runs of pieces that may be one unit: single pieces where each is updated on arrival, else up to the
-        cap."""
-        width = self._nbytes(run[0][1]) / max(run[0][1].elements, 1)
-        chunk: list[tuple[int, PlacedPiece]] = []
-        held = 0.0
-        for item in run:
-            nbytes = item[1].elements * width
-            if chunk and (not self.options.mode.rounds or held + nbytes > self.options.cap):
-                yield chunk
-                chunk, held = [], 0.0
-            chunk.append(item)
-            held += nbytes
-        yield chunk
-
-    def _run(self, chunk: Sequence[tuple[int, PlacedPiece]]) -> Unit:
-        subgraphs = tuple(self.updates.subgraphs[piece.parameter] for _, piece in chunk)
-        placed = tuple(piece for _, piece in chunk)
-        nbytes = sum(map(self._nbytes, placed))
-        ready = max(at for at, _ in chunk)
-        return Unit(0, placed[0].server, True, subgraphs, placed, ready, nbytes, self._dtypes(subgraphs[0]))
-
-    def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Unit:
-        types = self.training.graph.types
-        if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
-            subgraphs = self._closed(subgraphs, index)
-        placed = tuple(self.owners[each.parameter.tensor][0] for each in subgraphs)
-        server = None if self._seen_outside(subgraphs) else placed[0].server
-        gradients = dict.fromkeys(each.gradient for each in subgraphs)
-        ready = max(index.defined_at(name) for name in gradients)
-        nbytes = sum(types[name].nbytes for name in gradients)
-        return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
-
-    def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
-        """Return updates with all nodes that depend on them, if these nodes serve nothing else."""
-        own = {id(node) for each in subgraphs for node in each.nodes}
-        ends = {state.updated for each in subgraphs for state in each.states}
-        behind: dict[int, Node] = {}
-        stack = [name for each in subgraphs for node in each.nodes for name in node.outputs if name]
-        stack += [each.gradient for each in subgraphs]
-        while stack:
-            name = stack.pop()
-            if name in self.training.graph.outputs and name not in ends:
-                return subgraphs
-            found = [node for node in self._users.get(name, ()) if id(node) not in own and id(node) not in behind]
-            if any(id(node) in self._owned for node in found):
-                return subgraphs
-            behind.update((id(node), node) for node in found)
-            stack += [made for node in found for made in node.outputs if made]
-        first = subgraphs[0]
-        nodes = sorted([*first.nodes, *behind.values()], key=lambda node: index.position[id(node)])
-        return [replace(first, nodes=nodes), *subgraphs[1:]]
-
-    @cached_property
-    def _owned(self) -> set[int]:
-        """Return the nodes of all updates, by id."""
-        return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
-
-    def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
-        """Return whether something outside a replicated update reads its values: then every server must have it."""
-        if all(each.mode is not Mode.REPLICATED for each in subgraphs):
-            return False
-        graph = self.training.graph
-        own = {id(node) for each in subgraphs for node in each.nodes}
-        made = {name for each in subgraphs for node in each.nodes for name in node.outputs if name}
-        made |= {each.gradient for each in subgraphs}
-        updated = {state.updated for each in subgraphs for state in each.states}
-        read = any(id(reader) not in own for name in made for reader in self._users.get(name, ()))
-        return read or any(name in graph.outputs for name in made - updated)
-
-    @cached_property
-    def _users(self) -> Mapping[str, list[Node]]:
-        """Value -> the nodes of the update that read it."""
-        found: dict[str, list[Node]] = {}
-        for node in self.training.graph.nodes:
-            for name in node.reads if node.phase is Phase.UPDATE else ():
-                found.setdefault(name, []).append(node)
-        return found
-
-    def _nbytes(self, piece: PlacedPiece) -> int:
-        gradient = self.training.graph.types[self.updates.subgraphs[piece.parameter].gradient]
-        return gradient.nbytes * piece.elements // max(gradient.elements, 1)
-
-    def _dtypes(self, subgraph: UpdateSubgraph) -> tuple[str, str]:
-        types = self.training.graph.types
-        return types[subgraph.gradient].dtype, types[subgraph.parameter.tensor].dtype
 
 
 def make_buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:

@@ -15,16 +15,7 @@ from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
 from gopt.artifact.removals import Removals, Told, role_of, roles
 from gopt.artifact.report import PassRecord, PassRun, balance, format_bytes, rank_ranges
-from gopt.artifact.report_groups import (
-    AddedVarFact,
-    LocalShape,
-    OpFact,
-    RemovedVarFact,
-    group_added_ops,
-    group_added_vars,
-    group_removed_ops,
-    group_removed_vars,
-)
+from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact, RemovedVarFact
 from gopt.artifact.report_record import (
     CallCounts,
     CallEntry,
@@ -36,6 +27,7 @@ from gopt.artifact.report_record import (
     SourceEntry,
     Traffic,
 )
+from gopt.artifact.report_tables import group_added_ops, group_added_vars, group_removed_ops, group_removed_vars
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
@@ -165,7 +157,7 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
     """Return the nodes of the source that some role does not run unchanged, and the values that go with them."""
     trainers = range(split.options.trainers)
     servers = range(split.options.trainers, split.options.trainers + split.options.servers)
-    on_trainers = {id(node) for node in split.homes.trainer_nodes}
+    on_trainers = {id(node) for node in split.placement.trainer_nodes}
     left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
     members = [split.servers.mesh.coordinates(number) for number in range(len(servers))]
     told, named = Removals([PassRun(PassRecord(PASS, {}, {}), split.result)]), roles(split.training)

@@ -62,7 +62,7 @@ def _stored(split: SplitStep, role: str, graphs: Sequence[RankGraph], common: Se
     """Bytes of initial values to which the files of a role refer. A trainer pulls what servers hold."""
     values = split.training.graph.initializers
     drawn = {name for served in split.plan.tables.served for name in served.init}
-    pulled = split.homes.served if role == "trainer" and split.sync is None else ()
+    pulled = split.placement.served if role == "trainer" and split.sync is None else ()
     states = {state.input: state for state in (*common, *(state for graph in graphs for state in graph.states))}
     names = {name: {piece.tensor for piece in state.pieces} for name, state in states.items()}
     held = sum(

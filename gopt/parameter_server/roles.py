@@ -97,7 +97,9 @@ class Roles:
         ranks = [*trainers, *servers]
         beyond = next((rank for rank in ranks if not 0 <= rank < RANKS), None)
         if beyond is not None:
-            raise OptionError(f"a role is on rank {show(beyond)}; ranks are 0 to {RANKS - 1} (RANKS)")
+            raise OptionError(
+                f"a role is on rank {show(beyond)}; ranks are 0 to {RANKS - 1} (RANKS)", "number ranks from 0"
+            )
         if not trainers:
             raise OptionError("the roles name no trainer", _HINT)
         of: list[list[Role]] = [[] for _ in range(max(ranks) + 1)]
@@ -142,13 +144,17 @@ class Roles:
         """Return the rank of a role; raises OptionError where there is no such role."""
         rank = self._fixed()._ranks.get(role)
         if rank is None:
-            raise OptionError(f"there is no {role}: {_there(self._count(role.kind), role.kind)}")
+            raise OptionError(
+                f"there is no {role}: {_there(self._count(role.kind), role.kind)}", "name a role that the split has"
+            )
         return rank
 
     def roles_of(self, rank: int) -> tuple[Role, ...]:
         """Return the roles of a rank, a trainer before a server; raises OptionError where there is no such rank."""
         if not 0 <= rank < self.ranks:
-            raise OptionError(f"there is no rank {show(rank)}: ranks are 0 to {self.ranks - 1}")
+            raise OptionError(
+                f"there is no rank {show(rank)}: ranks are 0 to {self.ranks - 1}", "name a rank that the roles have"
+            )
         return self.of[rank]
 
     def with_trainers(self, trainers: int) -> Roles:
@@ -216,7 +222,8 @@ class RolesEntry:
         if (len(self.trainer_ranks), len(self.server_ranks)) != (self.trainers, self.servers):
             raise OptionError(
                 f"there are ranks for {len(self.trainer_ranks)} trainers and {len(self.server_ranks)} servers, and "
-                f"counts of {self.trainers} and {self.servers}"
+                f"counts of {self.trainers} and {self.servers}",
+                "give each trainer and each server one rank",
             )
         return Roles.on_ranks(self.trainer_ranks, self.server_ranks)
 
@@ -260,7 +267,9 @@ def _named_ranks(text: str) -> Iterator[tuple[RoleKind, int]]:
             if last < first:
                 raise OptionError(f"the roles name ranks {first} to {last}, in descending order", _HINT)
             if named > 2 * RANKS:
-                raise OptionError(f"the roles {show(text)} name too many ranks: at most {RANKS} (RANKS)")
+                raise OptionError(
+                    f"the roles {show(text)} name too many ranks: at most {RANKS} (RANKS)", "name fewer ranks"
+                )
             for rank in range(first, last + 1):
                 yield kind, rank
 

@@ -60,7 +60,9 @@ def assigned(pieces: Sequence[tuple[str, int]], servers: int, given: Mapping[str
 def _read(text: str, server: int, servers: int, tensors: Tensors) -> _Entry:
     if not 0 <= server < servers:
         known = f"there are servers 0 to {servers - 1}" if servers > 1 else "there is server 0 alone"
-        raise OptionError(f"the server map puts {show(text)} on server {show(server)}; {known}")
+        raise OptionError(
+            f"the server map puts {show(text)} on server {show(server)}; {known}", "number servers from 0"
+        )
     piece = re.fullmatch(r"(.+)#([0-9]{1,9})", text, re.DOTALL)
     if piece is None:
         return _entry(text, server, text, None, tensors)
@@ -120,7 +122,10 @@ def _useless(entry: _Entry, tensors: Tensors) -> OptionError:
     if entry.index is not None and not any(entry.index in tensors[name] for name in fitting):
         most = max(fitting, key=lambda name: max(tensors[name]))
         has = f"pieces 0 to {max(tensors[most])}" if max(tensors[most]) else "one piece, 0"
-        return OptionError(f"the server map names piece {entry.index} of {show(most)}, which has {has}")
+        return OptionError(
+            f"the server map names piece {entry.index} of {show(most)}, which has {has}",
+            "number pieces from 0, or leave out #PIECE for all",
+        )
     return OptionError(
         f"the server map's entry {show(entry.text)} has no effect: earlier entries match all that it matches",
         "put it before them, or leave it out",

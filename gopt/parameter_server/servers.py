@@ -17,13 +17,14 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh, Sees
-from gopt.parameter_server.homes import Homes
+from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.lazy_rows import TouchedRows
+from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.plan import Bucket, ServerPlan, Unit
+from gopt.parameter_server.plan import Bucket, ServerPlan
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.tables import Rows
+from gopt.parameter_server.units import Unit
 from gopt.parameter_server.views import ROUND, role_view
 from gopt.passes.shard.gradient_reduction import ReducedValue
 from gopt.passes.shard.loss_weights import constant_value
@@ -72,16 +73,18 @@ class ServerProgram:
     result: PassResult = field(default_factory=PassResult)
 
 
-def server_program(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> ServerProgram:
+def server_program(
+    training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions
+) -> ServerProgram:
     """Write the servers' program. Raises UnsupportedError for an output that only one server could compute."""
-    _check_metrics(training, plan, homes)
-    view = role_view(training, homes.server_nodes, homes.served, homes.metrics, "")
-    mesh = Mesh(((SERVER, options.servers),), ((SERVER, Sees.DATA),))
+    _check_metrics(training, plan, placement)
+    view = role_view(training, placement.server_nodes, placement.served, placement.metrics, "")
+    mesh = Mesh(((SERVER, options.servers),), ((SERVER, AxisKind.DATA),))
     program = SpmdProgram(view, view.graph.copy(), mesh, [])
     emitter = _Emitter(program, plan, options)
     for bucket in plan.buckets:
         emitter.bucket(bucket)
-    for made in homes.merged:
+    for made in placement.merged:
         emitter.value(made)
     for served in plan.tables.served:
         emitter.table(served)
@@ -89,12 +92,12 @@ def server_program(training: TrainingGraph, plan: ServerPlan, homes: Homes, opti
     emitter.scalars.complete(emitter.partials)
     emitter.rewriter.finish()
     _drop_lone_calls(program)
-    program.set_states([*emitter.states, *_shared_states(view, homes)])
+    program.set_states([*emitter.states, *_shared_states(view, placement)])
     return emitter.out
 
 
-def _check_metrics(training: TrainingGraph, plan: ServerPlan, homes: Homes) -> None:
-    for name in homes.metrics:
+def _check_metrics(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> None:
+    for name in placement.metrics:
         if training.graph.types[name].elements != 1:
             raise UnsupportedError(
                 f"output {show(name)} is computed in the update and has several elements: only numbers come back from "
@@ -103,9 +106,9 @@ def _check_metrics(training: TrainingGraph, plan: ServerPlan, homes: Homes) -> N
             )
 
 
-def _shared_states(view: TrainingGraph, homes: Homes) -> list[ShardedState]:
+def _shared_states(view: TrainingGraph, placement: NodePlacement) -> list[ShardedState]:
     """Return the states that every server has."""
-    shared, types = set(homes.shared), view.graph.types
+    shared, types = set(placement.shared), view.graph.types
     return [
         ShardedState(
             state.tensor, state.updated, types[state.tensor].dtype,

@@ -24,8 +24,8 @@ from gopt.lower.invariants import Check
 from gopt.lower.lowering import LoweredProgram, lower
 from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.blocks import find_blocks
-from gopt.parameter_server.geo import NOTHING, geo_homes, geo_plan, geo_servers, geo_trainers
-from gopt.parameter_server.homes import Homes, find_homes
+from gopt.parameter_server.geo import NOTHING, geo_plan, geo_servers, geo_trainers, place_geo_nodes
+from gopt.parameter_server.node_placement import NodePlacement, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.roles import RolesEntry
@@ -44,7 +44,7 @@ class SplitStep:
     training: TrainingGraph
     options: SplitOptions
     plan: ServerPlan
-    homes: Homes
+    placement: NodePlacement
     trainer: SpmdProgram
     servers: SpmdProgram
     trainer_graphs: LoweredProgram
@@ -93,41 +93,42 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     if options.accumulate > 1 and training.shared:
         name = next(iter(training.shared.values()))
         raise OptionError(
-            f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own"
+            f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own",
+            "leave out --accumulate, or take the value out of the update",
         )
     live = _without_dead(training)
     plan = make_plan(live, options)
-    homes = find_homes(live, plan.updates, options.loss_reduction.value, plan.tables)
-    _check_apart(homes, options)
-    _check_own(plan, homes)
-    servers = server_program(training, plan, homes, options)
-    scalars = _scalars(training, plan, homes, servers)
-    trainer = trainer_program(training, plan, homes, options, scalars)
+    placement = place_nodes(live, plan.updates, options.loss_reduction.value, plan.tables)
+    _check_apart(placement, options)
+    _check_own(plan, placement)
+    servers = server_program(training, plan, placement, options)
+    scalars = _scalars(training, plan, placement, servers)
+    trainer = trainer_program(training, plan, placement, options, scalars)
     trainer_graphs = lower(trainer, [0])
     server_graphs = lower(servers.program, range(options.servers))
     keys = tuple(_keys(training, plan, servers, scalars, options))
-    checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
+    checks = _checks(training, plan, placement, trainer_graphs, server_graphs)
     tables = tuple(_table(served, servers.tables[served.number]) for served in plan.tables.served)
     table_states = {
         name: (served.layout, part.number)
         for served in plan.tables.served for part in servers.tables[served.number] for name in part.inputs
     }  # fmt: skip
     made = SplitStep(
-        training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys, tables,
+        training, options, plan, placement, trainer, servers.program, trainer_graphs, server_graphs, keys, tables,
         table_states, servers.result, checks,
     )  # fmt: skip
     return made if options.mode.rounds else replace(made, checks=(*checks, _check_blocks(made)))
 
 
 def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
-    homes, plan = geo_homes(training), geo_plan(training, options)
-    servers = geo_servers(training, plan, homes, options)
-    step, sync, trainer_graphs = geo_trainers(training, plan, homes, options)
+    placement, plan = place_geo_nodes(training), geo_plan(training, options)
+    servers = geo_servers(training, plan, placement, options)
+    step, sync, trainer_graphs = geo_trainers(training, plan, placement, options)
     server_graphs = lower(servers.program, range(options.servers))
     keys = tuple(_keys(training, plan, servers, NOTHING, options))
-    checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
+    checks = _checks(training, plan, placement, trainer_graphs, server_graphs)
     made = SplitStep(
-        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {},
+        training, options, plan, placement, step, servers.program, trainer_graphs, server_graphs, keys, (), {},
         PassResult(), checks, sync,
     )  # fmt: skip
     return replace(made, checks=(*checks, _check_blocks(made)))
@@ -151,7 +152,7 @@ def _without_dead(training: TrainingGraph) -> TrainingGraph:
     return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
 
 
-def _check_own(plan: ServerPlan, homes: Homes) -> None:
+def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
     """Refuse nodes outside every update that read values of one server alone, in pieces or as a tensor."""
     own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
     placed: dict[str, str] = {}
@@ -162,7 +163,7 @@ def _check_own(plan: ServerPlan, homes: Homes) -> None:
             placed[subgraph.gradient] = subgraph.parameter.tensor
             for state in subgraph.states:
                 placed[state.tensor] = placed[state.updated] = subgraph.parameter.tensor
-    for node in homes.server_nodes:
+    for node in placement.server_nodes:
         read = next((name for name in node.reads if name in placed), None)
         if read is not None and id(node) not in own:
             raise UnsupportedError(
@@ -172,36 +173,36 @@ def _check_own(plan: ServerPlan, homes: Homes) -> None:
             )
 
 
-def _check_apart(homes: Homes, options: SplitOptions) -> None:
+def _check_apart(placement: NodePlacement, options: SplitOptions) -> None:
     """Refuse updates that need rounds in a mode without rounds."""
     if options.mode.rounds:
         return
-    if homes.merged:
-        name = next(iter(homes.merged.values()))
+    if placement.merged:
+        name = next(iter(placement.merged.values()))
         raise UnsupportedError(
             f"mode {options.mode}: the update reads the trainers' mean of {show(name)}, and there are no rounds",
             "take --mode sync",
         )
-    scalar = next((name for name in homes.shared if name in homes.pulled), "")
+    scalar = next((name for name in placement.shared if name in placement.pulled), "")
     if scalar:
         raise UnsupportedError(
             f"mode {options.mode}: trainers read {show(scalar)}, of which each key has its own: there are no rounds",
             "take --mode sync",
         )
-    if homes.metrics:
+    if placement.metrics:
         raise UnsupportedError(
-            f"mode {options.mode}: output {show(homes.metrics[0])} is computed in the update, and there are no rounds",
+            f"mode {options.mode} has no rounds, and output {show(placement.metrics[0])} is computed in the update",
             "take --mode sync, or take it out of the model's outputs",
         )
 
 
-def _scalars(training: TrainingGraph, plan: ServerPlan, homes: Homes, servers: ServerProgram) -> Scalars:
+def _scalars(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, servers: ServerProgram) -> Scalars:
     number = len(plan.buckets) + len(servers.merged)
-    states = [name for name in homes.shared if name in homes.pulled]
+    states = [name for name in placement.shared if name in placement.pulled]
     return Scalars(
         {name: number + place for place, name in enumerate(states)},
         dict(servers.merged),
-        {name: number + len(states) + place for place, name in enumerate(homes.metrics)},
+        {name: number + len(states) + place for place, name in enumerate(placement.metrics)},
     )
 
 
@@ -257,7 +258,11 @@ def _table(served: ServedTable, parts: Sequence[ServerKey]) -> TableEntry:
 
 
 def _checks(
-    training: TrainingGraph, plan: ServerPlan, homes: Homes, trainers: LoweredProgram, servers: LoweredProgram
+    training: TrainingGraph,
+    plan: ServerPlan,
+    placement: NodePlacement,
+    trainers: LoweredProgram,
+    servers: LoweredProgram,
 ) -> tuple[Check, ...]:
     """Return the checks of the whole split: pieces tile, states are held, and each push has a receiver."""
     tiled = 0
@@ -269,8 +274,8 @@ def _checks(
             place, tiled = piece.stop, tiled + 1
         if place != training.graph.types[name].elements:
             raise InvariantError(f"pieces of {name!r} end at {place} of {training.graph.types[name].elements}")
-    held = {state.input for state in trainers.common} - homes.served
-    lost = [s.tensor for s in training.states if s.tensor not in held and s.tensor not in homes.served]
+    held = {state.input for state in trainers.common} - placement.served
+    lost = [s.tensor for s in training.states if s.tensor not in held and s.tensor not in placement.served]
     if lost:
         raise InvariantError(f"state {lost[0]!r} is on no trainer and on no server")
     own = [

@@ -116,8 +116,8 @@ def plan_tables(
     """
     if servers < 1:
         raise OptionError(f"the number of servers cannot be {show(servers)}", "it is at least 1")
-    wishes = _wishes(tables, servers, given or {})
-    planner = _Planner(tables, servers, memory, wishes)
+    overrides = _overrides(tables, servers, given or {})
+    planner = _Planner(tables, servers, memory, overrides)
     if memory is not None and sum(planner.held(table) for table in tables) > memory * servers:
         raise OptionError(
             f"the tables need {sum(planner.held(table) for table in tables)} bytes, and {servers} servers of {memory} "
@@ -128,14 +128,14 @@ def plan_tables(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Override:
     """The user's choice for a table; ``server``: of a whole table, or -1."""
 
     layout: Layout
     server: int = -1
 
 
-def _wishes(tables: Sequence[TableSize], servers: int, given: Mapping[str, str]) -> dict[str, _Wish]:
+def _overrides(tables: Sequence[TableSize], servers: int, given: Mapping[str, str]) -> dict[str, _Override]:
     texts = chosen(given, [table.name for table in tables])
     read = {text: _read(pattern, text, servers) for pattern, text in given.items()}
     found = {name: read[text] for name, text in texts.items()}
@@ -144,7 +144,7 @@ def _wishes(tables: Sequence[TableSize], servers: int, given: Mapping[str, str])
     return found
 
 
-def _read(pattern: str, text: str, servers: int) -> _Wish:
+def _read(pattern: str, text: str, servers: int) -> _Override:
     word, _, number = text.partition(":")
     known = [layout.value for layout in Layout]
     if word not in known or (number and word != "whole"):
@@ -157,15 +157,15 @@ def _read(pattern: str, text: str, servers: int) -> _Wish:
         raise OptionError(
             f"table {show(pattern)} is to be on server {show(number)}", f"there are servers 0 to {servers - 1}"
         )
-    return _Wish(Layout(word), int(number) if number else -1)
+    return _Override(Layout(word), int(number) if number else -1)
 
 
-def _refuse_split(table: TableSize, wish: _Wish | None) -> None:
-    rows = wish is not None and wish.layout in (Layout.MODULO, Layout.RANGE) and not table.by_row
-    if wish is None or not (rows or (wish.layout is Layout.COLUMNS and not table.by_column)):
+def _refuse_split(table: TableSize, override: _Override | None) -> None:
+    rows = override is not None and override.layout in (Layout.MODULO, Layout.RANGE) and not table.by_row
+    if override is None or not (rows or (override.layout is Layout.COLUMNS and not table.by_column)):
         return
     raise OptionError(
-        f"table {show(table.name)} cannot be {wish.layout.value}: its update needs more than one "
+        f"table {show(table.name)} cannot be {override.layout.value}: its update needs more than one "
         f"{'row' if rows else 'element'} at a time",
         "let it be whole or dense",
     )
@@ -175,9 +175,9 @@ class _Planner:
     """Makes plans, and compares them by the load of the fullest server: the sum of its shares of bytes and traffic."""
 
     def __init__(
-        self, tables: Sequence[TableSize], servers: int, memory: int | None, wishes: Mapping[str, _Wish]
+        self, tables: Sequence[TableSize], servers: int, memory: int | None, overrides: Mapping[str, _Override]
     ) -> None:
-        self.tables, self.servers, self.memory, self.wishes = tables, servers, memory, wishes
+        self.tables, self.servers, self.memory, self.overrides = tables, servers, memory, overrides
         kept = [table for table in tables if not self._dense(table)]
         self.bytes_in_all = sum(table.nbytes for table in kept) or 1
         self.traffic_in_all = sum(table.traffic() for table in kept) or 1.0
@@ -187,8 +187,8 @@ class _Planner:
         return nbytes / self.bytes_in_all + traffic / self.traffic_in_all
 
     def _dense(self, table: TableSize) -> bool:
-        wish = self.wishes.get(table.name)
-        return wish.layout is Layout.DENSE if wish else table.dense_traffic <= table.traffic()
+        override = self.overrides.get(table.name)
+        return override.layout is Layout.DENSE if override else table.dense_traffic <= table.traffic()
 
     def held(self, table: TableSize) -> int:
         """Return the bytes of a table that servers hold as rows."""
@@ -196,7 +196,9 @@ class _Planner:
 
     def best(self) -> tuple[TableLayout, ...]:
         """Return the plan whose fullest server has the least load, or one nearly as good that splits fewer tables."""
-        splittable = [table for table in self.heaviest if table.name not in self.wishes and _split(table, self.servers)]
+        splittable = [
+            table for table in self.heaviest if table.name not in self.overrides and _split(table, self.servers)
+        ]
         counts = sorted({*range(min(len(splittable), PLANS) + 1), len(splittable)}) if self.servers > 1 else [0]
         plans: list[tuple[float, dict[str, TableLayout]]] = []
         refused: OptionError | None = None
@@ -215,14 +217,14 @@ class _Planner:
     def _plan(self, split: set[str]) -> tuple[float, dict[str, TableLayout]]:
         loads = [ServerLoad()] * self.servers
         plan = {t.name: TableLayout(t.name, t.rows, t.width, Layout.DENSE) for t in self.tables if self._dense(t)}
-        fixed = [table for table in self.heaviest if table.name in split or table.name in self.wishes]
+        fixed = [table for table in self.heaviest if table.name in split or table.name in self.overrides]
         for table in fixed:
-            wish = self.wishes.get(table.name)
-            layout = wish.layout if wish else _split(table, self.servers)
+            override = self.overrides.get(table.name)
+            layout = override.layout if override else _split(table, self.servers)
             if layout is not None and layout is not Layout.WHOLE:
                 self._take(plan, loads, table, _parts(table, layout, range(self.servers)))
-            elif wish is not None and wish.server >= 0:
-                self._take(plan, loads, table, _parts(table, Layout.WHOLE, [wish.server]))
+            elif override is not None and override.server >= 0:
+                self._take(plan, loads, table, _parts(table, Layout.WHOLE, [override.server]))
         for table in self.heaviest:
             if table.name not in plan:
                 server = min(range(self.servers), key=lambda each: (self._full(loads[each], table), each))

@@ -7,7 +7,7 @@ last one is an output, so no pruning removes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from gopt.analysis.graph_walks import GraphIndex
@@ -19,12 +19,14 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.mesh import Mesh
-from gopt.parameter_server.homes import Homes
+from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.plan import Bucket, PlacedPiece, ServerPlan, Unit
+from gopt.parameter_server.plan import Bucket, ServerPlan
 from gopt.parameter_server.servers import PASS, key_name
 from gopt.parameter_server.slicing import piece_shape
 from gopt.parameter_server.table_pulls import TableWriter
+from gopt.parameter_server.trainer_nodes import TrainerNodes
+from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
@@ -41,24 +43,24 @@ class Scalars:
 
 
 def trainer_program(
-    training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions, scalars: Scalars
+    training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions, scalars: Scalars
 ) -> SpmdProgram:
     """Write the trainers' program. Its states are the local ones, and with pulls at the end also the pulled ones."""
-    local = [state.tensor for state in training.states if state.tensor not in homes.served]
-    metrics = [name for name in training.metrics if name not in homes.metrics]
-    view = role_view(training, homes.trainer_nodes, local, metrics, training.loss)
+    local = [state.tensor for state in training.states if state.tensor not in placement.served]
+    metrics = [name for name in training.metrics if name not in placement.metrics]
+    view = role_view(training, placement.trainer_nodes, local, metrics, training.loss)
     at_end = options.pulls is PullAt.END
-    held = [state for state in training.states if state.tensor in homes.pulled] if at_end else []
+    held = [state for state in training.states if state.tensor in placement.pulled] if at_end else []
     view.metrics.append(DONE)
     view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
-    view.metrics += homes.metrics
-    view.graph.outputs.update((name, training.graph.types[name]) for name in homes.metrics)
+    view.metrics += placement.metrics
+    view.graph.outputs.update((name, training.graph.types[name]) for name in placement.metrics)
     view.states += held
     for state in held:
         view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
         view.graph.outputs[state.updated] = training.graph.types[state.updated]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
-    writer = TrainerWriter(program, training, plan, homes, options)
+    writer = TrainerWriter(program, training, plan, placement, options)
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
     for served in plan.tables.served:
         tables.pull(served)
@@ -88,12 +90,14 @@ class TrainerWriter:
     """Writes messages into a trainer's graph."""
 
     def __init__(
-        self, program: SpmdProgram, training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
-    ) -> None:
-        self.program, self.training, self.plan, self.homes, self.options = program, training, plan, homes, options
+        self, program: SpmdProgram, training: TrainingGraph, plan: ServerPlan, placement: NodePlacement,
+        options: SplitOptions,
+    ) -> None:  # fmt: skip
+        self.program, self.training, self.plan = program, training, plan
+        self.placement, self.options = placement, options
         self.rewriter = GraphRewriter(program.graph, PASS)
         self.types = program.graph.types
-        self._constants: dict[tuple[int, ...], str] = {}
+        self.nodes = TrainerNodes(self.rewriter, options)
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +107,7 @@ class TrainerWriter:
         first: dict[str, int] = {}
         for node in self.program.graph.nodes:
             for name in node.reads:
-                if name in self.homes.pulled:
+                if name in self.placement.pulled:
                     first.setdefault(name, index.position[id(node)])
         head = self.program.graph.nodes[0] if self.program.graph.nodes else None
         last = len(first)
@@ -119,7 +123,7 @@ class TrainerWriter:
     def pull_at_end(self, scalars: Scalars, done: str) -> str:
         """Pull the trainers' values as they are after the update; return the token."""
         states = self.training.state_of()
-        names = {name: states[name].updated for name in self.homes.pulled}
+        names = {name: states[name].updated for name in self.placement.pulled}
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
 
     def _pull(
@@ -162,11 +166,11 @@ class TrainerWriter:
     def _pulled_type(self, unit: Unit, piece: PlacedPiece) -> TensorType:
         type = self.types[piece.parameter]
         shape = piece_shape(type.dims, piece.start, piece.stop)
-        return self._on_wire(TensorType(type.dtype, shape))
+        return self.nodes.on_wire(TensorType(type.dtype, shape))
 
     def _join(self, name: str, type: TensorType, found: Sequence[tuple[PlacedPiece, str]], before: Node | None) -> None:
         """Join a parameter from its pieces."""
-        values, wired = [value for _, value in found], self._on_wire(type)
+        values, wired = [value for _, value in found], self.nodes.on_wire(type)
         joined = name if wired == type else f"gopt.ps.joined.{name}"
         shapes = [self.types[value].dims for value in values]
         if len(values) == 1 and shapes[0] == type.dims:
@@ -174,13 +178,13 @@ class TrainerWriter:
         elif all(len(shape) == len(type.dims) for shape in shapes) and type.dims:
             self.rewriter.add("Concat", values, {joined: wired}, attributes={"axis": 0}, before=before)
         else:
-            flat = [self._reshaped(value, (-1,), before) for value in values]
+            flat = [self.nodes.reshaped(value, (-1,), before) for value in values]
             whole = f"gopt.ps.flat.{name}"
             made = {whole: TensorType(wired.dtype, (type.elements,))}
             self.rewriter.add("Concat", flat, made, attributes={"axis": 0}, before=before)
-            self.rewriter.add("Reshape", [whole, self._shape(type.dims, before)], {joined: wired}, before=before)
+            self.rewriter.add("Reshape", [whole, self.nodes.shape(type.dims, before)], {joined: wired}, before=before)
         if joined != name:
-            self._cast(joined, name, type, before)
+            self.nodes.cast(joined, name, type, before)
 
     # --- pushes -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +199,9 @@ class TrainerWriter:
             self.types[held.input] = type
             self.rewriter.add("Add", [held.input, gradient], {held.added: type})
             zeros = {"value": constant_value([0.0], type.dtype)}
-            self.rewriter.add("ConstantOfShape", [self._shape(type.dims, None)], {held.output: type}, attributes=zeros)
+            self.rewriter.add(
+                "ConstantOfShape", [self.nodes.shape(type.dims, None)], {held.output: type}, attributes=zeros
+            )
             self.program.accumulators.append(held)
             found[gradient] = held.input
             if mean:
@@ -210,7 +216,7 @@ class TrainerWriter:
         in its place."""
         token, weight = ROUND, self.weight
         for made, bucket in scalars.values.items():
-            own = self.homes.merged[made]
+            own = self.placement.merged[made]
             for server in range(self.options.servers):
                 token = self._push_node(server, bucket, [made], token, weight, [own])
         for each in self.plan.buckets:
@@ -237,12 +243,12 @@ class TrainerWriter:
     def _sent(self, unit: Unit, instead: Mapping[str, str]) -> list[str]:
         """Return the pieces of a unit's gradients as they travel."""
         if not unit.split:
-            return [self._narrow(instead.get(name, name)) for name in unit.gradients]
+            return [self.nodes.narrow(instead.get(name, name)) for name in unit.gradients]
         found = []
         for place, piece in enumerate(unit.pieces):
             gradient = self.training.gradients[piece.parameter]
             value = instead.get(gradient, gradient)
-            found.append(self._narrow(self._cut(unit, place, piece, value)))
+            found.append(self.nodes.narrow(self._cut(unit, place, piece, value)))
         return found
 
     def _cut(self, unit: Unit, place: int, piece: PlacedPiece, value: str) -> str:
@@ -255,8 +261,8 @@ class TrainerWriter:
         due = self.rewriter.latest([value])
         rows = len(shape) == len(type.dims)
         row = type.elements // type.dims[0] if rows and type.dims[0] else 1
-        source = value if rows else self._reshaped(value, (-1,), None, due)
-        bounds = [self._shape((piece.start // row,), None), self._shape((piece.stop // row,), None)]
+        source = value if rows else self.nodes.reshaped(value, (-1,), None, due)
+        bounds = [self.nodes.shape((piece.start // row,), None), self.nodes.shape((piece.stop // row,), None)]
         self.rewriter.add("Slice", [source, *bounds], {made: TensorType(type.dtype, shape)}, after=due)
         return made
 
@@ -279,47 +285,9 @@ class TrainerWriter:
             attributes={"to": dtype_code("float32")}, after=due,
         )  # fmt: skip
         self.rewriter.add(
-            "Reshape", [f"{made}.wide", self._shape((), None)], {made: TensorType("float32", ())}, after=due
+            "Reshape", [f"{made}.wide", self.nodes.shape((), None)], {made: TensorType("float32", ())}, after=due
         )
         return made
-
-    # --- small nodes ------------------------------------------------------------------------------------------------
-
-    def _on_wire(self, type: TensorType) -> TensorType:
-        return replace(type, dtype=self.options.travels(type.dtype))
-
-    def _narrow(self, value: str) -> str:
-        """Return a value in the type in which it travels."""
-        type, wired = self.types[value], self._on_wire(self.types[value])
-        if wired == type:
-            return value
-        made = f"{value}.wire" if value.startswith("gopt.") else f"gopt.ps.wire.{value}"
-        if made not in self.types:
-            self.rewriter.add(
-                "Cast", [value], {made: wired}, attributes={"to": dtype_code(wired.dtype)},
-                after=self.rewriter.latest([value]),
-            )  # fmt: skip
-        return made
-
-    def _cast(self, value: str, made: str, type: TensorType, before: Node | None) -> None:
-        self.rewriter.add("Cast", [value], {made: type}, attributes={"to": dtype_code(type.dtype)}, before=before)
-
-    def _reshaped(self, value: str, shape: tuple[int, ...], before: Node | None, after: Node | None = None) -> str:
-        made = f"{value}.flat" if value.startswith("gopt.") else f"gopt.ps.flat.{value}"
-        if made not in self.types:
-            type = self.types[value]
-            flat = {made: TensorType(type.dtype, (type.elements,))}
-            self.rewriter.add("Reshape", [value, self._shape(shape, before)], flat, before=before, after=after)
-        return made
-
-    def _shape(self, shape: tuple[int, ...], before: Node | None) -> str:
-        """Return a list of integers as a constant of the file."""
-        if shape not in self._constants:
-            made = self._constants[shape] = "gopt.ps.ints" + "_".join(["", *map(str, shape)])
-            type = {made: TensorType("int64", (len(shape),))}
-            head = self.program.graph.nodes[0] if self.program.graph.nodes else before
-            self.rewriter.add("Constant", [], type, attributes={"value_ints": list(shape)}, before=head)
-        return self._constants[shape]
 
 
 def _key_names(unit: Unit) -> list[str]:

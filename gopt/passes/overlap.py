@@ -28,7 +28,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LiveRange:
     """Lifetime of a gathered value of ``nbytes`` bytes: nodes ``first`` to ``last`` read it.
 
     ``copy``: the last reader of an earlier gather of the same values, -1 if there is none.
@@ -69,7 +69,7 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
     nodes = program.graph.nodes
     gathers = sorted((call for call in calls if call.before_use), key=lambda call: (call.first, call.place))
     limit = None if options.limit_mb is None else options.limit_mb * MIB
-    issues = issue(_windows(gathers), options.prefetch, limit)
+    issues = issue(_live_ranges(gathers), options.prefetch, limit)
     early, moved = _early(nodes, calls)
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
@@ -88,56 +88,56 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
     )
 
 
-def issue(windows: Sequence[Window], prefetch: int, limit: float | None) -> list[Issue]:
+def issue(live_ranges: Sequence[LiveRange], prefetch: int, limit: float | None) -> list[Issue]:
     """Return the place at which each gather is issued.
 
-    ``windows``: in the order of first use; ``limit``: in bytes. Every gather is live while it is read; remaining memory
-    goes to prefetches, in order of use. Pure.
+    ``live_ranges``: in the order of first use; ``limit``: in bytes. Every gather is live while it is read; remaining
+    memory goes to prefetches, in order of use. Pure.
     """
-    room = None if limit is None else _Room(windows, limit)
+    budget = None if limit is None else _MemoryBudget(live_ranges, limit)
     result = []
-    for place, window in enumerate(windows):
-        wanted = windows[place - prefetch].first if place >= prefetch else 0
-        at, why = min(max(wanted, window.copy + 1), window.first), ""
+    for place, live_range in enumerate(live_ranges):
+        wanted = live_ranges[place - prefetch].first if place >= prefetch else 0
+        at, why = min(max(wanted, live_range.copy + 1), live_range.first), ""
         if at > wanted:
             why = "an earlier copy is still in use"
-        if room is not None and (fits := room.take(at, window)) > at:
+        if budget is not None and (fits := budget.take(at, live_range)) > at:
             at, why = fits, "the limit leaves no room earlier"
         result.append(Issue(at, why))
     return result
 
 
-class _Room:
-    """Bytes alive between the places at which that changes; every window counts from the start."""
+class _MemoryBudget:
+    """Bytes alive between the places at which that changes; every live range counts from the start."""
 
-    def __init__(self, windows: Sequence[Window], limit: float) -> None:
+    def __init__(self, live_ranges: Sequence[LiveRange], limit: float) -> None:
         self.limit = limit
-        self.points = sorted({0, *(w.first for w in windows), *(w.last + 1 for w in windows)})
+        self.points = sorted({0, *(w.first for w in live_ranges), *(w.last + 1 for w in live_ranges)})
         self.number = {place: number for number, place in enumerate(self.points)}
         change = [0.0] * len(self.points)
-        for window in windows:
-            change[self.number[window.first]] += window.nbytes
-            change[self.number[window.last + 1]] -= window.nbytes
+        for live_range in live_ranges:
+            change[self.number[live_range.first]] += live_range.nbytes
+            change[self.number[live_range.last + 1]] -= live_range.nbytes
         self.alive = list(accumulate(change))
 
-    def take(self, wanted: int, window: Window) -> int:
-        """The first place from ``wanted`` on from where the window fits until its first use; takes that room."""
-        number = self.number[window.first]
-        while self.points[number] > wanted and self.alive[number - 1] + window.nbytes <= self.limit:
+    def take(self, wanted: int, live_range: LiveRange) -> int:
+        """The first place from ``wanted`` on from where the live range fits until its first use; takes its bytes."""
+        number = self.number[live_range.first]
+        while self.points[number] > wanted and self.alive[number - 1] + live_range.nbytes <= self.limit:
             number -= 1
-            self.alive[number] += window.nbytes
+            self.alive[number] += live_range.nbytes
         return self.points[number]
 
 
-def _windows(gathers: Sequence[CollectiveCall]) -> list[Window]:
-    """The gathers' windows; two of the same inputs are copies of one another."""
+def _live_ranges(gathers: Sequence[CollectiveCall]) -> list[LiveRange]:
+    """The live ranges of the gathers; two of the same inputs are copies of one another."""
     read_until: dict[tuple[str, ...], int] = {}
-    windows = []
+    live_ranges = []
     for call in gathers:
         source = tuple(call.node.inputs)
-        windows.append(Window(call.first, call.last, call.payload, read_until.get(source, -1)))
+        live_ranges.append(LiveRange(call.first, call.last, call.payload, read_until.get(source, -1)))
         read_until[source] = call.last
-    return windows
+    return live_ranges
 
 
 def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict[int, float], int]:

@@ -21,7 +21,7 @@ from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 
 
-class Keep(str, Enum):
+class StatisticPolicy(str, Enum):
     """Policy for the ranks' statistics."""
 
     MEAN = "mean"
@@ -36,7 +36,7 @@ class Options:
     them, ``local`` leaves them apart, ``sync`` takes every value over samples over the samples of all ranks, in forward
     and backward."""
 
-    statistics: Keep = Keep.MEAN
+    statistics: StatisticPolicy = StatisticPolicy.MEAN
 
 
 def statistics(program: SpmdProgram, options: Options) -> PassResult:
@@ -52,18 +52,18 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
     states = [state for state in program.training.states if state.kind is StateKind.STATISTIC]
     if group is None or program.mesh.size(group) == 1:
         return PassResult(note="one rank" if states else "no statistics")
-    if options.statistics is Keep.SYNC:
+    if options.statistics is StatisticPolicy.SYNC:
         return _synchronised(program, group)
     if not states:
         return PassResult(note="no statistics")
-    if options.statistics is Keep.LOCAL:
+    if options.statistics is StatisticPolicy.LOCAL:
         names = {state.tensor for state in states}
         program.set_states([replace(h, local=True) if h.input in names else h for h in program.states])
         return PassResult(facts={"local": len(states)})
     return _alike(program, group, states, options.statistics)
 
 
-def _alike(program: SpmdProgram, group: str, states: list[State], keep: Keep) -> PassResult:
+def _alike(program: SpmdProgram, group: str, states: list[State], policy: StatisticPolicy) -> PassResult:
     """Let all ranks hold the mean of the new statistics, or those of the group's first rank."""
     rewriter = GraphRewriter(program.graph, "statistics")
     by_dtype: dict[str, list[State]] = {}
@@ -81,15 +81,17 @@ def _alike(program: SpmdProgram, group: str, states: list[State], keep: Keep) ->
                 program.loop_carried[state.tensor] = local  # the mean is taken of what the last micro-step left
             inputs.append(state.tensor if program.micro_steps > 1 else local)
         types = {state.updated: program.graph.types[state.updated] for state in held}
-        if keep is Keep.ROOT:
+        if policy is StatisticPolicy.ROOT:
             shapes = [format_shape(type.dims) for type in types.values()]
             attributes = {"group": group, "root": 0, "dtype": next(iter(types.values())).dtype, "shapes": shapes}
             rewriter.add("Broadcast", inputs, types, domain=COMM, attributes=attributes)
         else:
             rewriter.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
     rewriter.finish()
-    program.statistics_of_root = keep is Keep.ROOT
-    return PassResult(facts={"of_root" if keep is Keep.ROOT else "averaged": len(states), "calls": len(by_dtype)})
+    program.statistics_of_root = policy is StatisticPolicy.ROOT
+    return PassResult(
+        facts={"of_root" if policy is StatisticPolicy.ROOT else "averaged": len(states), "calls": len(by_dtype)}
+    )
 
 
 def _synchronised(program: SpmdProgram, group: str) -> PassResult:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gopt.analysis.region_mappings import find_region_mappings
 from gopt.artifact.report import PassResult
-from gopt.ir.graph import Graph, origin
-from gopt.ir.rewriter import Removal
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import Sharding
-from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes, splitting_axes
-from gopt.tensor_parallel.classes import classes
-from gopt.tensor_parallel.explain import Explanation
-from gopt.tensor_parallel.localise import localise
-from gopt.tensor_parallel.marks import Marks, parse_marks
-from gopt.tensor_parallel.patterns import FED, Pattern
-from gopt.tensor_parallel.propagate import Propagated
+from gopt.tensor_parallel.mesh_axes import splitting_axes
 from gopt.tensor_parallel.sizes import Sizes
-from gopt.tensor_parallel.split import split_step
 from gopt.topology import Topology
+
+if TYPE_CHECKING:
+    from gopt.tensor_parallel.axes import Request
+    from gopt.tensor_parallel.patterns import Pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +46,15 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raise OptionError for texts that cannot be read, before any work."""
-        _ = self.request, self.marks
+        if self.parameters or self.inputs or self.gradients:  # what reads them is imported for steps that are split
+            _ = self.request, self.marks
 
     @cached_property
     def request(self) -> Request:
         """The requested splits, read from the texts."""
+        from gopt.tensor_parallel.axes import Request
+        from gopt.tensor_parallel.patterns import FED, Pattern
+
         return Request(
             Pattern.parse(self.parameters), Pattern.parse(self.inputs, FED), self.auto, self.sizes, self.sequence,
             self.configuration, self.link,
@@ -67,6 +63,8 @@ class Options:
     @cached_property
     def marks(self) -> tuple[Pattern, ...]:
         """The axes of gradients, read from the text."""
+        from gopt.tensor_parallel.marks import parse_marks
+
         return parse_marks(self.gradients)
 
 
@@ -86,76 +84,9 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     if not splitting_axes(mesh, training):
         idle = ": link has no effect" if options.link else ""
         return PassResult(facts=of_source, note=f"no axis splits the computation{idle}")
-    notes: list[str] = []
-    splits = split_axes(training, mesh, options.request, notes.append)
-    axes = [split.axis for split in splits]
-    marks = Marks.read(training, mesh, axes, options.marks)
-    made = split_step(training, splits, marks, regather=options.regather)
-    program.warnings += marks.warnings
-    for split, result in zip(splits, made.along):
-        reasons = {name: choice.why for name, choice in split.choices.items()}
-        reasons |= dict.fromkeys(split.fed, "ranks are fed parts")
-        program.explanations.append(
-            Explanation(split.axis, result.graph, result.placements, reasons, result.origins, result.converted)
-        )
-    program.parts = {name: made.shardings[name] for split in splits for name in split.states}
-    program.fed = {name: made.shardings[name] for split in splits for name in split.fed}
-    program.split = {split.axis: options.sizes.value for split in splits}
-    members = {split.axis: split.members for split in splits}
-    _make_variants(program, made.graph, made.shardings, classes(made.shardings.values(), members))
-    kept = {id(node.source) for node in made.graph.nodes}
-    gone = [node for node in training.graph.nodes if id(node) not in kept]
-    removed = [Removal(gone, "written as operators that are split")] if gone else []
-    return PassResult(removed=removed, facts=_facts(program, splits, made.along) | of_source, note=_joined(notes))
+    from gopt.tensor_parallel.split_program import split_program
 
-
-def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], made: Sequence[Propagated]) -> dict[str, Any]:
-    """Return the facts for the report; those of an axis other than tp are under its name."""
-    parameters: dict[str, str] = {}
-    mappings: Counter[str] = Counter()
-    whole: dict[str, int] = {}
-    for split, result in zip(splits, made):
-        along = "" if split.axis == "tp" else f" along {split.axis}"
-        for name, choice in split.choices.items():
-            said = f"{choice.why}: {split.states[name]}{along}"
-            parameters[name] = f"{parameters[name]}; {said}" if name in parameters else said
-        mappings.update({f"{kind}{along}": count for kind, count in result.conversions.items()})
-        whole |= result.whole
-    facts: dict[str, Any] = {
-        "parameters": parameters, "mappings": dict(sorted(mappings.items())), "computed_whole": whole,
-    }  # fmt: skip
-    if program.others:
-        facts["classes"] = [[dict(place) for place in variant.places] for variant in program.variants]
-    return facts
-
-
-def _joined(notes: Sequence[str]) -> str:
-    """Notes in one line, each once."""
-    return "; ".join(f"{text} ({count} times)" if count > 1 else text for text, count in Counter(notes).items())
-
-
-def _make_variants(
-    program: SpmdProgram,
-    graph: Graph,
-    shardings: Mapping[str, Sharding],
-    ranks: Sequence[tuple[dict[str, int], ...]],
-) -> None:
-    """Give every class of ranks the step in its own types, each as a program that later passes work on."""
-    graphs = [graph, *(graph.copy() for _ in ranks[1:])]
-    source = program.source
-    random = set(map(id, source.random))
-    program.others = [
-        SpmdProgram(source, source.graph, program.mesh, [], micro_steps=program.micro_steps, parts=program.parts,
-                    fed=program.fed, split=program.split, first=program)
-        for _ in ranks[1:]
-    ]  # fmt: skip
-    for variant, graph, places in zip(program.variants, graphs, ranks):
-        localise(graph, shardings, places[0])
-        drawn = [node for node in graph.nodes if id(origin(node)) in random]
-        variant.training = replace(source, graph=graph, random=drawn)
-        variant.graph = graph.copy()
-        variant.places = places if program.others else ()
-        variant.hold_whole()
+    return split_program(program, options.request, options.marks, of_source, regather=options.regather)
 
 
 def needed(program: SpmdProgram) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 
 from gopt.errors import RunError
 from gopt.runtime.device import Device
+from gopt.runtime.host_value import address_of
 from gopt.runtime.memory import packed_view
 from gopt.runtime.partition import Call
 from gopt.runtime.planner.buffers import Buffers
-from gopt.runtime.session import address_of
 from gopt.runtime.shared_memory import CallBuffer
 
 

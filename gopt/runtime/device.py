@@ -10,11 +10,12 @@ import numpy as np
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
+from gopt.runtime.host_value import Value, bind_memory
 from gopt.runtime.partition import Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers, allocate_buffers
 from gopt.runtime.planner.memory_planner import BufferViews
-from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
+from gopt.runtime.session import Array, SessionCache, run_bound
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.tuning.tuning import CPU_TUNING, Tuning
 

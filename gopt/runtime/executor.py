@@ -15,10 +15,11 @@ from gopt.ir.types import TensorType, known
 from gopt.runtime.bound_calls import BoundCall, CollectiveCallback, PendingCall
 from gopt.runtime.device import CompiledSegment
 from gopt.runtime.execution_plan import ExecutionPlan, FinalPlan, plan_execution
+from gopt.runtime.host_value import array_dtype
 from gopt.runtime.memory import aligned, is_aligned
 from gopt.runtime.partition import Call, Segment, last_uses
 from gopt.runtime.planner.memory_planner import plan_memory
-from gopt.runtime.session import Array, SessionCache, array_dtype, session_of
+from gopt.runtime.session import Array, SessionCache, session_of
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
 
 TimingCallback: TypeAlias = Callable[[str, float, float], None]

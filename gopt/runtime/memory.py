@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from gopt.collectives.layout import total_elements
-from gopt.runtime.session import Array, address_of
+from gopt.runtime.host_value import address_of
+from gopt.runtime.session import Array
 
 ALIGN = 64
 """Bytes to which long rows are aligned: a vector that straddles two cache lines costs two."""

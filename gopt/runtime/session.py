@@ -14,13 +14,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
-import onnx
 
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import Graph
-from gopt.ir.types import TensorType, dtype_code, dtype_name, known
+from gopt.ir.types import TensorType, known
 from gopt.runtime.partition import Segment
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.runtime_errors import node_error
@@ -35,8 +33,6 @@ result in a session than alone, or than when it is cut from its neighbours."""
 _FULL_ALONE = {"MatMulAddFusion"}
 """Rewrites that are wrong about values without elements: a product of [2, 0, 3] and its bias are reshaped to [0, 3],
 where a zero stands for the length that was there."""
-_PACKED = frozenset({"int4", "uint4", "float4e2m1"})
-"""NumPy keeps one element in a byte, the runtime two."""
 _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
 
 
@@ -159,104 +155,6 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
-
-
-def address_of(array: Array) -> int:
-    """Return the address of an array's memory."""
-    place: int = array.__array_interface__["data"][0]
-    return place
-
-
-def array_dtype(array: Array) -> str:
-    """The manifest's name of an array's element type; raises RunError where ONNX has none."""
-    return dtype_word(array.dtype)
-
-
-@functools.cache
-def dtype_word(dtype: np.dtype[Any]) -> str:
-    """The manifest's name of an element type; raises RunError where ONNX has none."""
-    try:
-        return dtype_name(onnx.helper.np_dtype_to_tensor_dtype(dtype))
-    except (ValueError, KeyError):
-        raise RunError(f"ONNX has no tensors of {dtype}") from None
-
-
-def runtime_value(array: Array) -> Any:
-    """An OrtValue over an array's own memory; it keeps the array alive."""
-    dtype = array_dtype(array)
-    array = np.require(array, requirements="C")
-    values = runtime().OrtValue
-    if dtype == "string" or array.dtype == object:
-        raise UnsupportedError("ONNX Runtime takes no strings here")
-    if dtype in _PACKED:
-        raise UnsupportedError(f"tensors of {dtype} cannot be an input or output of a segment")
-    if array.dtype.isbuiltin == 2:  # one of NumPy's add-on types, which the runtime takes as mere bits
-        return values.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype_code(dtype))
-    return values.ortvalue_from_numpy(array)
-
-
-class _Memory:
-    """An OrtValue's memory as NumPy's array interface. The array keeps this object alive, and this object the value."""
-
-    def __init__(self, value: Any, shape: Sequence[int], itemsize: int) -> None:
-        self.value = value
-        # As plain bits: NumPy's protocol has no name for bfloat16.
-        self.__array_interface__ = {
-            "data": (value.data_ptr(), False), "shape": tuple(shape), "typestr": f"<V{itemsize}", "version": 3,
-        }  # fmt: skip
-
-
-def array_of(value: Any) -> Array:
-    """An array over an OrtValue's own memory."""
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
-    shape = value.shape()
-    if dtype.hasobject:
-        result: Array = value.numpy()
-        return result
-    if 0 in shape:
-        return np.zeros(shape, dtype)  # no memory to look at: its address is null
-    return np.asarray(_Memory(value, shape, dtype.itemsize)).view(dtype)
-
-
-class Value:
-    """A value in host memory: an array, and the OrtValue over the same memory, each created on first use.
-
-    ``persistent``: its memory is the same in all steps, so readers may keep references to it.
-    """
-
-    __slots__ = ("_address", "_array", "_given", "persistent")
-
-    def __init__(self, array: Array | None = None, given: Any = None, persistent: bool = False) -> None:
-        self._array, self._given, self.persistent = array, given, persistent
-        self._address: int | None = None
-
-    @property
-    def array(self) -> Array:
-        if self._array is None:
-            self._array = array_of(self._given)
-        return self._array
-
-    @property
-    def address(self) -> int:
-        """Address of the value's memory."""
-        if self._address is None:
-            self._address = address_of(self.array)
-        return self._address
-
-    @property
-    def addressed(self) -> bool:
-        """Whether it is an array of a type that can be bound by its address."""
-        return self._array is not None and self._array.dtype.isbuiltin == 1 and self._array.flags.c_contiguous
-
-    @property
-    def given(self) -> Any:
-        """The value for ONNX Runtime; raises UnsupportedError, RunError where it accepts no such tensor."""
-        if self._given is None:
-            self._given = runtime_value(self.array)
-        return self._given
-
-
 # --- segments -------------------------------------------------------------------------------------------------------
 
 
@@ -295,11 +193,6 @@ def run_bound(session: Any, binding: Any) -> None:
         raise
     except Exception as error:  # its exceptions have no common base
         raise node_error(error) from error
-
-
-def bind_memory(bind: Any, name: str, array: Array) -> None:
-    """Bind an array by its address. Unlike a value, a binding does not keep the array alive, so the caller must."""
-    bind(name, "cpu", 0, array.dtype.type, array.shape, address_of(array))
 
 
 def _boundary_type(name: str, types: Mapping[str, TensorType]) -> TensorType:

@@ -66,7 +66,7 @@ def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
     for box in boxes:
         for side, ends in zip(sides, box or [(0, size) for size in shape]):
             side.add(tuple(ends))
-    return len(set(boxes)) == prod(map(len, sides)) and all(map(_shared_out, sides, shape))
+    return len(boxes) == prod(map(len, sides)) and all(map(_shared_out, sides, shape))
 
 
 def _shared_out(side: Iterable[tuple[int, ...]], size: int) -> bool:

@@ -28,11 +28,14 @@ Contents: TypeAlias = tuple[BucketSlice, ...]
 none has two parameters."""
 
 
-def check_bucket_order(program: SpmdProgram, live: set[int]) -> None:
+def check_bucket_order(program: SpmdProgram) -> None:
     """Raise InvariantError for the first node that takes elements of a bucket for those of another parameter.
 
-    ``live``: the ids of the nodes on which a result depends; the others are not asked.
+    Shardings must have been inferred without an error. Nodes on which no result depends are not asked.
     """
+    if not any(size > 1 for _, size in program.mesh.axes):
+        return
+    live = program.live_nodes()
     order = _BucketOrder(program)
     for node in _sums_first(program):
         if id(node) in live:
@@ -78,11 +81,11 @@ class _BucketOrder:
         sent = any(node.domain == COMM and node.op_type in MESSAGES for node in program.graph.nodes)
         self._gradients = set() if sent else alone  # a message does not say whose elements it brings
         for node in training.graph.nodes:
-            if node.is_a("Cast") and node.inputs[0] in self._expected:
+            if node.op_type == "Cast" and node.is_a("Cast") and node.inputs[0] in self._expected:
                 self._expected.setdefault(node.outputs[0], self._expected[node.inputs[0]])
         for held in program.states:
             if held.copy:
-                self._expected.update(dict.fromkeys((held.input, held.output), held.slices[0].tensor))
+                self._expected[held.output] = held.slices[0].tensor
             if held.sharding.flat is not None:
                 self.contents[held.input] = self._placed(held.slices)
             else:
@@ -103,7 +106,7 @@ class _BucketOrder:
         elif node.domain == SPMD:
             self._layout(node)
         elif _follows(node):
-            self._compute(node, node.inputs, node.outputs, elementwise=node.is_a(*ELEMENTWISE))
+            self._compute(node, node.inputs, node.outputs, elementwise=node.is_in(ELEMENTWISE))
         if node.source is not None and node.outputs != node.source.outputs:
             for old, new in zip(node.source.outputs, node.outputs):
                 self._own([new], self._expected.get(old))

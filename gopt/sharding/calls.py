@@ -26,7 +26,7 @@ from gopt.sharding.rules import Mismatch, Operand
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class CollectiveUse:
     """One use of a collective, along one axis of its group.
 
     ``alone``: no other axis of the group has several members, so that places in the group are places along the axis.
@@ -45,22 +45,22 @@ class Conversion:
         return str(self.attributes.get("reduce", "sum"))
 
 
-Rule = Callable[[Conversion, Operand], Placement]
+Rule = Callable[[CollectiveUse, Operand], Placement]
 
 
-def convert(call: Conversion, operand: Operand) -> Placement:
+def convert(call: CollectiveUse, operand: Operand) -> Placement:
     """Return the placement of a call's result for an operand; raises Mismatch."""
     return CONVERSIONS.get(call.op_type, _own)(call, operand)
 
 
-def _own(call: Conversion, operand: Operand) -> Placement:
+def _own(call: CollectiveUse, operand: Operand) -> Placement:
     """A call of which nothing more is known: every member has something of its own."""
     if not isinstance(operand.placement, (Replicated, PerMember)):
         raise Mismatch(operand, "a whole value of each member")
     return PER_MEMBER
 
 
-def beside(call: Conversion, operand: Operand, moved: bool) -> Placement:
+def beside(call: CollectiveUse, operand: Operand, moved: bool) -> Placement:
     """Return the placement along an axis outside the call's group.
 
     ``moved``: the call changes the value along its own axes. A reduction passes through terms only if the two
@@ -74,7 +74,7 @@ def beside(call: Conversion, operand: Operand, moved: bool) -> Placement:
     return given
 
 
-def _reducible(call: Conversion, operand: Operand) -> None:
+def _reducible(call: CollectiveUse, operand: Operand) -> None:
     """Refuse what a reduction over members would count twice, or would add up across places."""
     given = operand.placement
     if isinstance(given, Partial):
@@ -90,7 +90,7 @@ def _reducible(call: Conversion, operand: Operand) -> None:
         raise Mismatch(operand, "a whole value of each member, or terms of one")
 
 
-def all_reduce(call: Conversion, operand: Operand) -> Placement:
+def all_reduce(call: CollectiveUse, operand: Operand) -> Placement:
     """Each member's own, or terms -> replicated. A sum of flags is not a flag: it is their number."""
     if operand.placement == Partial("count") and call.reduce == "sum":
         return FLAG_COUNT
@@ -98,7 +98,7 @@ def all_reduce(call: Conversion, operand: Operand) -> Placement:
     return REPLICATED
 
 
-def reduce(call: Conversion, operand: Operand) -> Placement:
+def reduce(call: CollectiveUse, operand: Operand) -> Placement:
     """The same -> on the root alone."""
     _reducible(call, operand)
     if call.own and not call.alone:
@@ -106,7 +106,7 @@ def reduce(call: Conversion, operand: Operand) -> Placement:
     return OnMember(int(call.attributes["root"])) if call.alone else PER_MEMBER
 
 
-def reduce_scatter(call: Conversion, operand: Operand) -> Placement:
+def reduce_scatter(call: CollectiveUse, operand: Operand) -> Placement:
     """The same -> sharded; each member's own where the source shards a dimension: its types are those of one rank."""
     _reducible(call, operand)
     if not call.alone or not (call.own or "cuts" in call.attributes):
@@ -116,7 +116,7 @@ def reduce_scatter(call: Conversion, operand: Operand) -> Placement:
     return Shard(int(call.attributes["axis"]), tuple(call.attributes["sizes"]))
 
 
-def all_gather(call: Conversion, operand: Operand) -> Placement:
+def all_gather(call: CollectiveUse, operand: Operand) -> Placement:
     """Sharded -> replicated; the shards must match the attributes of the call.
 
     In a source, members' own values may be concatenated too.
@@ -134,7 +134,7 @@ def all_gather(call: Conversion, operand: Operand) -> Placement:
     return REPLICATED
 
 
-def broadcast(call: Conversion, operand: Operand) -> Placement:
+def broadcast(call: CollectiveUse, operand: Operand) -> Placement:
     """Value on the root -> replicated.
 
     One member's own data keep that placement: to broadcast them reduces nothing. Running statistics may be one
@@ -152,7 +152,7 @@ def broadcast(call: Conversion, operand: Operand) -> Placement:
     return PER_MEMBER
 
 
-def all_to_all(call: Conversion, operand: Operand) -> Placement:
+def all_to_all(call: CollectiveUse, operand: Operand) -> Placement:
     """Sharded along one dimension -> along another; of members' own values, each has something of its own."""
     given = operand.placement
     at = call.attributes

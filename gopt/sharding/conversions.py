@@ -27,7 +27,7 @@ from gopt.sharding.halo import Halo
 from gopt.sharding.placements import Partial, Placement, Replicated, Shard, Window, WindowTerms
 
 
-class Mapping(str, Enum):
+class MappingKind(str, Enum):
     """The region mappings, by what is sent."""
 
     NOTHING = "nothing"
@@ -48,23 +48,26 @@ class Conversion:
     after: Placement
 
     @property
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> MappingKind | None:
         """The region mapping of the conversion; None if there is none: a replicated value has no terms."""
         before, after = self.before, self.after
         if before == after:
-            return Mapping.NOTHING
+            return MappingKind.NOTHING
         if isinstance(before, Partial):
-            terms = {Replicated: Mapping.REDUCE, Shard: Mapping.REDUCE_SCATTER}
-            return terms.get(type(after)) if isinstance(after, (Replicated, Shard)) else None
+            terms: dict[type[Placement], MappingKind] = {
+                Replicated: MappingKind.REDUCE,
+                Shard: MappingKind.REDUCE_SCATTER,
+            }
+            return terms.get(type(after))
         if self.halo is not None:
-            known = {"exchange": Mapping.HALO_EXCHANGE, "sum": Mapping.HALO_SUM, "cut": Mapping.SCATTER}
+            known = {"exchange": MappingKind.HALO_EXCHANGE, "sum": MappingKind.HALO_SUM, "cut": MappingKind.SCATTER}
             return known[self.halo.kind]
         if isinstance(before, Shard):
             if isinstance(after, Replicated):
-                return Mapping.GATHER
-            return Mapping.TRANSPOSE if isinstance(after, Shard) else None
+                return MappingKind.GATHER
+            return MappingKind.TRANSPOSE if isinstance(after, Shard) else None
         if isinstance(before, Replicated) and isinstance(after, Shard):
-            return Mapping.SCATTER
+            return MappingKind.SCATTER
         return None
 
     @property
@@ -91,12 +94,12 @@ class Conversion:
         if halo is not None:
             return halo.sends / max(halo.length, 1) * nbytes
         return {
-            Mapping.NOTHING: 0.0,
-            Mapping.SCATTER: 0.0,
-            Mapping.REDUCE: 2 * part,
-            Mapping.REDUCE_SCATTER: part,
-            Mapping.GATHER: part,
-            Mapping.TRANSPOSE: part / members if self._across else part,
+            MappingKind.NOTHING: 0.0,
+            MappingKind.SCATTER: 0.0,
+            MappingKind.REDUCE: 2 * part,
+            MappingKind.REDUCE_SCATTER: part,
+            MappingKind.GATHER: part,
+            MappingKind.TRANSPOSE: part / members if self._across else part,
         }[mapping]
 
 

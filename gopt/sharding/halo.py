@@ -101,8 +101,7 @@ class Halo:
     @property
     def sends(self) -> int:
         """The most places that a member sends on a ring, on which strips of all others pass through it."""
-        total = sum(self.strip_sizes)
-        return max(total - each for each in self.strip_sizes) if total else 0
+        return sum(self.strip_sizes) - min(self.strip_sizes)
 
     @cached_property
     def _joined_at(self) -> tuple[tuple[Piece, ...], ...]:
@@ -143,11 +142,8 @@ class Halo:
 
         One piece in an exchange, every term in a sum, none if a sum has no terms there.
         """
-        low, high = self.wanted[member]
-        if low >= high:
-            return []
         sources = self.sources(member)
-        ends = sorted({low, high, *(end for each in sources for end in (each.start, each.stop))})
+        ends = sorted({*self.wanted[member], *(end for each in sources for end in (each.start, each.stop))})
         return [
             (
                 (start, stop),

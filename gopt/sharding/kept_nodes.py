@@ -74,10 +74,11 @@ class _KeptNodes:
     def check_node(self, node: Node, source: Node) -> None:
         """Check a node of the step: its operator, its attributes, and what it reads."""
         same = node.encoded is source.encoded and (node.encoded is not None or node.attributes == source.attributes)
-        if not same or node.op_type != source.op_type:
+        alike = len(node.inputs) == len(source.inputs) and len(node.outputs) == len(source.outputs)
+        if not same or not alike or node.op_type != source.op_type or node.domain != source.domain:
             raise InvariantError(f"{node.op_type} {node.label!r} is not the {source.op_type} of the step any more")
         if node.inputs != source.inputs:
-            for old, new in zip(source.inputs, node.inputs, strict=True):
+            for old, new in zip(source.inputs, node.inputs):
                 self._check_read(node, old, new)
         if node.outputs != source.outputs:
             self.renamed.update((new, old) for old, new in zip(source.outputs, node.outputs) if new != old)

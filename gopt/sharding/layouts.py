@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from gopt.ir.types import FLOATS
-from gopt.sharding.placements import PER_MEMBER, FlatShard, OnMember, Partial, Place, Placement, Replicated, holder
+from gopt.sharding.placements import (
+    PER_MEMBER,
+    FlatShard,
+    OnMember,
+    Partial,
+    PerMember,
+    Place,
+    Placement,
+    Replicated,
+    holder,
+)
 from gopt.sharding.rules import Mismatch, Operand
 
 _IDENTITY = {"sum": 0.0, "any": 0.0, "all": 1.0, "max": float("-inf"), "min": float("inf")}
@@ -107,6 +117,9 @@ def dim_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
 
 def member_choice(use: Layout, operands: Sequence[Operand]) -> Placement:
     """A choice along a dimension of which each member has a part, or a window of it -> what it has there: its own."""
+    for operand in operands:
+        if not isinstance(operand.placement, (Replicated, PerMember)):
+            raise Mismatch(operand, "a value that is equal on all members, or each member's own part")
     return PER_MEMBER
 
 

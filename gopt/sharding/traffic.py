@@ -20,7 +20,7 @@ GATHERS = frozenset({"AllGather", "Broadcast"})
 """Calls that hand a member's elements to all others."""
 
 
-class Carries(str, Enum):
+class CallContent(str, Enum):
     """Content of a call."""
 
     GRADIENTS = "gradients"
@@ -40,7 +40,7 @@ class CollectiveCall:
     """
 
     node: Node
-    carries: Carries
+    carries: CallContent
     place: int
     ready: int
     first: int
@@ -56,9 +56,9 @@ class CollectiveCall:
     beside: float = 0.0
     """The part of a call of gradients that is statistics or scalars, which a fused call may carry as well."""
 
-    def sent_as(self, kind: Carries) -> float:
+    def sent_as(self, kind: CallContent) -> float:
         """Bytes sent of one kind."""
-        share = 1 - self.beside if kind is self.carries else self.beside if kind is Carries.OTHER else 0.0
+        share = 1 - self.beside if kind is self.carries else self.beside if kind is CallContent.OTHER else 0.0
         return self.sent * share
 
 
@@ -112,7 +112,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
 def measure(calls: Sequence[CollectiveCall]) -> Overlap:
     """Return how many calls can overlap with computation, and the peak of live gathered bytes."""
     shares = {}
-    for kind in Carries:
+    for kind in CallContent:
         sent = [(call.sent_as(kind), call.hidden) for call in calls]
         if sum(each for each, _ in sent):
             shares[kind.value] = _share(sent)
@@ -171,18 +171,18 @@ class _Kinds:
         self.gradients = set(program.training.gradients.values())
         self.statistics = program.training.new_statistics
 
-    def of(self, node: Node) -> Carries:
+    def of(self, node: Node) -> CallContent:
         if node.op_type in GATHERS:
             own = all(name in self.statistics for name in node.outputs)
-            return Carries.OTHER if own else Carries.PARAMETERS
+            return CallContent.OTHER if own else CallContent.PARAMETERS
         if any(name in self.gradients for name in node.inputs):
-            return Carries.GRADIENTS
-        return Carries.OTHER if all(map(self._small, node.outputs)) else Carries.GRADIENTS
+            return CallContent.GRADIENTS
+        return CallContent.OTHER if all(map(self._small, node.outputs)) else CallContent.GRADIENTS
 
     def beside(self, node: Node) -> float:
         """Return the fraction, by bytes, of a gradient call that is not gradients."""
         small = [self._small(name) for name in node.outputs]
-        if self.of(node) is not Carries.GRADIENTS or len(node.inputs) != len(small) or not any(small):
+        if self.of(node) is not CallContent.GRADIENTS or len(node.inputs) != len(small) or not any(small):
             return 0.0
         sizes = [self.types[name].nbytes for name in node.outputs]
         return sum(size for size, each in zip(sizes, small) if each) / max(sum(sizes), 1)

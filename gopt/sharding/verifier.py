@@ -17,8 +17,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.opaque.refold import RefoldedCall
 from gopt.program import SpmdProgram
-from gopt.sharding.bucket_order import check_bucket_order
-from gopt.sharding.calls import Conversion, beside, convert
+from gopt.sharding.calls import CollectiveUse, beside, convert
 from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.placements import (
     PER_MEMBER,
@@ -82,18 +81,18 @@ class ShardingInference:
         self._placed_values = {state.input for state in program.states if state.sharded}
         shapes = [type.shape or () for type in program.training.graph.inputs.values()]
         self._symbols = {size for shape in shapes for size in shape if isinstance(size, str)}
-        live = self._live() if self.strict else set()
+        live: set[int] | None = None
         for node in program.graph.nodes:
             try:
                 self._visit(node)
             except InvariantError:
-                if id(node) in live:  # a dead one is seen by nothing, and prune takes it
-                    raise
+                if self.strict:
+                    live = program.live_nodes() if live is None else live
+                    if id(node) in live:  # a dead one is seen by nothing, and prune takes it
+                        raise
                 self.table.give(node, self.table.placed(self.table.equal, node.sharding))
         for held in program.accumulators:  # zeros, which are sharded as the sums are
             self.table.note(held.output, self.table.accumulator(held))
-        if self.strict:
-            check_bucket_order(program, live)
         return self.table
 
     def _visit(self, node: Node) -> None:
@@ -110,15 +109,6 @@ class ShardingInference:
             self.known.update((name, self.table.everywhere) for name in node.outputs if name)
         else:
             self._node(node)
-
-    def _live(self) -> set[int]:
-        """Nodes on which a result of the step depends, by id."""
-        needed, live = self.program.results(), set()
-        for node in reversed(self.program.graph.nodes):
-            if node.domain == COMM or not needed.isdisjoint(node.outputs):
-                live.add(id(node))
-                needed.update(node.reads)
-        return live
 
     # --- kinds of nodes ---
 
@@ -170,7 +160,7 @@ class ShardingInference:
         """The shape of a shard is each member's own, and so is one that follows data; no other is."""
         type = self.program.graph.types.get(node.inputs[0])
         same = type is not None and all(
-            isinstance(size, int) or size in self._symbols for size in type.shape or (None,)
+            isinstance(size, int) or size in self._symbols for size in ((None,) if type.shape is None else type.shape)
         )
         made: list[Placement] = []
         for axis, (operand,) in enumerate(self.table.operands(node.inputs, axis) for axis in range(len(self.axes))):
@@ -275,7 +265,7 @@ class ShardingInference:
             return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
         # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
         own = self.axes[axis] in self.program.mesh.data_axes
-        call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
+        call = CollectiveUse(node.op_type, node.attributes, len(group) == 1, own)
         try:
             if inside and node.op_type == "Broadcast":
                 new = self.program.training.new_statistics

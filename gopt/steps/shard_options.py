@@ -15,7 +15,7 @@ from gopt.program import SpmdProgram
 
 Options = Mapping[str, Mapping[str, Any]]
 """Options of passes: pass -> option -> value."""
-KNOBS = {
+PASS_OPTIONS = {
     "stage": ("shard", "stage"),
     "partition": ("shard", "partition"),
     "bucket_mb": ("shard", "bucket-mb"),
@@ -68,24 +68,24 @@ class ShardOptions:
     def passes_to_run(self) -> Pipeline:
         """The pipeline of these options. Raises OptionError for an option that is given twice, or has no pass."""
         if isinstance(self.pipeline, Pipeline):
-            if self.passes or self._knobs():
+            if self.passes or self._pass_options():
                 raise OptionError("a built pipeline has its options already", "give them where it is built")
             return self.pipeline
         items = self.pipeline
         options = {name: dict(table) for name, table in self.passes.items()}
         for owner in options:
             find(owner)
-        for owner, option, value in self._knobs():
+        for owner, option, value in self._pass_options():
             if option in options.get(owner, {}) or any(name == owner and option in own for name, own in items or ()):
-                raise OptionError(f"option {option} of pass {owner} is given twice")
+                raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
             options.setdefault(owner, {})[option] = value
         self._cap_fused(options)
         return build_pipeline(items, options, verify_each=self.verify_each, after_each=self.after_each)
 
-    def _knobs(self) -> list[tuple[str, str, Any]]:
+    def _pass_options(self) -> list[tuple[str, str, Any]]:
         """Pass, option and value of each field that is given."""
-        given = ((name, getattr(self, name)) for name in KNOBS)
-        return [(*KNOBS[name], value) for name, value in given if value is not None]
+        given = ((name, getattr(self, name)) for name in PASS_OPTIONS)
+        return [(*PASS_OPTIONS[name], value) for name, value in given if value is not None]
 
     def _cap_fused(self, options: dict[str, dict[str, Any]]) -> None:
         """``bucket_mb`` caps fused calls as well, unless they have a cap of their own."""

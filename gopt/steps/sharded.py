@@ -14,7 +14,7 @@ from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import ChoiceEntry, Report
 from gopt.background import Task
-from gopt.disk.files import write_new
+from gopt.disk.files import create, write_new
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 from gopt.ir.tensor import Tensor
@@ -118,13 +118,14 @@ class Sharded(HtmlTable):
             if startup is not None:
                 startup_graphs.write_startup(staged, self.program, startup, stored, self.common, self.ranks)
             source = serialize.source_model(self.program, stored, roles, annotate=annotate)
-            write_new(staged / serialize.SOURCE_FILE, source)
+            with create(staged / serialize.SOURCE_FILE) as file:
+                file.writelines(source)
             advance("building the report")  # last: parts of it are found beside the rest
             note = annotations.untold(self.program) if annotate else ""
-            report = self.report()
+            text, report = self.manifest().text(), self.report()
             report = replace(report, notes=(*report.notes, note)) if note else report
-            manifest = replace(self.manifest(), written=written.write_report(staged, report, values))
-            write_new(staged / MANIFEST_FILE, manifest.text().encode())
+            text = Manifest.with_written(text, written.write_report(staged, report, values))
+            write_new(staged / MANIFEST_FILE, text.encode())
         return report
 
     def _starts(self) -> dict[str, Tensor]:

@@ -134,9 +134,8 @@ def find_roles(
     graph = expand(graph)
     recognise(graph, group_types or {})
     declare_axes(graph, axis_kinds(axes or {}))
-    roles = with_stored_roles(graph, roles, name)
-    training = read_roles(graph, roles)
-    return training, with_schema_roles(graph, roles)
+    roles = with_schema_roles(graph, with_stored_roles(graph, roles, name))
+    return _recovered(graph, roles), roles
 
 
 def with_schema_roles(graph: Graph, roles: RoleMap) -> RoleMap:
@@ -148,7 +147,11 @@ def with_schema_roles(graph: Graph, roles: RoleMap) -> RoleMap:
 
 def read_roles(graph: Graph, roles: RoleMap) -> TrainingGraph:
     """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
-    training = recover(graph, with_schema_roles(graph, roles))
+    return _recovered(graph, with_schema_roles(graph, roles))
+
+
+def _recovered(graph: Graph, roles: RoleMap) -> TrainingGraph:
+    training = recover(graph, roles)
     check_states(training)
     training.notes += schema_roles.notes(graph)
     return training
@@ -160,10 +163,16 @@ def _supply(training: TrainingGraph, path: Path) -> None:
     given = load_state(path)
     for name in given:
         if name not in known:
-            raise InputError(f"{path}: {name!r} is not a state of the model")
+            raise InputError(
+                f"{path}: {name!r} is not a state of the model",
+                "gopt inspect lists the states; leave other tensors out of the file",
+            )
     for name, tensor in given.items():
         if tensor.type != graph.types[name]:
-            raise InputError(f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}")
+            raise InputError(
+                f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}",
+                "give the state the type and shape that the model declares",
+            )
         graph.initializers.setdefault(name, tensor)
 
 

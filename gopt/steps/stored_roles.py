@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from onnx import ModelProto
 
-from gopt import documents
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.training import TrainingGraph
+from gopt.documents.roles import RolesRecord
 from gopt.errors import InputError, OptionError
 from gopt.ir.graph import ROLES, Graph
 
 
 def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata of the kept source: after sharding they cannot be recovered."""
-    record = {
-        "loss": training.loss,
-        "states": {state.tensor: state.updated for state in training.states},
-        "params": training.gradients,
-        "batch": training.batch,
-    }
-    if training.shared:
-        record["shared"] = list(training.shared.values())
-    return json.dumps(record, ensure_ascii=False)
+    return RolesRecord(
+        loss=training.loss,
+        states={state.tensor: state.updated for state in training.states},
+        params=training.gradients,
+        batch=tuple(training.batch),
+        shared=tuple(training.shared.values()),
+    ).text()
 
 
 def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
@@ -33,12 +30,14 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     text = graph.metadata.get(ROLES)
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
-    record = documents.parse_json(text, documents.ROLES, f"{name}: gopt.roles")
-    roles = RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
+    record = RolesRecord.parse(text, f"{name}: gopt.roles")
+    roles = RoleMap(record.loss, record.states, record.params, record.batch, record.shared)
     try:
         roles.check(graph)
     except OptionError as error:
-        raise InputError(f"{name}: gopt.roles: {error.message}") from None
+        raise InputError(
+            f"{name}: gopt.roles: {error.message}", "shard the step again: its metadata was edited"
+        ) from None
     return roles
 
 

@@ -8,21 +8,16 @@ from math import prod
 
 from gopt.analysis.training import State, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.choose import Choice, choose, experts
 from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.forward import Forward
+from gopt.tensor_parallel.mesh_axes import EXPERT, TENSOR, TOKENS, splitting_axes
 from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 from gopt.tensor_parallel.specs import with_specs
 from gopt.tensor_parallel.tokens import Tokens
-
-TENSOR, EXPERT = "tp", "ep"
-TOKENS, SPACE = ("cp", "sp"), ("h", "w")
-ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
-"""Axes that split the computation, in the order in which they are applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +54,6 @@ class Request:
     link: str = ""
 
 
-def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
-    """Return the axes of a mesh that split the computation. Left out: axes that the user declared as replicas, and axes
-    that have collectives in the source."""
-    groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
-    called = {axis for group in groups for axis in mesh.live(group)}
-    members = dict(mesh.axes)
-    return [axis for axis in ORDER if members.get(axis, 1) > 1 and axis not in dict(mesh.kinds) and axis not in called]
-
-
 def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Callable[[str], None]) -> list[AxisSplit]:
     """Return the split along each axis, in the order of ``ORDER``; ``note`` gets one line for each product that stays
     whole.
@@ -77,7 +63,10 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
     axes = splitting_axes(mesh, training)
     for pattern in (*request.parameters, *request.inputs):
         if pattern.axis not in axes:
-            raise OptionError(f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have")
+            raise OptionError(
+                f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have",
+                "add the axis to --mesh, or leave the pattern out",
+            )
     planner = _Planner(training, mesh, axes, request, note)
     found: list[AxisSplit] = []
     for axis in axes:
@@ -133,7 +122,8 @@ class _Planner:
         if request.sequence and tokens is None:
             raise OptionError(
                 f"tensor-parallel: no input of the batch has tokens to divide among {members * self._outside(axis)} "
-                "ranks"
+                "ranks",
+                "take fewer ranks along the axis",
             )
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
 

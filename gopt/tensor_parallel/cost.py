@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gopt.ir.graph import Graph
 from gopt.ir.phase import Phase
 from gopt.mesh import Mesh
-from gopt.sharding.conversions import Conversion, Mapping
+from gopt.sharding.conversions import Conversion, MappingKind
 from gopt.sharding.placements import Placement
 from gopt.topology import Link, Topology
 
@@ -39,7 +39,7 @@ class Cost:
         sent = conversion.sent(nbytes, self.members)
         if self.link is None or not sent:
             return sent
-        rounds = 0 if packed else 2 if conversion.mapping is Mapping.REDUCE else 1
+        rounds = 0 if packed else 2 if conversion.mapping is MappingKind.REDUCE else 1
         return self.link.seconds(rounds, self.members, sent)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.mesh import Mesh, Sees
+from gopt.mesh import AxisKind, Mesh
 from gopt.sharding.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.builder import PASS
 from gopt.tensor_parallel.patterns import Pattern, matches
@@ -58,7 +58,8 @@ class Marks:
             value = training.gradients[name]
             if found.axes.setdefault(value, groups[pattern]) != groups[pattern]:
                 raise OptionError(
-                    f"tensor-parallel: {found.of[value]!r} and {name!r} have one gradient, and are not marked alike"
+                    f"tensor-parallel: {found.of[value]!r} and {name!r} have one gradient, and are not marked alike",
+                    "give both the same mark",
                 )
             found.of.setdefault(value, name)
         return found
@@ -109,13 +110,16 @@ def _axes(pattern: Pattern, mesh: Mesh, splitting: Sequence[str]) -> frozenset[s
         return frozenset()
     axes = mesh.split(pattern.word)
     for axis in axes:
-        if mesh.sees(axis) is Sees.DATA:
+        if mesh.kind(axis) is AxisKind.DATA:
             raise OptionError(
                 f"tensor-parallel: the mark {pattern} names {axis}, along which ranks see samples of their own",
                 "every gradient is averaged over such axes: leave it out",
             )
         if axis not in splitting and axis in mesh.live(pattern.word):
-            raise OptionError(f"tensor-parallel: the mark {pattern} names {axis}, which does not split the computation")
+            raise OptionError(
+                f"tensor-parallel: the mark {pattern} names {axis}, which does not split the computation",
+                "name an axis such as tp, ep, cp or sp that the mesh has",
+            )
     return frozenset(axes)
 
 

@@ -112,12 +112,17 @@ def _by_dimension(
         dim, runs, given = int(exact[1]), int(exact[2] or 1), exact[3] or ""
     assert dim is not None
     if not type.static or dim >= len(type.dims) or runs < 1 or type.dims[dim] % runs:
-        raise OptionError(f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}")
+        raise OptionError(
+            f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}",
+            "name a dimension that the parameter has",
+        )
     length = type.dims[dim] // runs
     sizes = tuple(map(int, given.split("+"))) if given else part_sizes(length, members, rule)
     if len(sizes) != members or sum(sizes) != length:
         raise OptionError(
-            f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}: {members} parts make {length} together"
+            f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}: {members} parts make {length} "
+            "together",
+            "give sizes that sum to the length of the dimension",
         )
     return Shard(dim, sizes, runs)
 

@@ -204,7 +204,10 @@ class _Reader:
             return length
         if any(size is None for size, _ in factors) or prod(size or 0 for size, _ in factors) != length:
             said = " x ".join("?" if size is None else str(size) for size, _ in factors)
-            raise InputError(f"{self._where(spec)} says {said} of axis {axis}, which has {length} elements")
+            raise InputError(
+                f"{self._where(spec)} says {said} of axis {axis}, which has {length} elements",
+                "correct the spec, or remove it from the file",
+            )
         return length
 
     def _check_devices(self, spec: TensorSpec, members: int) -> None:

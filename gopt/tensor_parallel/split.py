@@ -12,11 +12,12 @@ from gopt.tensor_parallel.axes import AxisSplit
 from gopt.tensor_parallel.check import Checker, check, check_together
 from gopt.tensor_parallel.marks import Marks
 from gopt.tensor_parallel.other_axes import OtherAxes
-from gopt.tensor_parallel.propagate import Propagated, propagate
+from gopt.tensor_parallel.propagate import propagate
+from gopt.tensor_parallel.propagated import Propagated
 
 
 @dataclass(frozen=True, slots=True)
-class SplitStep:
+class TensorParallelStep:
     """A step in logical types, with the mappings of all axes as nodes. ``shardings``: of values with sharded
     dimensions; ``along``: the result of propagation, by axis."""
 
@@ -27,7 +28,7 @@ class SplitStep:
 
 def split_step(
     training: TrainingGraph, splits: Sequence[AxisSplit], marks: Marks | None = None, *, regather: bool = False
-) -> SplitStep:
+) -> TensorParallelStep:
     """Split a step and check it against the rules along every axis. ``marks``: the user's statements on gradients;
     ``regather``: each phase gathers what it reads.
 
@@ -54,4 +55,4 @@ def split_step(
         for name, placement in placed.items():
             if isinstance(placement, PARTS):
                 shards.setdefault(name, []).append((axis, placement))
-    return SplitStep(graph, {name: Sharding(tuple(each)) for name, each in shards.items()}, along)
+    return TensorParallelStep(graph, {name: Sharding(tuple(each)) for name, each in shards.items()}, along)

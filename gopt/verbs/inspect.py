@@ -14,7 +14,7 @@ from gopt.garbage import gc_paused
 from gopt.offline.inspect import inspect_model
 from gopt.offline.kinds.inference import inspect_inference
 from gopt.offline.kinds.ort_artifacts import OrtArtifactsInspection
-from gopt.offline.kinds.registry import Described, inspect_path
+from gopt.offline.kinds.registry import Description, inspect_path
 from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
@@ -28,7 +28,7 @@ def inspect(
     group_types: Mapping[str, str] | None = None,
     axes: Mapping[str, str] | None = None,
     advance: ProgressCallback = no_progress,
-) -> Described:
+) -> Description:
     """Describe a training step, an output folder, a checkpoint, or any file that gopt knows by its content.
 
     ``roles``, ``group_types`` and ``axes`` are as in ``load``; ``advance`` is called with each phase.
@@ -46,7 +46,7 @@ def inspect(
 def _inspect(
     path: str | os.PathLike[str], roles: RoleMap, groups: Mapping[str, str], axes: Mapping[str, str],
     advance: ProgressCallback,
-) -> Described:  # fmt: skip
+) -> Description:  # fmt: skip
     """One of the kinds that content tells, a training step, or else an inference model."""
     advance("reading")
     described = inspect_path(path)

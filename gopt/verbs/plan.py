@@ -13,7 +13,7 @@ from gopt.garbage import gc_paused
 from gopt.mesh import Mesh
 from gopt.notebook import HtmlTable
 from gopt.offline.meshes import meshes_of, weigh
-from gopt.offline.plan import RankedChoice, rank_choices
+from gopt.offline.plan_ranking import RankedChoice, rank_choices
 from gopt.option_types import checked
 from gopt.topology import Topology, parse_bytes
 
@@ -57,7 +57,7 @@ def plan(
     bucket_mb: float | None = None,
     advance: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
+    """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
     ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function that loads it

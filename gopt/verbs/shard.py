@@ -6,17 +6,18 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Unpack
 
-from gopt import api
 from gopt.analysis.region_mappings import find_region_mappings, without_dual
 from gopt.artifact.report_record import ChoiceEntry
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 from gopt.mesh import Mesh
-from gopt.offline.plan import best, choices
 from gopt.option_records import changed, check_types
 from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
+from gopt.steps.sharded import Sharded
+from gopt.steps.sharded import shard as shard_step
+from gopt.steps.source import Source, as_source, on_mesh
 from gopt.topology import Topology, parse_bytes
 
 CHOSEN = ("stage", "partition", "bucket_mb", "pipeline")
@@ -38,14 +39,14 @@ class Auto:
 @gc_paused()
 @checked
 def shard(
-    source: api.Source | str | os.PathLike[str],
+    source: Source | str | os.PathLike[str],
     mesh: Mesh | int | str,
     options: ShardOptions | None = None,
     *,
     auto: Auto | None = None,
     advance: ProgressCallback = no_progress,
     **changes: Unpack[ShardKeywords],
-) -> api.Sharded:
+) -> Sharded:
     """Shard a step for every rank of a mesh and check the result; nothing is written.
 
     ``source`` may be a file. ``mesh``: a Mesh, its text (``dp=2,shard=4``), or a number of ranks along ``shard``.
@@ -57,35 +58,38 @@ def shard(
     <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
     """
     asked, mesh, choice = changed(options, ShardOptions, changes), Mesh.of(mesh), None
-    source = api.as_source(source)
+    source = as_source(source)
     if auto is not None:
         asked, choice = _chosen(source, mesh, asked, auto, advance)
     unsure = confirm_duals(source, mesh)
-    sharded = api.shard(source, mesh, asked, advance=advance)
+    sharded = shard_step(source, mesh, asked, advance=advance)
     sharded.program.warnings += unsure
     sharded.choice = choice
     return sharded
 
 
-def confirm_duals(source: api.Source, mesh: Mesh) -> list[str]:
+def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
     """Notes on mappings of the source whose dual was not found; nothing is loaded or run where there are none."""
     if not without_dual(find_region_mappings(source.training)):
         return []
     from gopt.verification.source_duals import check_source_duals
 
-    return check_source_duals(api.on_mesh(source, mesh), mesh)
+    return check_source_duals(on_mesh(source, mesh), mesh)
 
 
 def _chosen(
-    source: api.Source, mesh: Mesh, asked: ShardOptions, auto: Auto, advance: ProgressCallback
+    source: Source, mesh: Mesh, asked: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
     """The options with those of the best choice, and what the report says of it."""
+    from gopt.offline.plan import choices
+    from gopt.offline.plan_ranking import best
+
     for name in CHOSEN:
         if getattr(asked, name) is not None:
             raise OptionError(f"auto chooses {name}", f"leave out {name}, or auto")
     limit = None if auto.memory is None else parse_bytes(auto.memory)
     topology = None if auto.link is None else Topology.parse(auto.link, mesh)
-    found = list(choices(api.on_mesh(source, mesh), mesh, topology=topology, advance=advance))
+    found = list(choices(on_mesh(source, mesh), mesh, topology=topology, advance=advance))
     first = best(found, limit)
     entry = first.entry(len(found), limit, auto.link)
     return replace(asked, **asdict(first.choice.settings)), entry

@@ -65,7 +65,10 @@ class UserBatches:
         }
         for name, type in types.items():
             if not type.static:
-                raise InputError(f"batch input {name!r} has the open shape {type}")
+                raise InputError(
+                    f"batch input {name!r} has the open shape {type}",
+                    "give batches with --data, or fix the dimension in the step",
+                )
         self._sources = [open_data(self.text, types, None) for _ in range(self.parts)]
 
     def batch(self, number: int, part: int) -> Values:

@@ -58,7 +58,7 @@ def _digest(path: Path) -> str:
     try:
         return digest_of(path).hex()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}") from error
+        raise InputError(f"{path} cannot be read: {reason(error)}", "let this user read it") from error
 
 
 def check_starts(manifest: Manifest, ranks: Sequence[RankPrograms], stored: Mapping[str, Array], folder: Path) -> None:

@@ -51,7 +51,10 @@ def lazy_tables(training: TrainingGraph, plan: ServerPlanEntry | None) -> tuple[
     for name in names:
         table = known.get(name)
         if table is None or table.update is None:
-            raise InputError(f"{show(name)} is a table of the split, but not a parameter of the source")
+            raise InputError(
+                f"{show(name)} is a table of the split, but not a parameter of the source",
+                "verify the folder with the step that it was split from",
+            )
         if not table.update.lazy_is_dense:
             ids = tuple(dict.fromkeys(term.ids for term in table.terms))
             found.append(LazyTable(name, table.rows, ids, table.update.states))

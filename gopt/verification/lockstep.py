@@ -31,7 +31,10 @@ def with_shared_means(graph: Graph, shared: SynchronisedValues) -> Graph:
     points, constants = set(shared.points), {each.output: each for each in shared.corrected}
     lost = (points | constants.keys()) - {name for node in graph.nodes for name in node.outputs}
     if lost:
-        raise InputError(f"the manifest says that ranks share {sorted(lost)[0]!r}, which the source does not have")
+        raise InputError(
+            f"the manifest says that ranks share {sorted(lost)[0]!r}, which the source does not have",
+            "verify the folder with the step that it was made from",
+        )
     types = graph.types | {f"{name}.mean": graph.types[name] for name in points}
     nodes: list[Node] = []
     for old in graph.nodes:

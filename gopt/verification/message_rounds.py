@@ -20,9 +20,9 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import DEADLINE
+from gopt.runtime.host_value import array_dtype
 from gopt.runtime.memory import unpack_views
 from gopt.runtime.merge import Contribution, merge
-from gopt.runtime.session import array_dtype
 from gopt.verification.compare import Values
 from gopt.verification.table_rounds import PushedRows, merge_pushes, read_rows
 

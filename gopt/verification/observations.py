@@ -1,4 +1,4 @@
-"""Records what a verification observed: states that changed, gradients that differ between ranks, gates in both states.
+"""Records what a verification observed: states that changed, gradients that differ between ranks, outcomes.
 
 Two zeros that agree prove nothing, and a gradient that is equal on all ranks cannot reveal a missing reduction.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.verification.compare import Values, floating
-from gopt.verification.gates import Coverage
+from gopt.verification.conditions import Coverage
 from gopt.verification.reference_step import LocalResults, ReferenceStep
 from gopt.verification.result import Verification
 from gopt.verification.sensitivity import apart, norm
@@ -40,7 +40,7 @@ class Observations:
             if name not in self.changed and _moved(new, before[name]):
                 self.changed.add(name)
         self._gradients(step.local)
-        self.coverage.look({**before, **settings, **step.means, **step.gates})
+        self.coverage.look({**before, **settings, **step.means, **step.conditions})
 
     def _gradients(self, local: LocalResults) -> None:
         every = [values for turn in local.gradients for values in turn]

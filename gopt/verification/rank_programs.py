@@ -75,7 +75,7 @@ def read_rank(
     ):
         path = folder / name
         if not path.is_file():
-            raise InputError(f"rank {record.rank} has no file {path}")
+            raise InputError(f"rank {record.rank} has no file {path}", "write the folder again with gopt shard")
         graph = load(path, own=True)
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[last if record.role == "server" else phase] = graph

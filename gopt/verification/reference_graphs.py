@@ -26,12 +26,13 @@ def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] =
     return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 
-def update_graph(training: TrainingGraph, gate_outputs: Iterable[str] = ()) -> Graph:
+def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ()) -> Graph:
     """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states.
 
-    ``watched``: values of the update that are outputs as well.
+    ``condition_outputs``: values of the update that are outputs as well.
     """
-    wanted = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC] + list(gate_outputs)
+    wanted = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    wanted += condition_outputs
     stops = {*training.gradients.values(), *training.shared}
     nodes = [
         node for node in training.graph.nodes
@@ -112,4 +113,7 @@ def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: 
 
 def refuse_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Raise for a collective over axes that see different data: a graph of one rank cannot run it."""
-    raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")
+    raise UnsupportedError(
+        f"the source holds the collective {node.op_type}: it is sharded already",
+        "verify the step that was sharded, not a rank",
+    )

@@ -15,7 +15,7 @@ from gopt.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.verification.compare import Values
-from gopt.verification.gates import Gate, gate_outputs
+from gopt.verification.conditions import Condition, condition_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_shared_means
 from gopt.verification.reference_graphs import local_graph, update_graph
@@ -45,19 +45,19 @@ class LocalResults:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStep:
-    """A step of the source: its new ``states``, what the batches gave, and what the update's ``gates`` showed."""
+    """A step of the source: its new ``states``, what the batches gave, and what the update's ``conditions`` showed."""
 
     states: Values
     local: LocalResults
     means: Values
-    gates: Values
+    conditions: Values
 
 
 class ReferenceProgram:
     """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
 
     def __init__(
-        self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
+        self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, conditions: Sequence[Condition] = (),
         reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
         statistics: str = "mean", lazy: Sequence[LazyTable] = (),
     ) -> None:  # fmt: skip
@@ -74,10 +74,10 @@ class ReferenceProgram:
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
-        self.gate_outputs = gate_outputs(update_graph(training), gates)
+        self.condition_outputs = condition_outputs(update_graph(training), conditions)
         local = local_graph(training, reduction.value, [name for table in lazy for name in table.ids])
         self._local = Executor(local if shared == SynchronisedValues() else with_shared_means(local, shared), cache)
-        self._update = Executor(update_graph(training, self.gate_outputs), cache)
+        self._update = Executor(update_graph(training, self.condition_outputs), cache)
 
     def refuse_inputs(self, drawn: Iterable[str]) -> None:
         """Raise UnsupportedError where the update draws random numbers of its own: ranks could not agree on them."""
@@ -138,7 +138,7 @@ class ReferenceProgram:
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
         new = with_kept_rows(self.lazy, states, new, local.touched)
-        return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.gate_outputs})
+        return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.condition_outputs})
 
     def means(self, local: LocalResults) -> Values:
         """Return the operand of the update for every gradient: the mean over all batches, or as ``--loss-reduction``

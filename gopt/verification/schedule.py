@@ -1,4 +1,4 @@
-"""Start values that put the gates of a schedule in their other state: counters on both sides of a threshold, flags."""
+"""Start values at which the conditions of a schedule have their other outcome: counters beyond thresholds, flags."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.verification.compare import Values
-from gopt.verification.gates import Coverage
+from gopt.verification.conditions import Coverage
 from gopt.verification.reference_graphs import refuse_call, subgraph
 
 MOST_STARTS = 8
-"""Most additional repetitions for gates."""
+"""Most additional repetitions for conditions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Schedule:
 
     def __init__(self, training: TrainingGraph, coverage: Coverage, cache: SessionCache) -> None:
         self.types, self.coverage = training.graph.types, coverage
-        self.gates = [gate for gate in coverage.gates if gate.scheduled]
+        self.conditions = [condition for condition in coverage.conditions if condition.scheduled]
         index = GraphIndex(training.graph)
         moved = descendants(index, training.batch)
-        leaves = {name for gate in self.gates for name in gate.leaves}
+        leaves = {name for condition in self.conditions for name in condition.leaves}
         self.follows = {s.tensor: s.updated for s in training.states if s.tensor in leaves and s.updated not in moved}
-        told = [name for gate in self.gates for name in (gate.output, gate.operand)]
+        told = [name for condition in self.conditions for name in (condition.output, condition.operand)]
         wanted = [name for name in dict.fromkeys([*told, *self.follows.values()]) if name in index.producers]
         self.graph = subgraph(training.graph, training.graph.nodes, wanted, ())
         self.program = Executor(self.graph, cache) if wanted else None
 
     def starts(self, states: Values, settings: Values, steps: int, fixed: Collection[str]) -> list[Start]:
         """Other starts that show what ``steps`` steps from these states do not; ``fixed`` stay as they are."""
-        if not self.gates:
+        if not self.conditions:
             return []
         values = {**states, **settings}
         for _ in range(steps):
@@ -71,12 +71,12 @@ class Schedule:
         return self.program.run({name: values[name] for name in self.graph.inputs if name in values}, refuse_call)
 
     def _candidates(self, fixed: Collection[str]) -> Iterator[Start]:
-        """Values that may turn gates, thresholds first. Leaves with the same thresholds, such as a counter for every
-        parameter, move together."""
+        """Values that may change the outcome of conditions, thresholds first. Leaves with the same thresholds, such as
+        a counter for every parameter, move together."""
         numbers: dict[str, set[float]] = {}
-        for gate in self.gates:
-            for leaf in gate.leaves:
-                numbers.setdefault(leaf, set()).update(gate.constants)
+        for condition in self.conditions:
+            for leaf in condition.leaves:
+                numbers.setdefault(leaf, set()).update(condition.constants)
         alike: dict[tuple[str, tuple[float, ...]], list[str]] = {}
         for leaf, constants in numbers.items():
             if leaf not in fixed:

@@ -43,7 +43,7 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
     axes = {axis for group in groups for axis in mesh.split(group)} - set(mesh.data_axes)
     sizes = tuple((name, size) for name, size in mesh.axes if name in axes)
     return (
-        Mesh(sizes, tuple((name, mesh.sees(name)) for name, _ in sizes if name in dict(mesh.kinds))) if sizes else None
+        Mesh(sizes, tuple((name, mesh.kind(name)) for name, _ in sizes if name in dict(mesh.kinds))) if sizes else None
     )
 
 
@@ -104,6 +104,7 @@ def _alike(made: Sequence[Values], call: Node) -> Values:
         if not all(np.array_equal(value, each[name], equal_nan=value.dtype.kind == "f") for each in made[1:]):
             raise UnsupportedError(
                 f"{name!r} differs among members that start equal: {call.op_type} {call.label!r} over "
-                f"{call.attributes['group']} gives each another part, and one rank cannot stand for all"
+                f"{call.attributes['group']} gives each another part, and one rank cannot stand for all",
+                "check that --group-type names the axes of its group",
             )
     return made[0]

@@ -94,7 +94,7 @@ class VariantProgram:
 
 
 def has_finite_check(training: TrainingGraph) -> bool:
-    """Return whether an update looks for infinities: a test on gradients whose result gates a state."""
+    """Return whether an update looks for infinities: a test on gradients whose result conditions a state."""
     tests = {"IsInf", "IsNaN"}
     gradient_values = set(training.gradients.values())
     behind = set(gradient_values)

@@ -1,4 +1,4 @@
-"""Chooses the variants of a verification: gradients of all scales, gates in both states, states that did not change."""
+"""Chooses the variants of a verification: gradients of all scales, both outcomes of conditions, unchanged states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.progress import ProgressCallback
 from gopt.verification.all_ranks import Tamper
 from gopt.verification.batches import Batches
 from gopt.verification.compare import Values, floating
-from gopt.verification.gates import Coverage
+from gopt.verification.conditions import Coverage
 from gopt.verification.observations import Observations
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, Start
@@ -46,7 +46,7 @@ class VerificationRun:
         self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
         self.start, self.settings, self.batches = start, settings, batches
         training = verifier.training
-        self.coverage = Coverage(verifier.gates)
+        self.coverage = Coverage(verifier.conditions)
         shared = frozenset(verifier.reference.shared.points)
         self.observed = Observations(training, self.coverage, result.tolerance, verifier.parts, shared)
         self.runner = VariantRunner(
@@ -69,7 +69,7 @@ class VerificationRun:
         return [[self.batches.batch(turn, part) for part in range(self.verifier.parts)] for turn in turns]
 
     def all_variants(self, fixed: Iterable[str]) -> None:
-        """Everything that is to be seen once: gradients of all sizes, an infinite one, gates both ways."""
+        """Everything that is to be seen once: gradients of all sizes, an infinite one, conditions both ways."""
         sound = self.one(PLAIN)
         self._tell_noise()
         if sound:
@@ -78,7 +78,7 @@ class VerificationRun:
             starts = self._schedule(set(fixed))
             self._still(starts)
             self.observed.doubt(self.result)
-            self._tell_gates()
+            self._tell_conditions()
 
     def _sizes(self) -> None:
         self.one(CLIP_INACTIVE)
@@ -100,7 +100,7 @@ class VerificationRun:
     def _still(self, starts: Sequence[Start]) -> None:
         """Let states change that never did: a maximum that starts high stays, a sign that differs holds a step back.
 
-        Optimizer states begin near zero, for as many steps as asked, with gates as they are and the other way.
+        Optimizer states begin near zero, for as many steps as asked, with conditions as they are and the other way.
         """
         states = [state.tensor for state in self.verifier.training.states if state.kind is StateKind.OPTIMIZER_STATE]
         low = {
@@ -112,11 +112,11 @@ class VerificationRun:
             if low and self.observed.still(self.result):
                 self.one(replace(PLAIN, name="small states", extra=True), start, self.steps)
 
-    def _tell_gates(self) -> None:
-        gates = [gate.label for scheduled in (True, False) for gate in self.coverage.one_sided(scheduled)]
-        if gates:
-            shown = ", ".join(gates[:4]) + (", …" if len(gates) > 4 else "")
-            self.result.say(f"{len(gates)} comparisons and clips of the update went one way in every step: {shown}")
+    def _tell_conditions(self) -> None:
+        names = [each.label for scheduled in (True, False) for each in self.coverage.one_sided(scheduled)]
+        if names:
+            shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+            self.result.say(f"{len(names)} comparisons and clips of the update went one way in every step: {shown}")
 
     def _tell_noise(self) -> None:
         """Name the states that no comparison of values can judge."""

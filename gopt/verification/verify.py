@@ -45,8 +45,8 @@ from gopt.verification import sampling
 from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks, gradient_boxes
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
+from gopt.verification.conditions import find_conditions
 from gopt.verification.folder_check import check_roles, check_starts, check_written, other_start_values
-from gopt.verification.gates import find_gates
 from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.lazy_tables import lazy_tables
@@ -97,13 +97,15 @@ class Verifier:
         plan = self.manifest.parameter_server
         wanted = self.mesh.ranks + (plan.servers if plan is not None else 0)
         if len(self.manifest.ranks) != wanted:
-            raise InputError(f"{self.folder} holds {len(self.manifest.ranks)} of {wanted} ranks")
+            raise InputError(
+                f"{self.folder} holds {len(self.manifest.ranks)} of {wanted} ranks", "shard without --only-ranks"
+            )
         self.cache = SessionCache(deadline)
-        self.gates = find_gates(self.training)
+        self.conditions = find_conditions(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)
         shared = self.manifest.synchronised
         self.reference = ReferenceProgram(
-            self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics,
+            self.training, self.mesh, self.cache, self.conditions, reduction, shared, self.manifest.statistics,
             lazy_tables(self.training, plan),
         )  # fmt: skip
         self.reference.refuse_inputs(self.random_inputs.fed)

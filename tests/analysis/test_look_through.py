@@ -5,7 +5,7 @@ from small_graphs import TYPE, chain
 
 from gopt.analysis.look_through import data_axes, declare_axes, declared_axes, look_through
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Sees
+from gopt.mesh import AxisKind
 
 
 def with_call(op_type, group):
@@ -37,7 +37,7 @@ def test_a_graph_without_calls_has_no_view():
 def test_axes_of_other_names_see_what_was_declared():
     graph = with_call("AllReduce", "zone")
     assert look_through(graph).graph.nodes[1].op_type == "Slice"
-    declare_axes(graph, {"zone": Sees.DATA})
-    assert declared_axes(graph) == {"zone": Sees.DATA}
+    declare_axes(graph, {"zone": AxisKind.DATA})
+    assert declared_axes(graph) == {"zone": AxisKind.DATA}
     assert "zone" in data_axes(graph)
     assert look_through(graph).graph.nodes[1].op_type == "Identity"

@@ -113,11 +113,11 @@ def test_equal_rows_have_a_spec_and_other_slices_a_note(tmp_path):
 
 
 def slices(start, elements, dims, cuts):
-    from gopt.artifact.annotations import _slice_spec
+    from gopt.artifact.annotations import slice_spec
     from gopt.program import BucketSlice
 
     sharding = Sharding.along("shard", FlatShard.whole(cuts))
-    return _slice_spec(BucketSlice("w", start, elements), dims, sharding, Mesh.parse("shard=2"))
+    return slice_spec(BucketSlice("w", start, elements), dims, sharding, Mesh.parse("shard=2"))
 
 
 def test_what_a_slice_of_a_bucket_is():

@@ -12,7 +12,7 @@ from products import spread
 
 import gopt
 from gopt.api import Sharded, Source
-from gopt.artifact.cost_report import _fewest
+from gopt.artifact.cost_report import fewest_calls
 from gopt.artifact.cost_report import figures as cost_figures
 from gopt.documents.records import to_document
 from gopt.mesh import Mesh
@@ -81,9 +81,9 @@ def test_calls_of_mixed_updates(name):
 
 
 def test_the_fewest_calls():
-    assert _fewest([5, 5, 5], 0) == 3
-    assert _fewest([30, 10, 10, 10], 25) == 1 + 2
-    assert _fewest([], 25) == 0
+    assert fewest_calls([5, 5, 5], 0) == 3
+    assert fewest_calls([30, 10, 10, 10], 25) == 1 + 2
+    assert fewest_calls([], 25) == 0
 
 
 # --- GPT-2 124M, shapes alone ---------------------------------------------------------------------------------------

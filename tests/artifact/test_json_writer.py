@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.json_writer import appended, pretty_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
@@ -20,6 +20,13 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text(max_size=3), VALUES, max_size=4))
 def test_it_is_read_back_as_it_was(document):
     assert json.loads(pretty_json(document)) == document
+
+
+@given(st.dictionaries(st.text(max_size=3), VALUES, min_size=1, max_size=3), VALUES)
+def test_a_last_key_may_come_later(document, value):
+    document.pop("last", None)
+    if document:
+        assert appended(pretty_json(document), "last", value) == pretty_json({**document, "last": value})
 
 
 def test_one_record_is_one_line():

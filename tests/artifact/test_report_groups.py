@@ -20,11 +20,9 @@ from gopt.artifact.report_groups import (
     expand_added_vars,
     expand_ops,
     expand_removed_vars,
-    group_added_ops,
-    group_removed_ops,
-    group_removed_vars,
     total,
 )
+from gopt.artifact.report_tables import group_added_ops, group_removed_ops, group_removed_vars
 from gopt.errors import InputError
 from gopt.ir.phase import Phase
 

@@ -23,7 +23,7 @@ from gopt.artifact.pass_facts import BucketFacts, OperatorFacts
 from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, is_optional, key_of, to_document
 from gopt.errors import GoptError
-from gopt.mesh import Sees
+from gopt.mesh import AxisKind
 
 SCHEMAS = {
     name: json.loads((ROOT / f"gopt/schemas/{name}.schema.json").read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def differences(hint: Any, schema: dict[str, Any], root: dict[str, Any], place: 
     if dataclasses.is_dataclass(hint):
         yield from record_differences(hint, schema, root, place)
     elif isinstance(hint, enum.EnumMeta):
-        values = {each.value for each in hint} - ({Sees.PART.value} if hint is Sees else set())
+        values = {each.value for each in hint} - ({AxisKind.PART.value} if hint is AxisKind else set())
         if values != set(schema["enum"]):
             yield f"{place}: {sorted(values)} are not {schema['enum']}"
     elif typing.get_origin(hint) in (typing.Union, types.UnionType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -90,6 +91,27 @@ def test_missing_and_extra(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     )
     assert main(["golden", "update", str(found)]) == 0
     assert [path.name for path in (found / "golden").iterdir()] == ["mlp.txt"]
+
+
+def test_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _copy(folder, tmp_path)
+    nothing: dict[str, object] = {"differing": {}, "missing": [], "extra": []}
+
+    def result(command: str, code: int) -> dict[str, object]:
+        capsys.readouterr()
+        assert main(["golden", command, str(found), "--json"]) == code
+        record: dict[str, object] = json.loads(capsys.readouterr().out)
+        assert record.pop("format") == f"gopt-golden-{command}/1"
+        return record
+
+    assert result("check", 0) == {"equal": True, **nothing}
+    assert result("update", 0) == {"added": [], "changed": [], "removed": []}
+    _copy(folder, tmp_path, FOUR.replace("4", "2"))
+    differing = result("check", 1)["differing"]
+    assert isinstance(differing, dict) and list(differing) == ["mlp.txt"] and "+  --ranks 2" in differing["mlp.txt"]
+    (found / "golden/mlp.txt").rename(found / "golden/old.txt")
+    assert result("check", 1) == {"equal": False, **nothing, "missing": ["mlp.txt"], "extra": ["old.txt"]}
+    assert result("update", 0) == {"added": ["mlp.txt"], "changed": [], "removed": ["old.txt"]}
 
 
 def test_what_gopt_did_not_write_stays(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from gopt.cli.options import (
 from gopt.cli.run import command as run
 
 from gopt.errors import InputError, OptionError
-from gopt.mesh import Sees
+from gopt.mesh import AxisKind
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_ranks_and_mesh():
     assert str(build_mesh(None, None, config)) == "dp=2,shard=2"
     assert str(build_mesh(3, None, config)) == "shard=3", "what is typed goes before the file"
     assert str(build_mesh(6, "dp=2,shard=3", {})) == "dp=2,shard=3"
-    kinds = {"zone": Sees.DATA}
-    assert build_mesh(None, "zone=2", {}, kinds).kinds == (("zone", Sees.DATA),)
+    kinds = {"zone": AxisKind.DATA}
+    assert build_mesh(None, "zone=2", {}, kinds).kinds == (("zone", AxisKind.DATA),)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_mesh_that_cannot_be(ranks, text, said):
 
 def test_axes_of_options_go_before_the_configuration():
     config = {"axes": {"zone": "data", "rep": "replica"}}
-    assert axis_table(["zone=replica"], config) == {"zone": Sees.REPLICA, "rep": Sees.REPLICA}
-    assert axis_table(["a=data,b=data"], {}) == {"a": Sees.DATA, "b": Sees.DATA}
+    assert axis_table(["zone=replica"], config) == {"zone": AxisKind.REPLICA, "rep": AxisKind.REPLICA}
+    assert axis_table(["a=data,b=data"], {}) == {"a": AxisKind.DATA, "b": AxisKind.DATA}
 
 
 def test_a_configuration_is_a_file(tmp_path):

@@ -31,6 +31,22 @@ def test_no_line_is_wider_than_80_columns(words: tuple[str, ...]) -> None:
     assert [line for line in help_of(words) if len(line) > 80] == []
 
 
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_has_an_example_of_its_own_and_prints_json(words: tuple[str, ...]) -> None:
+    lines = help_of(words)
+    example = lines[lines.index("  Example:") + 1].split()
+    assert tuple(example)[: len(words) + 1] == ("gopt", *words) or words in ((), ("reproduce",))
+    no_result = ((), ("help",), ("golden",))
+    assert words in no_result or [line for line in lines if line.strip().startswith("--json")]
+
+
+@pytest.mark.parametrize("command", ["shard", "reshard"])
+def test_stages_are_listed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for stage in ("9", "-1", "two"):
+        assert main([command, "no.onnx", "--ranks", "2", "-o", "out", "--stage", stage]) == 2
+        assert f"Invalid value for '--stage': '{stage}' is not one of 0, 1, 2, 3." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [words for words in commands() if words in ((), ("golden",))], ids=" ".join)
 def test_no_summary_is_cut_off(words: tuple[str, ...]) -> None:
     lines = help_of(words)

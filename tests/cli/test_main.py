@@ -353,12 +353,10 @@ def test_5_ranks_that_call_differently(capsys):
 
 
 def test_70_a_defect(capsys, monkeypatch):
-    import gopt.api
-
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(gopt.api, "shard", broken)
+    monkeypatch.setattr("gopt.verbs.shard.shard_step", broken)
     says(capsys, ["shard", MODEL, "--ranks", "2"], 70, "defect", "ZeroDivisionError")
 
 
@@ -368,12 +366,10 @@ def test_a_traceback_with_debug_alone(capsys):
 
 
 def test_130_an_interrupt(capsys, monkeypatch):
-    import gopt.api
-
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gopt.api, "shard", interrupted)
+    monkeypatch.setattr("gopt.verbs.shard.shard_step", interrupted)
     says(capsys, ["shard", MODEL, "--ranks", "2"], 130)
 
 

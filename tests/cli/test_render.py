@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 
 import pytest
-from gopt.cli.render import Clean, console, describe, few, print_ranks, table
+from gopt.cli.render import SafeConsole, console, describe, few, print_ranks, table
 from gopt.cli.render_progress import progress
 from rich.text import Text
 
 
 def printed(*objects: object, width: int = 80) -> str:
-    out = Clean(file=io.StringIO(), highlight=False, markup=False, width=width)
+    out = SafeConsole(file=io.StringIO(), highlight=False, markup=False, width=width)
     for each in objects:
         out.print(each)
     text: str = out.file.getvalue()
@@ -53,7 +53,7 @@ def test_few_rows():
 
 
 def ranks(*groups: tuple[str, ...], shown: int = 9) -> list[str]:
-    out = Clean(file=io.StringIO(), highlight=False, markup=False, width=80)
+    out = SafeConsole(file=io.StringIO(), highlight=False, markup=False, width=80)
     print_ranks(out, ("rank", "parameters", "calls", "sent"), groups, shown)
     return [line.rstrip() for line in out.file.getvalue().splitlines()]
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gopt.cli.render_run import render_run, sparkline
+
+from gopt.runtime.parameter_server.waits import ServerSummary
+from gopt.runtime.training.job import Progress
+from gopt.runtime.training.run_result import RunResult
 
 NAN, INF = float("nan"), float("inf")
 
@@ -25,16 +30,10 @@ def test_many_values_share_a_bar():
     assert len(sparkline(list(range(1000)))) == 40
 
 
-def record(**changes: Any) -> dict[str, Any]:
-    return {
-        "ranks": 2, "steps": 4, "asked": 4, "resumed": 0, "seconds": 2.0, "shared_calls": 0, "engine": "threads",
-        "samples_per_second": 64.0, "first": {"loss": 2.5}, "last": {"loss": 1.25, "step": 4}, "not_finite": None,
-        "checkpoint": None,
-    } | changes  # fmt: skip
-
-
 def shown(capsys: pytest.CaptureFixture[str], losses: list[float], **changes: Any) -> str:
-    render_run(record(**changes), losses)
+    steps = [Progress(step, (loss, loss), 0.5, 32) for step, loss in enumerate(losses, 1)]
+    given: dict[str, Any] = {"folder": Path("out"), "engine": "threads", "ranks": 2, "steps": steps, "asked": 4}
+    render_run(RunResult(**given | changes))
     return capsys.readouterr().out
 
 
@@ -43,20 +42,33 @@ def test_a_run(capsys):
     assert "4 steps on 2 ranks (threads) in 2.0 s: 500.0 ms a step, 64 samples/s" in text
     assert "loss 2.5 → 1.25" in text and "the values are not kept" in text
     assert "1 step on 1 rank (mpi, 3 calls in shared memory)" in shown(
-        capsys, [2.5], steps=1, ranks=1, engine="mpi", shared_calls=3
+        capsys, [2.5], ranks=1, engine="mpi", shared_calls=3
     )
 
 
+def test_a_split(capsys):
+    server = ServerSummary(0, 2, 4, 2_000_000, 1_000_000, 1, {0: 0.5, 1: 2.0}, {1: 2})
+    text = shown(capsys, [2.5], roles={"trainers": 2, "servers": 1}, servers=[server])
+    assert "1 step on 2 trainers and 1 server (threads)" in text
+    assert text.splitlines()[-2].split() == ["0", "4", "2.000", "1.000", "1", "1:", "2,", "0:", "0.5"]
+
+
+def test_data_that_is_read_again(capsys):
+    steps = [Progress(1, (2.5,), 0.5, 32, {"epoch": 2.5})]
+    assert "the samples of the data were read 2.5 times" in shown(capsys, [], steps=steps)
+    assert "were read" not in shown(capsys, [2.5])
+
+
 def test_where_the_values_are(capsys):
-    text = shown(capsys, [2.5], checkpoint="ck")
-    assert "last checkpoint: ck/step_00000004" in text and "not kept" not in text
+    text = shown(capsys, [2.5, 2.0], checkpoint=Path("ck"))
+    assert "last checkpoint: ck/step_00000002" in text and "not kept" not in text
 
 
 def test_nothing_to_do(capsys):
-    text = shown(capsys, [], resumed=7, checkpoint="ck")
+    text = shown(capsys, [], resumed=7, checkpoint=Path("ck"))
     assert text.startswith("nothing to do: ck is at step 7 already, and --steps 4 counts from the start")
 
 
 def test_a_loss_that_is_no_number(capsys):
-    text = shown(capsys, [2.5, NAN], not_finite={"steps": 1, "first": 2})
+    text = shown(capsys, [2.5, NAN])
     assert "warning: the loss is not finite in 1 step, first in step 2;" in text

@@ -232,6 +232,14 @@ def test_ranks_of_which_the_same_is_told_are_one_row(capsys, monkeypatch):
     assert rank_rows(capsys.readouterr().out) == ["0-1"]
 
 
+def test_lines_are_wrapped_at_the_width_of_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["shard", MODEL, "--ranks", "2", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("checks passed: ") for line in lines)
+    assert [line for line in lines if len(line) > 80] == []
+
+
 def test_the_last_line_says_what_comes_next(capsys):
     assert main(["shard", MODEL, "--ranks", "3", "-o", "out"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "written to out; gopt verify out proves it"
@@ -273,7 +281,7 @@ def _die(*_: object) -> None:
 
 
 def test_an_error_in_a_child_is_the_same_line(capsys, monkeypatch):
-    monkeypatch.setattr(report_builder, "removed", _refuse)
+    monkeypatch.setattr(report_builder, "find_removals", _refuse)
     said = []
     for jobs in ("1", "2"):
         assert main(["shard", MODEL, "--ranks", "2", "--jobs", jobs]) == 4

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import collections
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+import draws
 import numpy as np
 
 from derive_gen.judge import Verdict, judge
@@ -26,29 +24,17 @@ def one(seed: int, folder: Path, operators: int | None = None) -> tuple[str, Ver
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="derive_gen", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--count", type=int, default=10**9)
+    parser = draws.parser("derive_gen", __doc__)
     parser.add_argument("--operators", type=int)
     options = parser.parse_args()
-    counts: collections.Counter[str] = collections.Counter()
-    reasons: collections.Counter[str] = collections.Counter()
-    examples: dict[str, int] = {}
-    end, seed = time.monotonic() + 60 * options.minutes, options.seed
-    while time.monotonic() < end and seed < options.seed + options.count:
+
+    def case(seed: int) -> draws.Case:
         with tempfile.TemporaryDirectory() as folder:
             told, verdict = one(seed, Path(folder), options.operators)
-        counts[verdict.outcome] += 1
-        reasons[verdict.kind] += verdict.outcome == "refused"
-        examples.setdefault(verdict.kind, seed)
-        if verdict.outcome in ("WRONG", "CRASH"):
-            print(f"{verdict.outcome} {told}\n    {verdict.why}", flush=True)
-        seed += 1
-    print(f"seeds {options.seed} to {seed - 1}: {dict(counts)}")
-    for kind, count in reasons.most_common():
-        print(f"{count:5} {kind} (seed {examples[kind]})") if count else None
-    return 1 if counts["WRONG"] or counts["CRASH"] else 0
+        return draws.Case(f"seed {seed}", told, verdict.outcome, verdict.why, verdict.kind)
+
+    quiet = ("right", "refused", "unsteady", "not run", "apart")
+    return draws.run(draws.of_seeds(options, case), options.minutes, quiet=quiet)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,11 @@ def judge(forward: Forward, optimizer: str, folder: Path) -> Verdict:
     path, step = folder / "forward.onnx", folder / "step.onnx"
     onnx.save(forward.model, path)
     options = gopt.DeriveOptions(
-        loss=forward.loss, optimizer=optimizer, knobs=RULES[optimizer][1], dims=forward.dims, **forward.knobs
+        loss=forward.loss,
+        optimizer=optimizer,
+        optimizer_options=RULES[optimizer][1],
+        dims=forward.dims,
+        **forward.knobs,
     )
     try:
         gopt.derive(path, step, options)

@@ -93,6 +93,15 @@ def test_folders_are_made_and_their_names_synced(synced):
     assert len(synced) == 3, "nothing is missing any more"
 
 
+@pytest.mark.parametrize("below", ["", "a", "a/b"])
+def test_a_file_in_the_place_of_a_parent_is_named(below):
+    Path("step.onnx").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        make_folders(Path("step.onnx", below).absolute())
+    assert reason(caught.value) == f"{str(Path('step.onnx').absolute())!r} is a file, not a folder"
+    assert Path("step.onnx").is_file()
+
+
 @pytest.mark.parametrize(("number", "raises"), [(errno.EINVAL, False), (errno.EIO, True), (errno.ENOSPC, True)])
 def test_a_file_system_that_syncs_no_folders(number, raises, monkeypatch):
     def fail(_: int) -> None:

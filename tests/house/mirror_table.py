@@ -63,9 +63,13 @@ OTHERS = {
     "cli/test_streams.py": "a whole command where names, disks, streams and folders are not as they should be",
     "disk/test_small_disk.py": "every command that writes, on a disk of every size",
     "disk/test_sweeps.py": "every command that writes, killed and failed at every write",
+    "documents/test_record_damage.py": "damaged documents: schemas, readers and writers decide alike",
     "documents/test_damage.py": "every document that gopt reads, with every key damaged",
     "tensor_parallel/test_random_placements.py": "steps whose parameters are split by dimensions drawn at random",
     "tensor_parallel/test_meshes_generated.py": "streams of tokens on drawn meshes against a simulator of the contract",
+    "sharding/test_bucket_steps.py": "errors planted in the buckets of fixtures",
+    "sharding/test_placed_nodes.py": "nodes planted beside shards: what the verifier says that they make",
+    "sharding/test_kept_steps.py": "errors planted in the computation of fixtures: refused, and unequal where they run",
     "sharding/test_mutants.py": "a step in which one thing is changed at random: what the verifier accepts runs equal",
 }
 """Test files of no one module -> what they hold of many."""
@@ -98,14 +102,16 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
+    **_each("cli.render_bar", "a bar of rich", "cli/test_render_progress.py"),
     **_each("cli.shard_request", "reads the options of a command", "cli/test_shard.py", "verbs/test_verbs_shard.py"),
     **_each("parameter_server.role_sizes", "figures of the report", "offline/test_inspect_split.py"),
     **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
     **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
             "test_gopt.py", "cli/test_shard.py"),
     **_each(
-        "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
+        "parameter_server.components parameter_server.node_placement parameter_server.options parameter_server.plan "
         "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
+        "parameter_server.trainer_nodes parameter_server.units "
         "parameter_server.folder",
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
@@ -121,6 +127,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
+    **_each("offline.plan_ranking", "the order of choices", "offline/test_offline_plan.py"),
+    **_each("runtime.host_value", "values over shared memory", "runtime/test_memory.py", "runtime/test_session.py"),
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
         "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
@@ -152,6 +160,11 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),
+    **_each(
+        "tensor_parallel.converted_values tensor_parallel.propagated", "parts of a sweep",
+        "tensor_parallel/test_propagate.py",
+    ),
+    **_each("tensor_parallel.split_program", "the body of the pass", "passes/test_tensor_parallel.py"),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
     **_each(
@@ -175,9 +188,15 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
         "golden",
     ),
-    **_each("artifact.removals artifact.additions artifact.step_size", _WRITTEN, "artifact/test_report_groups.py"),
+    **_each(
+        "artifact.removals artifact.additions artifact.step_size artifact.report_tables", _WRITTEN,
+        "artifact/test_report_groups.py",
+    ),
     **_each("cli.report", "the command over offline.html_report", "offline/html_report/test_html_report_write.py"),
     **_each("offline.html_report.record", _RECORDS, "offline/html_report/test_html_report_data.py"),
+    **_each(
+        "offline.html_report.verification_record", _RECORDS, "offline/html_report/test_html_report_proof.py",
+    ),
     **_each("offline.html_report", "names of its parts", "offline/html_report/test_html_report_write.py"),
     **_each("cli.explain cli.render_explain", "the command prints the story", "offline/test_offline_explain.py"),
     **_each("cli.render_before_after", "a table of two commands", "cli/test_inspect.py", "docs/test_report_page.py"),
@@ -216,8 +235,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends/derive/test_forward_model.py",
     ),
     **_each(
-        "offline.inference.batch_norm offline.inference.cone offline.inference.dropout offline.inference.forward "
-        "offline.inference.write", "whole models beside the same network by hand",
+        "offline.inference.batch_norm offline.inference.forward_subgraph offline.inference.dropout "
+        "offline.inference.forward offline.inference.write", "whole models beside the same network by hand",
         "offline/inference/test_merge_inference.py",
     ),
     **_each(
@@ -371,7 +390,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- verification ---
     **_each(
-        "verification.all_ranks verification.compare verification.gates verification.lockstep "
+        "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "
         "verification.sampling verification.schedule verification.variant_runner verification.variants "
         "verification.verification_run",

@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "gopt"
 REFUSALS = frozenset({"InputError", "OptionError", "UnsupportedError"})
-PACKAGES = ("analysis", "importers", "passes")
+PACKAGES = (
+    "analysis", "frontends", "importers", "opaque", "parameter_server", "passes", "steps", "tensor_parallel",
+    "verification",
+)  # fmt: skip
 
 
 def without_hint(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gopt.ir.graph import Node
-from gopt.ir.phase import Phase, complete_phases
+from gopt.ir.phase import Phase, advance_phases, complete_phases
 
 F, B, U = Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE
 
@@ -58,3 +58,33 @@ def test_nodes_of_the_source_without_a_phase_are_left_alone():
     unread.phase = None
     complete_phases([unread, node("x", "own")])
     assert unread.phase is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "nodes", "expected"),
+    [
+        (U, [node("whole", "mean_out", U), node("x whole", "y", F)], F),
+        (U, [node("whole", "mean_out", U), node("x whole", "dy", B)], B),
+        (B, [node("whole", "dy", B), node("whole", "w_out", U)], B),
+        (F, [node("whole", "dy", B)], F),
+        (B, [], B),
+    ],
+)
+def test_what_an_earlier_phase_reads_as_well_is_of_that_one(phase, nodes, expected):
+    """The update of a statistic may stand in front of the forward that reads the same sum."""
+    given = node("mean", "whole", phase)
+    given.made_by = "tensor-parallel"
+    below = node("whole", "twice", phase)
+    below.made_by = "tensor-parallel"
+    advance_phases([given, below, *nodes])
+    assert (given.phase, below.phase) == (expected, phase)
+    chain = node("whole", "again", U)
+    chain.made_by, given.phase = "tensor-parallel", U
+    advance_phases([given, chain, node("again", "y", F)])
+    assert (given.phase, chain.phase) == (F, F)
+
+
+def test_nodes_of_the_source_keep_their_phases():
+    source, unknown = node("x", "mean", U), node("x", "lone")
+    advance_phases([source, unknown, node("mean lone", "y", F)])
+    assert (source.phase, unknown.phase) == (U, None)

@@ -76,14 +76,7 @@ def values_are_as_the_report_says(folder: Folder) -> None:
         lost = {name for node in folder.source.node for name in node.output if name} - rank.values
         lost -= {each.name for each in folder.source.output}
         held_apart = folder.states.keys()  # a gathered value has the name of the parameter that no rank holds whole
-        assert folder.told("removed_vars", number) - held_apart == lost - _sequences(folder)
-
-
-def _sequences(folder: Folder) -> set[str]:
-    """Sequences, and what an opaque optimizer makes beside them: the report tells of its weights instead."""
-    made = [node for node in folder.source.node if node.op_type == "SequenceConstruct" or node.domain]
-    packed = {name for node in folder.source.node if node.op_type == "SequenceAt" for name in node.input[:1]}
-    return packed | {name for node in made for name in node.output}
+        assert folder.told("removed_vars", number) - held_apart == lost
 
 
 def states_are_as_the_manifest_says(folder: Folder, model: ModelProto) -> None:

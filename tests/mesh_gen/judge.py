@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-import re
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from draws import Verdict
 from steps_gen.engine import Stuck, Values, World, held
-from steps_gen.oracle import _cut, _mean, _run, session
+from steps_gen.oracle import cut, mean, run, session
 
 import gopt
 from gopt.errors import GoptError
@@ -76,19 +76,6 @@ def _dimension(r: random.Random, mesh: str, axis: str, shape: tuple[int, ...]) -
     return f"dim{dim}={'+'.join(map(str, sizes))}"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """``right``, ``refused``, ``WRONG`` or ``CRASH``, and why."""
-
-    outcome: str
-    why: str = ""
-
-    @property
-    def kind(self) -> str:
-        why = re.sub(r"'[^']*'", "'…'", self.why.split("\n")[0])
-        return f"{self.outcome}: {re.sub(r'[0-9][0-9.e+-]*', '#', why)[:170]}"
-
-
 class Truth:
     """The step in two halves, cut at the gradients."""
 
@@ -96,8 +83,8 @@ class Truth:
         self.step, self.cuts = step, sorted(set(step.gradients.values()))
         infos = {name: _info(name, step.known[name]) for name in self.cuts}
         self.halves = [
-            _cut(step.model, ["loss", *self.cuts, *(step.states[name] for name in step.statistics)], (), {}),
-            _cut(
+            cut(step.model, ["loss", *self.cuts, *(step.states[name] for name in step.statistics)], (), {}),
+            cut(
                 step.model, [new for name, new in step.states.items() if name not in step.statistics], self.cuts, infos
             ),
         ]
@@ -109,11 +96,11 @@ class Truth:
         held = [dict(states) for _ in batches[0]]
         for turn in batches:
             for mine, batch in zip(held, turn, strict=True):
-                local.append(_run(self.halves[0], self.runners[0], {**mine, **batch}))
+                local.append(run(self.halves[0], self.runners[0], {**mine, **batch}))
                 mine.update({name: local[-1][self.step.states[name]] for name in self.step.statistics})
-        means = {name: _mean([each[name] for each in local]) for name in self.cuts}
-        new = _run(self.halves[1], self.runners[1], {**states, **means})
-        new.update({self.step.states[name]: _mean([mine[name] for mine in held]) for name in self.step.statistics})
+        means = {name: mean([each[name] for each in local]) for name in self.cuts}
+        new = run(self.halves[1], self.runners[1], {**states, **means})
+        new.update({self.step.states[name]: mean([mine[name] for mine in held]) for name in self.step.statistics})
         return {state: new[name] for state, name in self.step.states.items()}, [float(each["loss"]) for each in local]
 
 

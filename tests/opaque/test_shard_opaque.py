@@ -11,12 +11,13 @@ import onnx
 import onnxruntime
 import pytest
 import steps
-from helpers import edit_rank, folder_bytes, rank_path, scramble
+from contract_reader import Folder
+from helpers import FIXTURES, edit_rank, folder_bytes, rank_path, scramble
 from products import spread
 
 import gopt
 from gopt.api import Sharded
-from gopt.artifact.report_groups import OpFact, expand_ops
+from gopt.artifact.report_groups import OpFact, expand_ops, expand_removed_vars
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.load import load
 from gopt.opaque.table import OPERATORS
@@ -336,3 +337,30 @@ def test_hoisted_casts_and_meshes(name, stage, tmp_path):
     assert Verifier(tmp_path / "out").run(steps=2).equal
     assert held(tmp_path / "out", 0)
     assert any(each.pass_name == "hoist-casts" for each in made.report().removed_ops)
+
+
+@pytest.mark.parametrize(("stage", "partition"), [(0, "flat"), (2, "flat"), (3, "whole")])
+@pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith(("function", "orthogonal"))])
+def test_every_value_that_a_rank_lacks_is_in_the_report(name, stage, partition, tmp_path):
+    """Sequences and results of the operator too. Bodies of functions are not: their values are not in the file."""
+    made = gopt.shard(gopt.load(save(MODELS()[name], tmp_path)), 2, stage=stage, partition=partition)
+    made.write(tmp_path / "out")
+    folder = Folder(tmp_path / "out")
+    written = folder.source_values() - {each.name for each in (*folder.source.input, *folder.source.initializer)}
+    for number, rank in folder.ranks.items():
+        lost = written - rank.values - {each.name for each in folder.source.output}
+        assert folder.told("removed_vars", number) - folder.states.keys() == lost
+        assert folder.told("added_vars", number) == rank.values - folder.source_values()
+
+
+def test_a_sequence_has_the_bytes_of_its_tensors():
+    source = gopt.load(FIXTURES / "mlp_ort_adamw.onnx")
+    facts = {each.name: each for each in expand_removed_vars(gopt.shard(source, 2).report().removed_vars)}
+    total = sum(source.training.graph.types[each.tensor].nbytes for each in source.training.parameters)
+    for name in ("weights", "gradients", "updated_weights", "updated_momentums_1"):
+        found = facts[name]
+        assert (found.dtype, found.shape, found.nbytes, found.ranks) == ("float32", None, total, "0-1")
+        assert (found.pass_name, found.reason.partition(":")[0]) == (
+            "refold-optimizers",
+            "tensors of an optimizer in a sequence",
+        )

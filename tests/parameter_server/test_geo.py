@@ -14,7 +14,7 @@ from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.server_entries import Mode
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.load import load
-from gopt.parameter_server.geo import geo_homes
+from gopt.parameter_server.geo import place_geo_nodes
 from gopt.parameter_server.options import SplitOptions
 
 
@@ -77,7 +77,7 @@ def test_a_parameter_that_is_made_from_its_master_is_refused() -> None:
     node = training.graph.producers()[state.updated]
     node.inputs = [name if name != state.tensor else training.parameters[1].tensor for name in node.inputs]
     with pytest.raises(UnsupportedError, match="mode geo: the update makes 'fc1"):
-        geo_homes(training)
+        place_geo_nodes(training)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def test_servers_hold_every_trained_state_once(name: str, servers: int, tmp_path
         for state in rank.state if rank.role == "server" else ():
             for piece in state.pieces:
                 held.setdefault(piece.tensor, []).append((piece.start, piece.stop))
-    scalars = set(made.step.homes.shared)
+    scalars = set(made.step.placement.shared)
     for state in manifest.states:
         ranges = held.get(state.tensor, [])
         if state.tensor in scalars:
             assert ranges == [(0, 1)] * servers
-        elif state.tensor in made.step.homes.served:
+        elif state.tensor in made.step.placement.served:
             assert [stop for _, stop in sorted(ranges)][:-1] == [start for start, _ in sorted(ranges)][1:]
             assert sorted(ranges)[0][0] == 0 and sorted(ranges)[-1][1] == state.type.elements
         else:

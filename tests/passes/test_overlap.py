@@ -16,10 +16,10 @@ from gopt.api import Sharded
 from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
-from gopt.passes.overlap import Issue, Window, issue
+from gopt.passes.overlap import Issue, LiveRange, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import Carries, find_calls, measure, peak_gathered
+from gopt.sharding.traffic import CallContent, find_calls, measure, peak_gathered
 from gopt.verification.verify import Verifier
 
 FLAT = Mesh((("shard", 4),))
@@ -43,7 +43,7 @@ def facts(result: Sharded) -> Any:
 
 # --- the plan, without a graph --------------------------------------------------------------------------------------
 
-CHAIN = [Window(10, 19, 5), Window(20, 29, 5), Window(30, 39, 5), Window(40, 49, 5)]
+CHAIN = [LiveRange(10, 19, 5), LiveRange(20, 29, 5), LiveRange(30, 39, 5), LiveRange(40, 49, 5)]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_a_limit_holds_gathers_back(limit, expected):
 
 
 def test_a_bucket_is_not_gathered_again_while_its_copy_is_in_use():
-    found = issue([Window(10, 30, 5), Window(40, 50, 5, copy=30)], 1, None)
+    found = issue([LiveRange(10, 30, 5), LiveRange(40, 50, 5, copy=30)], 1, None)
     assert found == [Issue(0), Issue(31, "an earlier copy is still in use")]
 
 
 def test_room_between_two_long_windows_is_used():
-    windows = [Window(0, 10, 6), Window(20, 30, 6), Window(25, 40, 4)]
+    windows = [LiveRange(0, 10, 6), LiveRange(20, 30, 6), LiveRange(25, 40, 4)]
     assert [each.at for each in issue(windows, 1, 10)] == [0, 11, 20]
 
 
@@ -78,7 +78,7 @@ def test_room_between_two_long_windows_is_used():
     st.one_of(st.none(), st.integers(0, 60)),
 )
 def test_a_plan_keeps_its_promises(drawn, prefetch, limit):
-    windows = [Window(first, first + length, size) for first, length, size in sorted(drawn)]
+    windows = [LiveRange(first, first + length, size) for first, length, size in sorted(drawn)]
 
     def peak(starts):
         places = range(max(window.last for window in windows) + 1)
@@ -102,7 +102,7 @@ def test_a_plan_keeps_its_promises(drawn, prefetch, limit):
 def test_calls_that_reduce_stand_behind_what_completes_their_inputs(name, stage, mesh):
     step = sharded(name, mesh, stage=stage).program
     nodes, calls = step.graph.nodes, find_calls(step)
-    early = [call for call in calls if call.carries is Carries.GRADIENTS]
+    early = [call for call in calls if call.carries is CallContent.GRADIENTS]
     assert early
     for call in early:
         between = nodes[call.ready + 1 : call.place]

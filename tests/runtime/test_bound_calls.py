@@ -11,9 +11,9 @@ from gopt.errors import RunError
 from gopt.ir.graph import COMM, Node
 from gopt.runtime.bound_calls import BoundCall, PendingCall
 from gopt.runtime.device import HOST
+from gopt.runtime.host_value import Value
 from gopt.runtime.partition import Call
 from gopt.runtime.planner.buffers import Buffers
-from gopt.runtime.session import Value
 
 
 def bound(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gopt.runtime.host_value import address_of, array_of, runtime_value
 from gopt.runtime.memory import Pool
-from gopt.runtime.session import address_of, array_of, runtime_value
 
 FLOAT = np.dtype(np.float32)
 

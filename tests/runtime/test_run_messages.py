@@ -58,7 +58,7 @@ def test_nothing_to_resume_is_no_secret(exists, launched, tmp_path):
     more = ["--launch", "2"] if launched else []
     done = run(command(folder, samples(tmp_path), 2, "--checkpoint", str(root), "--resume", "--json", *more))
     assert done.returncode == 0, done.stderr
-    what = "holds no whole checkpoint" if exists else "does not exist"
+    what = "has no complete checkpoint" if exists else "does not exist"
     assert done.stderr == f"gopt: note: {root} {what}: training starts from the beginning\n"
     assert json.loads(done.stdout)["resumed"] is None
 

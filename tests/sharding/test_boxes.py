@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gopt.sharding.boxes import all_boxes, box_elements, box_of, box_shape, in_grid, put, ranges_of, rows_of, take
-from gopt.sharding.placements import EVERYWHERE, Shard, Sharding
+from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Shard, Sharding
 
 SHARDINGS = [
     Sharding.along("tp", Shard(0, (20, 0, 13))),
@@ -52,6 +52,8 @@ def test_a_box_is_what_its_rank_has():
     assert box == ((0, 17), (7, 13, 20, 26, 33, 39, 46, 52, 59, 65))
     assert ranges_of(box[1])[:2] == [(7, 13), (20, 26)]
     assert take(WHOLE, box)[0, :8].tolist() == [7, 8, 9, 10, 11, 12, 20, 21]
+    one = box_of(SHARDINGS[1], WHOLE.shape, {"tp": 1})
+    assert np.shares_memory(take(WHOLE, one), WHOLE), "one range of each dimension is not copied"
 
 
 def test_a_tensor_that_is_whole_has_no_box():
@@ -85,6 +87,7 @@ def test_the_boxes_of_a_sharding_tile(sharding):
         [((0, 2), (0, 2)), ((2, 3), (2, 4))],  # a grid with two holes
         [None, ((0, 2), (0, 4)), ((2, 3), (0, 4))],
         [((0, 3), (0, 2, 1, 4))],  # ranges that overlap
+        [((0, 3), (0, 4)), ((0, 3), (0, 4))],
         [],
     ],
     ids=str,
@@ -108,6 +111,9 @@ def test_rows_lie_in_one_piece():
     assert rows_of(((2, 5), (0, 4)), (9, 4)) == (8, 20)
     assert rows_of(((2, 5), (0, 3)), (9, 4)) is None
     assert rows_of(((0, 1, 3, 4), (0, 4)), (9, 4)) is None
+    assert rows_of(((2, 5), (0, 4), (0, 2)), (9, 4, 2)) == (16, 40)
+    assert rows_of(((2, 5), (0, 4), (0, 1)), (9, 4, 2)) is None
+    assert rows_of(((2, 5), (1, 4), (0, 2)), (9, 4, 2)) is None
 
 
 def test_boxes_of_two_axes_of_one_dimension():
@@ -121,3 +127,13 @@ def test_boxes_of_two_axes_of_one_dimension():
 
 def test_a_tensor_of_no_dimensions_has_no_rows():
     assert rows_of((), ()) is None
+
+
+@pytest.mark.parametrize("place", [FlatShard.whole((0, 1000, 2145)), OnMember(1)])
+def test_what_shards_no_dimension_makes_no_box(place):
+    """Along another axis ranks may share out a bucket, or one of them has all."""
+    assert box_of(Sharding.along("shard", place), WHOLE.shape, {"shard": 1}) is None
+    assert list(all_boxes(Sharding.along("shard", place), WHOLE.shape)) == [None]
+    both = Sharding((("shard", place), ("tp", Shard(0, (20, 13)))))
+    assert box_of(both, WHOLE.shape, {"shard": 1, "tp": 1}) == ((20, 33), (0, 65))
+    assert list(all_boxes(both, WHOLE.shape)) == [((0, 20), (0, 65)), ((20, 33), (0, 65))]

@@ -10,7 +10,7 @@ from chunks import Array, Chunks, agrees, take_apart
 
 from gopt.collectives.call import Call
 from gopt.collectives.table import COLLECTIVES
-from gopt.sharding.calls import CONVERSIONS, Conversion, beside, convert
+from gopt.sharding.calls import CONVERSIONS, CollectiveUse, beside, convert
 from gopt.sharding.placements import (
     FLAG_COUNT,
     PER_MEMBER,
@@ -88,7 +88,7 @@ ACCEPTED: list[tuple[str, dict[str, object], Placement, Placement]] = [
 
 @pytest.mark.parametrize(("op_type", "attributes", "placement", "made"), ACCEPTED, ids=str)
 def test_what_passes_write_is_accepted(op_type, attributes, placement, made):
-    assert convert(Conversion(op_type, attributes), Operand("x", placement)) == made
+    assert convert(CollectiveUse(op_type, attributes), Operand("x", placement)) == made
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
@@ -98,7 +98,7 @@ def test_members_own_values_are_reduced_as_terms(op_type, more, reduce):
     generator = np.random.default_rng(3)
     chunks: Chunks = [generator.standard_normal((6, 2)) for _ in range(MEMBERS)]
     attributes = {"reduce": reduce, **more}
-    made = convert(Conversion(op_type, attributes), Operand("x", PER_MEMBER))
+    made = convert(CollectiveUse(op_type, attributes), Operand("x", PER_MEMBER))
     whole = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[reduce](np.stack(chunks), axis=0)
     found = execute(op_type, attributes, chunks, whole)
     assert found is not None and not isinstance(made, PerMember)
@@ -110,7 +110,7 @@ def test_a_number_of_flags_is_a_sum():
     generator = np.random.default_rng(5)
     for whole in (np.array([0.0, 1.0, 0.0]), np.zeros(3), np.ones(3)):
         chunks: Chunks = [whole * generator.integers(0, 3, 3) for _ in range(MEMBERS - 1)] + [whole]
-        made = convert(Conversion("AllReduce", {"reduce": "sum"}), Operand("x", Partial("count")))
+        made = convert(CollectiveUse("AllReduce", {"reduce": "sum"}), Operand("x", Partial("count")))
         found = execute("AllReduce", {"reduce": "sum"}, chunks, whole)
         assert found is not None and agrees(found, made, whole)
 
@@ -122,7 +122,7 @@ def test_what_is_accepted_is_right(op_type, attributes):
     for placement in PLACEMENTS:
         whole = generator.standard_normal((6, 2))
         try:
-            made = convert(Conversion(op_type, attributes), Operand("x", placement))
+            made = convert(CollectiveUse(op_type, attributes), Operand("x", placement))
         except Mismatch:
             continue
         accepted += 1
@@ -166,20 +166,20 @@ WRONG = [
 @pytest.mark.parametrize(("op_type", "attributes", "placement", "expected"), WRONG, ids=str)
 def test_what_is_wrong_is_refused(op_type, attributes, placement, expected):
     with pytest.raises(Mismatch) as caught:
-        convert(Conversion(op_type, attributes), Operand("x", placement))
+        convert(CollectiveUse(op_type, attributes), Operand("x", placement))
     assert expected in caught.value.expected
 
 
 @pytest.mark.parametrize(("op_type", "placement"), product(("AllReduce", "AllGather"), (REPLICATED, PER_MEMBER)))
 def test_a_call_of_the_source_is_taken_at_its_word(op_type, placement):
     attributes: dict[str, object] = {"reduce": "sum", "axis": 0, "sizes": [1, 1, 1, 1]}
-    assert convert(Conversion(op_type, attributes, own=False), Operand("x", placement)) == REPLICATED
+    assert convert(CollectiveUse(op_type, attributes, own=False), Operand("x", placement)) == REPLICATED
 
 
 def test_a_reduction_passes_only_through_terms_with_which_it_may_change_places():
     """The maximum over one axis of terms of a sum over another is not a term."""
     for reduce, op, fits in (("max", "sum", False), ("sum", "max", False), ("mean", "sum", True), ("max", "max", True)):
-        call, operand = Conversion("AllReduce", {"reduce": reduce}), Operand("x", Partial(op))
+        call, operand = CollectiveUse("AllReduce", {"reduce": reduce}), Operand("x", Partial(op))
         assert beside(call, operand, moved=False) == Partial(op)
         if fits:
             assert beside(call, operand, moved=True) == Partial(op)
@@ -190,55 +190,55 @@ def test_a_reduction_passes_only_through_terms_with_which_it_may_change_places()
 
 def test_what_a_call_outside_the_axis_leaves():
     """Members' own values stay so, and a gather of terms is one of terms."""
-    reduces = Conversion("AllReduce", {"reduce": "max"})
+    reduces = CollectiveUse("AllReduce", {"reduce": "max"})
     assert beside(reduces, Operand("x", PER_MEMBER), moved=True) == PER_MEMBER
     assert beside(reduces, Operand("x", REPLICATED), moved=True) == REPLICATED
-    assert beside(Conversion("AllGather", {}), Operand("x", Partial("max")), moved=True) == Partial("max")
+    assert beside(CollectiveUse("AllGather", {}), Operand("x", Partial("max")), moved=True) == Partial("max")
 
 
 def test_a_root_of_several_axes_in_a_source():
     """It is no member of one axis: each member has something of its own."""
-    call = Conversion("Reduce", {"reduce": "mean", "root": 0}, alone=False, own=False)
+    call = CollectiveUse("Reduce", {"reduce": "mean", "root": 0}, alone=False, own=False)
     assert convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
-    alone = Conversion("Reduce", {"reduce": "mean", "root": 0}, own=False)
+    alone = CollectiveUse("Reduce", {"reduce": "mean", "root": 0}, own=False)
     assert convert(alone, Operand("x", PER_MEMBER)) == OnMember(0)
 
 
 def test_what_a_source_scatters_along_a_dimension_is_each_members_own():
     """Types of a source are those of one rank; cuts are the same in both."""
-    own = Conversion("ReduceScatter", BY_ROWS, own=False)
+    own = CollectiveUse("ReduceScatter", BY_ROWS, own=False)
     assert convert(own, Operand("x", PER_MEMBER)) == PER_MEMBER
-    assert convert(Conversion("ReduceScatter", CUT, own=False), Operand("x", PER_MEMBER)) == FLAT
+    assert convert(CollectiveUse("ReduceScatter", CUT, own=False), Operand("x", PER_MEMBER)) == FLAT
 
 
 def test_a_gather_over_several_axes_takes_no_buckets():
     """Cuts of the group are not those of the axis."""
-    call = Conversion("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, alone=False)
+    call = CollectiveUse("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, alone=False)
     with pytest.raises(Mismatch, match="as its cuts say"):
         convert(call, Operand("x", FLAT))
 
 
 def test_a_root_of_two_axes_is_refused():
     with pytest.raises(Mismatch):
-        convert(Conversion("Reduce", {"reduce": "mean", "root": 0}, alone=False), Operand("x", PER_MEMBER))
+        convert(CollectiveUse("Reduce", {"reduce": "mean", "root": 0}, alone=False), Operand("x", PER_MEMBER))
 
 
 def test_over_several_axes_places_in_the_group_are_no_places_along_one():
-    call = Conversion("ReduceScatter", {"reduce": "mean", "cuts": list(CUTS)}, alone=False)
+    call = CollectiveUse("ReduceScatter", {"reduce": "mean", "cuts": list(CUTS)}, alone=False)
     assert convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
 
 
 def test_the_first_members_statistics_will_do_for_all_and_no_other_value_will():
     sent = {"root": 0, "dtype": "float32", "shapes": ["2"]}
     own = Operand("running_mean", PER_MEMBER)
-    assert convert(Conversion("Broadcast", sent, statistic=True), own) == REPLICATED
+    assert convert(CollectiveUse("Broadcast", sent, statistic=True), own) == REPLICATED
     with pytest.raises(Mismatch, match="a value on member 0"):
-        convert(Conversion("Broadcast", sent), own)
+        convert(CollectiveUse("Broadcast", sent), own)
 
 
 @pytest.mark.parametrize("given", [Partial("sum"), OnMember(1), Shard(0, ROWS), FLAT])
 def test_a_call_without_a_row_takes_whole_values(given):
-    call = Conversion("Gossip", {})
+    call = CollectiveUse("Gossip", {})
     assert convert(call, Operand("x", REPLICATED)) == convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
     with pytest.raises(Mismatch) as caught:
         convert(call, Operand("x", given))
@@ -249,14 +249,57 @@ def test_a_gather_takes_shards():
     """Terms of a sum, and a value of one member, are not parts."""
     for given in (Partial("sum"), OnMember(1)):
         with pytest.raises(Mismatch) as caught:
-            convert(Conversion("AllGather", {"axis": 0, "sizes": list(ROWS)}, own=False), Operand("x", given))
+            convert(CollectiveUse("AllGather", {"axis": 0, "sizes": list(ROWS)}, own=False), Operand("x", given))
         assert caught.value.expected == "shards"
 
 
 def test_an_all_to_all_over_several_axes_takes_no_shards():
     """Places in the group are not places along the axis."""
     at = {"split_axis": 1, "concat_axis": 0, "split_sizes": list(COLUMNS), "concat_sizes": list(ROWS)}
-    assert convert(Conversion("AllToAll", at), Operand("x", Shard(0, ROWS))) == Shard(1, COLUMNS)
+    assert convert(CollectiveUse("AllToAll", at), Operand("x", Shard(0, ROWS))) == Shard(1, COLUMNS)
     with pytest.raises(Mismatch) as caught:
-        convert(Conversion("AllToAll", at, alone=False), Operand("x", Shard(0, ROWS)))
+        convert(CollectiveUse("AllToAll", at, alone=False), Operand("x", Shard(0, ROWS)))
     assert caught.value.expected.startswith("a value sharded along dimension 0")
+
+
+@pytest.mark.parametrize("given", [REPLICATED, PER_MEMBER])
+def test_an_all_to_all_of_whole_values_leaves_each_member_something_else(given):
+    """By numbers: what members get differs, also where they all had the same."""
+    made = convert(
+        CollectiveUse("AllToAll", {**TURNED, "split_axis": 0, "split_sizes": list(ROWS)}), Operand("x", given)
+    )
+    assert made == PER_MEMBER
+    whole = np.arange(12.0).reshape(6, 2)
+    chunks = take_apart(whole, given, MEMBERS, np.random.default_rng(4))
+    at = {"split_axis": 0, "concat_axis": 0, "split_sizes": list(ROWS), "concat_sizes": [6] * MEMBERS}
+    found = execute("AllToAll", at, chunks, whole)
+    assert found is not None and [each.shape for each in found] == [(MEMBERS * rows, 2) for rows in ROWS]
+
+
+@pytest.mark.parametrize("given", [Partial("sum"), OnMember(1), FLAT, Shard(1, COLUMNS)])
+def test_an_all_to_all_takes_no_other_parts(given):
+    with pytest.raises(Mismatch, match="a value sharded along dimension 0"):
+        convert(CollectiveUse("AllToAll", TURNED), Operand("x", given))
+
+
+@pytest.mark.parametrize("given", [OnMember(1), FlatShard(CUTS, 0, 4), Partial("sum"), FLAT])
+@pytest.mark.parametrize("more", [{}, {"statistic": True}, {"own": False}], ids=str)
+def test_over_several_axes_a_root_is_no_member(given, more):
+    """A value on the member of that number along one axis is not on the root; no kind of call changes that."""
+    with pytest.raises(Mismatch, match="a value on member 1"):
+        convert(CollectiveUse("Broadcast", {"root": 1}, alone=False, **more), Operand("x", given))
+
+
+@pytest.mark.parametrize("given", [OnMember(0), Partial("sum"), FLAT])
+def test_a_statistic_that_is_sent_is_a_whole_value(given):
+    with pytest.raises(Mismatch, match="a value on member 1"):
+        convert(CollectiveUse("Broadcast", {"root": 1}, statistic=True), Operand("x", given))
+
+
+def test_members_own_data_that_a_source_sends_stay_their_own():
+    """To broadcast them reduces nothing: a gradient may not be made of one member's batch."""
+    call = CollectiveUse("Broadcast", {"root": 1}, own=False)
+    assert convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
+    assert convert(call, Operand("x", OnMember(1))) == REPLICATED
+    with pytest.raises(Mismatch, match="a value on member 1"):
+        convert(call, Operand("x", OnMember(0)))

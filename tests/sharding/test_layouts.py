@@ -10,23 +10,40 @@ from lowered_nodes import run
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, Here
+from gopt.sharding.halo import Halo
 from gopt.sharding.layouts import LAYOUTS, Layout, identity, lay
-from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard, OnMember, Partial, Placement, Shard, Sharding
+from gopt.sharding.placements import (
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Partial,
+    Place,
+    Placement,
+    Shard,
+    Sharding,
+    Window,
+    WindowTerms,
+)
 from gopt.sharding.rules import Mismatch, Operand
 
 CUTS = (0, 4, 4, 9, 12)
 WHOLE = FlatShard.whole(CUTS)
 
 
-def made(op_type: str, *placements: Placement, place: FlatShard = WHOLE, **attributes: object) -> Placement:
+def made(op_type: str, *placements: Placement, place: Place = WHOLE, **attributes: object) -> Placement:
     operands = [Operand(f"x{number}", each) for number, each in enumerate(placements)]
     return lay(Layout(op_type, attributes, place, 4), operands)
 
 
-def refused(expected: str, op_type: str, *placements: Placement, place: FlatShard = WHOLE, **attributes: object):
+def refused(
+    expected: str, op_type: str, *placements: Placement, place: Place = WHOLE, name: str = "x", **attributes: object
+) -> None:
+    """``name``: how the name of the operand begins that the refusal is about."""
     with pytest.raises(Mismatch) as caught:
         made(op_type, *placements, place=place, **attributes)
     assert expected in caught.value.expected
+    assert caught.value.operand.name.startswith(name)
 
 
 BUCKET = np.arange(1.0, 13.0)
@@ -90,12 +107,18 @@ def test_a_segment_lies_inside():
     refused("a shard that holds", "ShardSlice", inside, place=WHOLE)
     refused("a shard that holds", "ShardSlice", FlatShard.whole((0, 3, 6, 9, 12)), place=inside)
     refused("a shard that holds", "ShardSlice", REPLICATED, place=inside)
+    refused("a shard that holds on member 1 alone", "ShardSlice", WHOLE, place=OnMember(1))
 
 
 def test_neighbours_join():
     assert made("LocalConcat", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 3, 12)) == WHOLE
-    refused("the part of the bucket behind", "LocalConcat", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 4, 12))
-    refused("the part of the bucket behind", "LocalConcat", FlatShard(CUTS, 3, 12), FlatShard(CUTS, 0, 3))
+    first, second, third = (FlatShard(CUTS, *part) for part in ((0, 3), (3, 8), (8, 12)))
+    refused("the part of the bucket behind", "LocalConcat", first, FlatShard(CUTS, 4, 12), name="x1")
+    refused("the part of the bucket behind", "LocalConcat", FlatShard(CUTS, 3, 12), first, name="x1")
+    refused(f"the part of the bucket behind {second}", "LocalConcat", first, second, FlatShard(CUTS, 9, 12), name="x2")
+    refused("the part of the bucket behind", "LocalConcat", first, second, FlatShard((0, 3, 6, 9, 12), 8, 12))
+    assert made("LocalConcat", first, second, third) == WHOLE
+    assert made("LocalConcat", second, third) == FlatShard(CUTS, 3, 12)
 
 
 def test_whole_tensors_join_in_the_order_of_their_members():
@@ -145,3 +168,83 @@ def test_a_segment_may_be_all_of_a_shard():
 def test_parts_of_a_dimension_are_cut_out_of_equal_values():
     assert made("DimSlice", REPLICATED) == PER_MEMBER
     refused("equal on all members, to cut it", "DimSlice", PER_MEMBER)
+
+
+CHOICES = sorted(set(LAYOUTS) - {"LocalSlice", "ShardSlice", "LocalConcat", "Select", "DimSlice"})
+"""Operators on a member's part of a dimension, or on a window of it."""
+
+
+@pytest.mark.parametrize("op_type", CHOICES)
+def test_a_choice_takes_parts_and_makes_each_member_something_of_its_own(op_type):
+    assert made(op_type, PER_MEMBER, REPLICATED, place=REPLICATED) == PER_MEMBER
+    assert made(op_type, REPLICATED, place=REPLICATED) == PER_MEMBER
+    for given in (Partial("sum"), OnMember(1), WHOLE):
+        refused("equal on all members, or each member's own part", op_type, PER_MEMBER, given, name="x1")
+
+
+SIZES = ((3, 4), (2, 0, 5), (0, 7), (1, 2, 1, 3))
+TABLE = np.arange(1.0, 22.0).reshape(7, 3)
+PLACES = np.array([[6, -7, 2], [3, 3, -1]])
+
+
+def on_members(op_type: str, values: list[list[np.ndarray]], dims: list[tuple[int, ...]], **attributes: object):
+    """What each member makes of its values; ``dims``: the shape of what it makes."""
+    names, found = [f"x{number}" for number in range(len(values[0]))], list[np.ndarray]()
+    node = Node(op_type, names, ["out"], domain=SPMD, made_by="test", attributes={"group": "shard", **attributes})
+    for member, given in enumerate(values):
+        types = {name: TensorType(str(value.dtype), value.shape) for name, value in zip(names, given)}
+        types["out"] = TensorType(str(given[0].dtype), dims[member])
+        here = Here({"shard": member}, frozenset(names), types)
+        found.append(run(LOWERED[op_type](node, here), dict(zip(names, given))))
+    return found
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_what_is_gathered_of_parts_are_terms(sizes):
+    """Each member's own: zeros for the rows of others. Their sum is what the whole table gives."""
+    parts = [TABLE[slice(*Shard(0, sizes).part(member))] for member in range(len(sizes))]
+    rows = on_members("MemberGather", [[part, PLACES] for part in parts], [(2, 3, 3)] * len(sizes), axis=0, sizes=sizes)
+    assert agrees(list(rows), Partial("sum"), TABLE[PLACES])
+    elements = [[part, PLACES] for part in parts]
+    chosen = on_members("MemberGatherElements", elements, [(2, 3)] * len(sizes), axis=0, sizes=sizes)
+    assert agrees(list(chosen), Partial("sum"), np.take_along_axis(TABLE, PLACES % 7, 0))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_what_is_scattered_into_parts_are_parts(sizes, reduction):
+    parts = [TABLE[slice(*Shard(0, sizes).part(member))] for member in range(len(sizes))]
+    dims = [part.shape for part in parts]
+    rows, updates = np.array([[5], [-7]]), np.array([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]])
+    whole = TABLE.copy()
+    whole[[5, 0]] = updates if reduction == "none" else updates + whole[[5, 0]]
+    more = {"axis": 0, "sizes": sizes, "reduction": reduction}
+    made = on_members("MemberScatterND", [[part, rows, updates] for part in parts], dims, **more)
+    assert agrees(list(made), Shard(0, sizes), whole)
+    everywhere = np.repeat(rows, 3, 1)
+    made = on_members("MemberScatterElements", [[part, everywhere, updates] for part in parts], dims, **more)
+    assert agrees(list(made), Shard(0, sizes), whole)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_windows_are_joined_of_parts_and_strips_and_their_terms_are_summed(sizes):
+    """A window reaches one place beyond the part on both sides; beside the dimension there are zeros."""
+    members, shard = range(len(sizes)), Shard(0, sizes)
+    ranges = tuple((start - 1, stop + 1) for start, stop in map(shard.part, members))
+    window = Window(0, ranges, 7)
+    padded = np.concatenate([np.zeros((1, 3)), TABLE, np.zeros((1, 3))])
+    windows = [padded[start + 1 : stop + 1] for start, stop in ranges]
+    parts = [TABLE[slice(*shard.part(member))] for member in members]
+    halo = {"axis": 0, "border": "zeros", **Halo(sizes, ranges).attributes}
+    strips = np.concatenate(on_members("HaloStrips", [[part] for part in parts], [(0, 3)] * len(sizes), **halo))
+    dims = [(window.local(member), 3) for member in members]
+    joined = on_members("HaloJoin", [[part, strips] for part in parts], dims, **halo)
+    assert [each.tolist() for each in joined] == [each.tolist() for each in windows]
+    terms, total = WindowTerms(0, ranges, 7), np.zeros((9, 3))
+    for member, (start, stop) in enumerate(terms.ranges):
+        total[start + 1 : stop + 1] += (member + 1) * windows[member]
+    given = [(member + 1) * windows[member] for member in members]
+    back = {"axis": 0, **Halo(sizes, ranges, "sum").attributes}
+    strips = np.concatenate(on_members("HaloStrips", [[each] for each in given], [(0, 3)] * len(sizes), **back))
+    summed = on_members("HaloSum", [[each, strips] for each in given], [(size, 3) for size in sizes], **back)
+    assert agrees(list(summed), shard, total[1:-1])

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gopt.mesh import Mesh
-from gopt.sharding.placements import EVERYWHERE, REPLICATED, FlatShard, OnMember, Partial, Shard, Sharding, Window
+from gopt.sharding.placements import (
+    EVERYWHERE,
+    FLAG_COUNT,
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Partial,
+    Shard,
+    Sharding,
+    Window,
+    WindowTerms,
+    holder,
+)
 
 MESH = Mesh((("dp", 2), ("shard", 3), ("tp", 2)))
 SPAN = FlatShard((0, 4, 4, 10), 2, 10)
+WINDOW, TERMS = Window(1, ((-1, 4), (2, 7), (5, 6)), 6), WindowTerms(1, ((0, 2), (1, 6), (5, 6)), 6)
 
 
 def test_along_one_axis_it_is_replicated_along_the_others():
@@ -51,13 +66,15 @@ def test_two_axes_of_one_dimension():
     outer, inner = Shard(0, (4, 4)), Shard(0, (2, 2), runs=2)
     assert outer.fits(inner) and inner.fits(outer)
     assert not outer.fits(Shard(0, (4, 4))) and not outer.fits(Shard(0, (3, 1), runs=2))
+    assert not outer.fits(Shard(0, (3, 3), runs=2)), "dimensions of other lengths"
     assert outer.fits(Shard(1, (1, 6)))
     sharding = Sharding((("shard", outer), ("tp", inner)))
     assert sharding.local_shape((8, 3), {"shard": 0, "tp": 1}) == (2, 3)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "alone"), [((0, 7), True), ((7, 0, 0), True), ((3, 4), False), ((7,), False), ((0, 0), False)]
+    ("sizes", "alone"),
+    [((0, 7), True), ((7, 0, 0), True), ((3, 4), False), ((7,), False), ((0, 0), False), ((1, 0), True)],
 )
 def test_one_member_alone_has_a_dimension(sizes, alone):
     assert Shard(0, sizes).alone == alone
@@ -74,6 +91,7 @@ def test_the_one_member_that_has_all_elements(start, stop, holder):
 def test_whole_tensors_one_behind_the_other():
     assert FlatShard.joined((0, 2, 2), (4, 5, 1), 3) == FlatShard.whole((0, 4, 4, 10))
     assert FlatShard.joined((1, 0), (4, 5), 2) is None
+    assert FlatShard.joined((0, 2, 1), (4, 5, 1), 3) is None
 
 
 def test_a_partial_value_has_terms_where_it_says():
@@ -90,3 +108,76 @@ def test_runs_are_named_where_there_are_several():
 def test_a_window_has_the_length_of_its_range():
     window = Sharding.along("h", Window(1, ((-1, 4), (2, 7)), 6))
     assert [window.local_shape((2, 6, 3), {"h": member}) for member in range(2)] == [(2, 5, 3), (2, 5, 3)]
+
+
+@pytest.mark.parametrize(
+    ("placement", "members"),
+    [
+        (REPLICATED, [0, 1, 2]), (PER_MEMBER, [0, 1, 2]), (FLAG_COUNT, [0, 1, 2]), (OnMember(1), [1]), (SPAN, [0, 2]),
+        (Shard(0, (3, 0, 4)), [0, 1, 2]), (WINDOW, [0, 1, 2]), (TERMS, [0, 1, 2]), (Partial("sum"), [0, 1, 2]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_members_that_have_some_of_a_value(placement, members):
+    """One with an empty part of a dimension has that: an array without elements."""
+    assert [member for member in range(3) if placement.covers(member)] == members
+
+
+@pytest.mark.parametrize(("sizes", "runs"), [((3, 0, 4), 1), ((0, 7), 1), ((2, 1), 3), ((1, 0, 2, 2), 4)])
+def test_parts_of_a_dimension_are_its_elements(sizes, runs):
+    """Runs one behind the other: a member has its columns of the table of runs."""
+    shard, cuts = Shard(0, sizes, runs), np.cumsum([0, *sizes])
+    whole = np.arange(shard.length)
+    table = whole.reshape(runs, sum(sizes))
+    for member in range(len(sizes)):
+        columns = table[:, cuts[member] : cuts[member + 1]]
+        assert np.concatenate([whole[start:stop] for start, stop in shard.parts(member)]).tolist() == [*columns.flat]
+        assert shard.part(member) == shard.parts(member)[0] == (cuts[member], cuts[member + 1])
+        assert shard.local(member) == columns.size
+
+
+def test_parts_of_a_bucket_are_its_elements():
+    bucket = np.arange(10)
+    held = [bucket[max(SPAN.start, low) : min(SPAN.stop, high)] for low, high in ((0, 4), (4, 4), (4, 10))]
+    assert [bucket[slice(*SPAN.part(member))].tolist() for member in range(3)] == [part.tolist() for part in held]
+    assert [SPAN.length(member) for member in range(3)] == [part.size for part in held] == [2, 0, 6]
+    assert [FlatShard(SPAN.cuts, 0, 2).length(member) for member in range(3)] == [2, 0, 0]
+    assert FlatShard.whole((0, 4, 4, 10)) == FlatShard((0, 4, 4, 10), 0, 10)
+
+
+def test_windows_have_the_lengths_of_their_ranges():
+    assert WINDOW.sizes == (5, 5, 1) and TERMS.sizes == (2, 5, 1)
+    assert [WINDOW.local(member) for member in range(3)] == [5, 5, 1]
+
+
+@pytest.mark.parametrize(
+    ("place", "shapes"),
+    [
+        *((shard, [(2, 4, 3), (2, 0, 3), (2, 2, 3)]) for shard in (Shard(1, (4, 0, 2)), Shard(1, (2, 0, 1), runs=2))),
+        (WINDOW, [(2, 5, 3), (2, 5, 3), (2, 1, 3)]), (TERMS, [(2, 2, 3), (2, 5, 3), (2, 1, 3)]),
+        (SPAN, [(2,), (0,), (6,)]),
+        *((place, [(2, 6, 3)] * 3) for place in (REPLICATED, PER_MEMBER, OnMember(1), Partial("sum"), FLAG_COUNT)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_shape_that_a_rank_has(place, shapes):
+    sharding = Sharding((("dp", OnMember(0)), ("shard", place)))
+    assert [sharding.local_shape((2, 6, 3), {"dp": 0, "shard": member}) for member in range(3)] == shapes
+
+
+def test_of_nothing_every_part_is_nothing():
+    assert Sharding.along("tp", Shard(0, (0, 0))).local_shape((0, 3), {"tp": 1}) == (0, 3)
+
+
+def test_the_axes_whose_members_have_different_parts():
+    given = (("a", OnMember(1)), ("b", WINDOW), ("c", TERMS), ("d", Shard(0, (1, 1))), ("e", PER_MEMBER), ("f", SPAN))
+    assert Sharding(given).sharding_axes == ("b", "c", "d", "f")
+    assert Sharding(given).flat == ("f", SPAN)
+    assert Sharding(given[:-1]).flat is None
+
+
+def test_the_one_member_that_has_a_value():
+    assert holder(OnMember(2)) == 2
+    assert holder(FlatShard(SPAN.cuts, 4, 10)) == 2
+    for placement in (SPAN, REPLICATED, PER_MEMBER, Partial("sum", OnMember(2)), Shard(0, (0, 7))):
+        assert holder(placement) is None

@@ -327,3 +327,52 @@ def test_an_operator_of_another_domain_takes_no_shard():
             result(Use("Add", (Operand("x", placement),), REPLICATED, standard=False))
     assert isinstance(result(Use("Add", (Operand("x", PER_MEMBER),), REPLICATED, standard=False)), PerMember)
     assert isinstance(result(Use("Add", (), REPLICATED, standard=False)), Replicated)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "given"),
+    [("ReduceSum", FLAT), ("Add", FLAT), ("Identity", Partial("sum")), ("Cast", FLAG_COUNT), ("Equal", FLAG_COUNT),
+     ("Reshape", FLAG_COUNT), ("Or", Partial("any"))],
+)  # fmt: skip
+def test_an_operator_of_another_domain_has_no_rule(op_type, given):
+    """Its name says nothing: it takes what is equal on all members, or each member's own."""
+    zero = Operand("zero", REPLICATED, True, zero=True)
+    operands = (Operand("x", given, True), *([zero] if op_type == "Equal" else []))
+    assert result(Use(op_type, operands, REPLICATED, True, "bool"))
+    with pytest.raises(Mismatch):
+        result(Use(op_type, operands, REPLICATED, True, "bool", standard=False))
+    assert result(Use(op_type, (Operand("x", PER_MEMBER),), REPLICATED, True, standard=False)) == PER_MEMBER
+
+
+def test_on_its_owner_an_operator_of_another_domain_makes_a_whole_value():
+    operands = (Operand("x", SOLE),)
+    assert result(Use("Sqrt", operands, SOLE)) == SOLE
+    assert result(Use("Sqrt", operands, SOLE, standard=False)) == OnMember(2)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "placements", "dtypes", "made"),
+    [
+        ("Not", [Partial("any")], ("bool", "bool"), Partial("all")),
+        ("Not", [Partial("all")], ("bool", "bool"), Partial("any")),
+        ("Max", [Partial("max"), REPLICATED], ("float32", "float32"), Partial("max")),
+        ("Neg", [Partial("sum")], ("float32", "float32"), Partial("sum")),
+        ("Mul", [Partial("mean"), REPLICATED], ("float32", "float32"), Partial("mean")),
+        ("Cast", [Partial("min")], ("float32", "int32"), Partial("min")),
+        ("Cast", [Partial("max")], ("float32", "bool"), None),
+        ("Cast", [Partial("all")], ("bool", "float32"), None),
+    ],
+    ids=str,
+)
+def test_what_terms_pass_through(op_type, placements, dtypes, made):
+    operands = tuple(Operand(f"x{place}", each, True, dtypes[0]) for place, each in enumerate(placements))
+    use = Use(op_type, operands, REPLICATED, True, dtypes[1])
+    if made is not None:
+        assert result(use) == made
+        return
+    with pytest.raises(Mismatch, match="the value itself"):
+        result(use)
+
+
+def test_on_an_owner_of_scalars_alone_a_result_is_whole():
+    assert result(Use("Sqrt", (Operand("c", REPLICATED, True),), SOLE)) == OnMember(2)

@@ -10,7 +10,15 @@ from gopt.analysis.operators import heavy
 from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import Carries, CollectiveCall, find_calls, measure, peak_gathered, ready_at, uses_of_values
+from gopt.sharding.traffic import (
+    CallContent,
+    CollectiveCall,
+    find_calls,
+    measure,
+    peak_gathered,
+    ready_at,
+    uses_of_values,
+)
 
 
 def step(name: str, mesh: str, **options: object) -> SpmdProgram:
@@ -18,7 +26,7 @@ def step(name: str, mesh: str, **options: object) -> SpmdProgram:
 
 
 def call(
-    carries: Carries, sent: float, *, hidden: bool = False, beside: float = 0.0, **places: object
+    carries: CallContent, sent: float, *, hidden: bool = False, beside: float = 0.0, **places: object
 ) -> CollectiveCall:
     given = {"place": 0, "ready": -1, "first": 1, "last": 1, "payload": 0.0, "before_use": False, **places}
     return CollectiveCall(Node("AllReduce", [], []), carries, sent=sent, hidden=hidden, beside=beside, **given)
@@ -84,10 +92,10 @@ def test_a_gather_of_what_the_first_node_makes_is_not_before_use():
 
 
 def test_bytes_of_a_call_that_carries_scalars_beside_gradients():
-    both = call(Carries.GRADIENTS, 100.0, beside=0.25)
-    assert [both.sent_as(kind) for kind in Carries] == [75.0, 0.0, 25.0]
-    assert [call(Carries.OTHER, 100.0).sent_as(kind) for kind in Carries] == [0.0, 0.0, 100.0]
-    shares = measure([both, call(Carries.OTHER, 75.0, hidden=True)])
+    both = call(CallContent.GRADIENTS, 100.0, beside=0.25)
+    assert [both.sent_as(kind) for kind in CallContent] == [75.0, 0.0, 25.0]
+    assert [call(CallContent.OTHER, 100.0).sent_as(kind) for kind in CallContent] == [0.0, 0.0, 100.0]
+    shares = measure([both, call(CallContent.OTHER, 75.0, hidden=True)])
     assert shares.by_kind == {"gradients": 0.0, "other": 0.75}
     assert shares.hidden_share == pytest.approx(75 / 175, abs=1e-6)
 
@@ -98,18 +106,18 @@ def test_statistics_in_a_call_of_gradients_are_told_apart():
     for each in find_calls(program):
         mixed = {name in statistics for name in each.node.outputs}
         if mixed == {True}:
-            assert each.carries is Carries.OTHER and each.beside == 0
+            assert each.carries is CallContent.OTHER and each.beside == 0
         small = sum(types[name].nbytes for name in each.node.outputs if name in statistics)
         whole = sum(types[name].nbytes for name in each.node.outputs)
-        if each.carries is Carries.GRADIENTS:
+        if each.carries is CallContent.GRADIENTS:
             assert each.beside == pytest.approx(small / whole)
 
 
 def test_gathers_that_end_where_another_begins_are_not_alive_together():
     pair = [
-        call(Carries.PARAMETERS, 0, payload=10.0, place=0, last=3, before_use=True),
-        call(Carries.PARAMETERS, 0, payload=7.0, place=4, last=6, before_use=True),
+        call(CallContent.PARAMETERS, 0, payload=10.0, place=0, last=3, before_use=True),
+        call(CallContent.PARAMETERS, 0, payload=7.0, place=4, last=6, before_use=True),
     ]
     assert peak_gathered(pair) == 10
-    overlapping = [pair[0], call(Carries.PARAMETERS, 0, payload=7.0, place=3, last=6, before_use=True)]
+    overlapping = [pair[0], call(CallContent.PARAMETERS, 0, payload=7.0, place=3, last=6, before_use=True)]
     assert peak_gathered(overlapping) == 17

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import argparse
-import collections
 import itertools
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import draws
+from draws import Verdict
 from steps_gen.make import make
 from steps_gen.plan import draw
 
 from split_gen.drawn import fair, tried, with_identities
-from split_gen.judge import EXACT, GOOD, REDUCED, Setting, Verdict, judge
+from split_gen.judge import EXACT, GOOD, REDUCED, Setting, judge
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 REDUCING = ("clip", "lamb", "muon", "gpt_adamw_clip", "t5_")
@@ -43,44 +42,30 @@ def one(seed: int) -> tuple[str, Verdict]:
     return told, found
 
 
-def fresh(seed: int) -> Iterator[tuple[str, Verdict]]:
-    for each in itertools.count(seed):
-        try:
-            yield one(each)
-        except Exception as error:
-            yield f"seed {each}", Verdict("crash", f"the test itself: {error!r}")
+def fresh(seed: int) -> draws.Case:
+    try:
+        return draws.Case.of(seed, *one(seed))
+    except Exception as error:
+        return draws.Case.of(seed, f"seed {seed}", Verdict("crash", f"the test itself: {error!r}"))
 
 
-def matrix() -> Iterator[tuple[str, Verdict]]:
+def matrix() -> Iterator[draws.Case]:
     models = [*sorted(FIXTURES.glob("*.onnx")), *sorted((FIXTURES / "families").glob("*.onnx"))]
     ways = itertools.product(
         (1, 2, 3), (1, 2, 3, 5), ("off", "classic", "balanced"), ("round-robin", "hash", "bytes"), ("start", "end")
     )
     for (trainers, servers, slicing, placement, pull), path in itertools.product(ways, models):
         setting = Setting(trainers, servers, slicing, 16, placement, pull)
-        yield f"{path.stem} @ {setting.told()}", fixture(path, setting)
+        told, verdict = f"{path.stem} @ {setting.told()}", fixture(path, setting)
+        yield draws.Case(told, told, verdict.outcome, verdict.why, verdict.kind)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="split_gen", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=2.0)
+    parser = draws.parser("split_gen", __doc__)
     parser.add_argument("--fixtures", action="store_true")
     options = parser.parse_args()
-    counts: collections.Counter[str] = collections.Counter()
-    reasons: collections.Counter[str] = collections.Counter()
-    end = time.monotonic() + 60 * options.minutes
-    for told, verdict in matrix() if options.fixtures else fresh(options.seed):
-        counts[verdict.outcome] += 1
-        reasons[verdict.kind] += verdict.outcome in ("refused", "unjust")
-        if verdict.outcome not in GOOD:
-            print(f"{verdict.outcome} {told}\n    {verdict.why}", flush=True)
-        if time.monotonic() > end:
-            break
-    print(f"{sum(counts.values())} splits: {dict(counts)}")
-    for kind, count in reasons.most_common():
-        print(f"{count:5} {kind}") if count else None
-    return 1 if set(counts) - {*GOOD, "unjust"} else 0
+    cases = matrix() if options.fixtures else draws.of_seeds(options, fresh)
+    return draws.run(cases, options.minutes, quiet=GOOD, wrong=lambda outcome: outcome not in (*GOOD, "unjust"))
 
 
 if __name__ == "__main__":

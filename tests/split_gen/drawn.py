@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from draws import Verdict
 from onnx import ModelProto, helper
 from steps_gen.judge import Setting as Sharding
 from steps_gen.judge import draw_batches
@@ -18,7 +19,7 @@ from steps_gen.make import Made
 from steps_gen.plan import Plan
 
 from split_gen.compare import EXACT, Allowance, Batches
-from split_gen.judge import Setting, Verdict, judge
+from split_gen.judge import Setting, judge
 from split_gen.pieces import Values
 
 NEAR = Allowance(1e-4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from draws import Verdict
 from onnx import ModelProto, numpy_helper
 
 from gopt import api
@@ -85,21 +85,6 @@ class Setting:
             if getattr(self, each.name) != getattr(plain, each.name)
         ]  # fmt: skip
         return " ".join(said) or "plain"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``equal``, ``refused`` with a reason, ``unseen``: the reference cannot look into a function; ``WRONG``: other
-    numbers than the source; ``crash``: anything else."""
-
-    outcome: str
-    why: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The reason without names and numbers: what is alike counts as one."""
-        why = re.sub(r"'[^']*'", "'…'", self.why.split("\n")[0])
-        return f"{self.outcome}: {re.sub(r'[0-9][0-9.e+-]*', '#', why)[:150]}"
 
 
 def start_values(model: ModelProto, manifest: Mapping[str, Any]) -> Values:

@@ -106,12 +106,12 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
         except Exception as error:
             return Verdict("crash", f"shard: {error!r}\n{traceback.format_exc()}")
         if made.plan.trap != "none":
-            return Verdict("WRONG", "written, although its update reads a rank's own batch", _verify(out, made)[0])
+            return Verdict("WRONG", "written, although its update reads a rank's own batch", verified(out, made)[0])
         try:
             fault = next(differences(made, out), None)
         except Stuck as error:
             fault = f"the ranks are stuck: {error}"
-        code, text = _verify(out, made) if verify else (0, "")
+        code, text = verified(out, made) if verify else (0, "")
         if fault is not None:
             return Verdict("WRONG", fault, code)
         if code == 1:
@@ -123,7 +123,7 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
         return Verdict("proven", "", code) if code == 0 else Verdict("crash", f"verify: {text}", code)
 
 
-def _verify(folder: Path, made: Made) -> tuple[int, str]:
+def verified(folder: Path, made: Made) -> tuple[int, str]:
     """Exit code and what was said, on one line: of errors the message, else the findings."""
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):

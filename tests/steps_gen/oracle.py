@@ -34,16 +34,16 @@ class Oracle:
         self.cuts = sorted(set(made.gradients.values()))
         statistics = [made.states[name] for name in made.statistics]
         rest = [made.states[name] for name in made.states if name not in made.statistics]
-        self.first = _cut(made.plain, [made.loss, *self.cuts, *statistics], (), {})
+        self.first = cut(made.plain, [made.loss, *self.cuts, *statistics], (), {})
         types = {name: _type(made, name) for name in self.cuts}
-        self.second = _cut(made.plain, rest, self.cuts, types)
+        self.second = cut(made.plain, rest, self.cuts, types)
         read = {each.name for each in self.second.graph.input}
         assert not read.intersection(made.batch), "an update reads the batch itself: no truth is known"
         self.runners = [session(half) if half.graph.node else None for half in (self.first, self.second)]
 
     def local(self, feeds: Values) -> Values:
         """Loss, gradients and new statistics of one batch."""
-        return _run(self.first, self.runners[0], feeds)
+        return run(self.first, self.runners[0], feeds)
 
     def step(self, states: Values, hyper: Values, batches: list[list[Values]], nudge: Nudge = Nudge(0.0)) -> Values:
         """New states from the states, settings, and batches by micro-step and rank; states and means disturbed."""
@@ -55,18 +55,18 @@ class Oracle:
             for mine, batch in zip(held, turn, strict=True):
                 local.append(self.local({**mine, **hyper, **batch}))
                 mine.update({name: local[-1][self.made.states[name]] for name in self.made.statistics})
-        means = {name: _mean([each[name] for each in local]) for name in self.cuts}
+        means = {name: mean([each[name] for each in local]) for name in self.cuts}
         top = max([float(np.abs(value[np.isfinite(value)]).max(initial=0)) for value in means.values()], default=0.0)
         given = {name: nudged(value, nudge, generator, top) for name, value in means.items()}
-        new = _run(self.second, self.runners[1], {**states, **hyper, **given})
-        found = {name: _mean([mine[name] for mine in held]) for name in self.made.statistics}
+        new = run(self.second, self.runners[1], {**states, **hyper, **given})
+        found = {name: mean([mine[name] for mine in held]) for name in self.made.statistics}
         for state, output in self.made.states.items():
             if state not in found:
                 found[state] = new[output if output in new else f"{output}.same"]
         return found
 
 
-def _mean(values: list[np.ndarray]) -> np.ndarray:
+def mean(values: list[np.ndarray]) -> np.ndarray:
     with np.errstate(all="ignore"):
         wide = [each.astype(np.float64) for each in values]
         return np.asarray(sum(wide[1:], wide[0]) / len(wide)).astype(values[0].dtype)
@@ -81,7 +81,7 @@ def nudged(value: np.ndarray, nudge: Nudge, generator: np.random.Generator, top:
     return np.asarray(value * (1 + nudge.size * generator.uniform(-1, 1, value.shape))).astype(value.dtype)
 
 
-def _run(model: ModelProto, runner: object, feeds: Values) -> Values:
+def run(model: ModelProto, runner: object, feeds: Values) -> Values:
     names = [each.name for each in model.graph.output]
     if not names:
         return {}
@@ -94,7 +94,7 @@ def _type(made: Made, name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
-def _cut(
+def cut(
     model: ModelProto, wanted: Iterable[str], stops: Iterable[str], types: dict[str, onnx.ValueInfoProto]
 ) -> ModelProto:
     """The part of a graph that makes ``wanted``, with ``stops`` as inputs."""

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import argparse
-import collections
 import random
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from steps_gen.judge import _verify
+import draws
+from steps_gen.judge import verified
 from steps_gen.make import Made, make
 from steps_gen.plan import draw
 
@@ -57,26 +55,21 @@ def outcome(made: Made, seed: int, folder: Path) -> tuple[str, str]:
         gopt.shard(source, Mesh.parse(mesh), accumulate=micro, pipeline=pipeline).write(folder / "out")
     except GoptError as error:
         return ("refused" if error.exit_code in (2, 3, 4) else "CRASH"), error.message
-    code, text = _verify(folder / "out", made)
+    code, text = verified(folder / "out", made)
     return {0: "equal", 1: "NOT EQUAL", 4: "not confirmed"}.get(code, "CRASH"), text if code else ""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**8))
-    parser.add_argument("--minutes", type=float, default=5.0)
-    given = parser.parse_args()
-    counts: collections.Counter[str] = collections.Counter()
-    end, seed = time.monotonic() + 60 * given.minutes, given.seed
-    while time.monotonic() < end:
+    options = draws.parser("fuzz_placements", __doc__, random.SystemRandom().randrange(10**8), minutes=5.0).parse_args()
+
+    def case(seed: int) -> draws.Case:
         with tempfile.TemporaryDirectory() as folder:
             found, said = outcome(make(draw(seed)), seed, Path(folder))
-        counts[found] += 1
-        if said:
-            print(f"{seed}: {found}: {said[:200]}", flush=True)
-        seed += 1
-    print(f"seeds {given.seed} to {seed - 1}: {dict(counts)}")
-    return 1 if counts["CRASH"] or counts["NOT EQUAL"] else 0
+        return draws.Case(f"seed {seed}", f"seed {seed}", found, said[:200], said[:110])
+
+    quiet = ("equal", "nothing to split")
+    wrong = ("CRASH", "NOT EQUAL").__contains__
+    return draws.run(draws.of_seeds(options, case), options.minutes, quiet=quiet, wrong=wrong)
 
 
 if __name__ == "__main__":

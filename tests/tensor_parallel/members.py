@@ -20,7 +20,8 @@ from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
 from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
-from gopt.tensor_parallel.propagate import Propagated, propagate
+from gopt.tensor_parallel.propagate import propagate
+from gopt.tensor_parallel.propagated import Propagated
 
 AXIS = "tp"
 Array = np.ndarray

@@ -10,7 +10,8 @@ from gopt.analysis.training import TrainingGraph
 from gopt.sharding.placements import Placement
 from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.forward import Forward
-from gopt.tensor_parallel.propagate import Propagated, propagate
+from gopt.tensor_parallel.propagate import propagate
+from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.tokens import Tokens
 

@@ -6,22 +6,15 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh, Sees
+from gopt.mesh import Mesh
 from gopt.sharding.placements import Shard
-from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes, splitting_axes
+from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes
 from gopt.tensor_parallel.patterns import FED, Pattern
 
 
 def asked(name: str, mesh: str, parameters: str = "", inputs: str = "", **options) -> dict[str, AxisSplit]:
     request = Request(Pattern.parse(parameters), Pattern.parse(inputs, FED), **options)
     return {each.axis: each for each in split_axes(source(name).training, Mesh.parse(mesh), request, print)}
-
-
-def test_axes_come_in_one_order_whatever_that_of_the_mesh():
-    training = source("gpt_adamw").training
-    assert splitting_axes(Mesh.parse("cp=2,dp=2,tp=2,h=1"), training) == ["tp", "cp"]
-    copies = Mesh.parse("tp=2,cp=2", {"tp": Sees.REPLICA})
-    assert splitting_axes(copies, training) == ["cp"], "the user says that ranks along tp are copies"
 
 
 def test_tokens_of_all_inputs_that_have_them():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import NAMES, Builder, Network, sgd
+from plants import change_attributes
 from splits import Split, split, split_training
 
 import gopt
@@ -119,7 +120,7 @@ def test_the_final_norm_is_reduced_over_another_group():
     made = split("gpt_adamw", sequence=True)
     gradient = made.training.gradients["ln_f.weight"]
     (call,) = [node for node in calls(made, "AllReduce", Phase.BACKWARD) if gradient in node.outputs]
-    call._attributes = {**call.attributes, "group": "dp"}
+    change_attributes(made.made, call, group="dp")
     refused(made, None, gradient, "partial sum")
 
 
@@ -164,7 +165,7 @@ def test_the_dual_of_a_gather_cuts_by_other_sizes(phase):
     made = split("gpt_adamw", sequence=True)
     call = calls(made, "ReduceScatter", phase)[-1]
     sizes = list(call.attributes["sizes"])
-    call._attributes = {**call.attributes, "sizes": [sizes[0] + 1, sizes[1] - 1]}
+    change_attributes(made.made, call, sizes=[sizes[0] + 1, sizes[1] - 1])
     refused(made, None, "it takes")
 
 
@@ -174,21 +175,21 @@ def test_an_own_part_is_cut_by_other_sizes():
     graph = made.made.graph
     cuts = [n for n in graph.nodes if n.op_type == "DimSlice" and len(set(n.attributes["sizes"])) > 1]
     assert cuts
-    cuts[0]._attributes = {**cuts[0].attributes, "sizes": list(cuts[0].attributes["sizes"])[::-1]}
+    change_attributes(made.made, cuts[0], sizes=list(cuts[0].attributes["sizes"])[::-1])
     refused(made, None)
 
 
 def test_a_part_is_cut_by_other_sizes_than_it_is_joined_by():
     made = split("gpt_adamw", sequence=True)
     gather = calls(made, "AllGather", Phase.FORWARD)[0]
-    gather._attributes = {**gather.attributes, "sizes": [5, 3]}
+    change_attributes(made.made, gather, sizes=[5, 3])
     refused(made, None, "as it is joined")
 
 
 def test_a_gather_along_another_dimension():
     made = split("gpt_adamw", sequence=True)
     gather = calls(made, "AllGather", Phase.FORWARD)[0]
-    gather._attributes = {**gather.attributes, "axis": 0}
+    change_attributes(made.made, gather, axis=0)
     refused(made, None, "as it is joined")
 
 

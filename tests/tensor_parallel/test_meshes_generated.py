@@ -22,6 +22,13 @@ def test_drawn_streams(seed, tmp_path):
     assert verdict.outcome == "right", verdict.why
 
 
+def test_a_sum_that_a_statistic_asks_for_before_the_forward_does(tmp_path):
+    """Its mean over parts of the samples is of the forward, though the update of the statistic reads it first."""
+    step = make(Recipe(2, (2, 2, 4, 2), "ids+positions", ("batch-norm",), "squares", "sgd"))
+    verdict = judge(step, Setting("shard=2,sp=2"), tmp_path)
+    assert verdict.outcome == "right", verdict.why
+
+
 EMPTY = {
     "reductions along negative axes": (
         Recipe(40268, (6, 5, 5, 3), "ids+positions", ("drop", "soft"), "pooled", "adam"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import source
+from plants import change_attributes
 
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM
@@ -11,15 +12,15 @@ from gopt.mesh import Mesh
 from gopt.sharding.placements import Shard
 from gopt.tensor_parallel.axes import Request, split_axes
 from gopt.tensor_parallel.check import check, check_together
-from gopt.tensor_parallel.split import SplitStep, split_step
+from gopt.tensor_parallel.split import TensorParallelStep, split_step
 
 
-def made(name: str, mesh: str, **options) -> SplitStep:
+def made(name: str, mesh: str, **options) -> TensorParallelStep:
     training = source(name).training
     return split_step(training, split_axes(training, Mesh.parse(mesh), Request(**options), print))
 
 
-def calls(step: SplitStep, axis: str) -> list[str]:
+def calls(step: TensorParallelStep, axis: str) -> list[str]:
     return [n.op_type for n in step.graph.nodes if n.domain == COMM and n.attributes["group"] == axis]
 
 
@@ -71,7 +72,7 @@ def test_a_reduction_over_the_wrong_axis(axis):
     step = split_step(training, splits)
     other = {"tp": "cp", "cp": "tp"}[axis]
     call = next(n for n in step.graph.nodes if n.op_type == "AllReduce" and n.attributes["group"] == axis)
-    call._attributes = {**call.attributes, "group": other}
+    change_attributes(step, call, group=other)
     seeds = next(each.seeds for each in splits if each.axis == axis)
     with pytest.raises(InvariantError, match="partial sum"):
         check(training, step.graph, axis, seeds, ("tp", "cp"))

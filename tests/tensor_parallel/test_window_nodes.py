@@ -10,6 +10,7 @@ from fuzz_images import judge
 from helpers import source
 from images import by_places, largest_error
 from members import run, simulated, swept
+from plants import change_attributes
 
 import gopt
 from gopt.errors import InvariantError
@@ -84,7 +85,7 @@ def spoiled(op_type: str, **attributes: object):
     """A step in which the first node of a kind says something else."""
     step = by_places("cnn_sgd", Shard(2, (4, 4)))
     node = next(each for each in step.made.graph.nodes if each.op_type == op_type)
-    node._attributes = {**node.attributes, **attributes}
+    change_attributes(step.made, node, **attributes)
     return step
 
 

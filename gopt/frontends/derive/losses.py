@@ -52,12 +52,12 @@ class Attachment:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss. ``target``: the usual name of the input with the target. ``attach`` takes the prediction, its type, the
-    names of target and loss, and a criterion. ``knobs``: what of a criterion it reads. ``inverse``: the operator whose
-    operand it takes in place of a prediction, for the loss applies that operator itself."""
+    names of target and loss, and a criterion. ``options``: the fields of a criterion that it reads. ``inverse``: the
+    operator whose operand it takes in place of a prediction, for the loss applies that operator itself."""
 
     target: str
     attach: Callable[[str, TensorType, Names, Criterion], Attachment]
-    knobs: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     inverse: str = ""
 
 

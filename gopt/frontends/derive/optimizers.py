@@ -24,9 +24,9 @@ class Optimizer:
     """One optimizer.
 
     ``lr``: the default learning rate. ``update``: a function (the results of ``scalars``, else lr; p; g; states) ->
-    (new p, new states), with the knobs as attributes. ``states``: tensors of each parameter, zero before the first
+    (new p, new states), with the options as attributes. ``states``: tensors of each parameter, zero before the first
     step. ``scalars``: a function (lr, t, ``carried``) -> (results, new ``carried``), or ''. ``carried``: scalar states
-    with their first values. ``knobs``: names of options with their defaults.
+    with their first values. ``options``: names of options with their defaults.
     """
 
     lr: float
@@ -35,7 +35,7 @@ class Optimizer:
     scalars: str = ""
     results: tuple[str, ...] = ("lr",)
     carried: Mapping[str, float] = field(default_factory=dict)
-    knobs: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, float] = field(default_factory=dict)
     decay: Decay = Decay.COUPLED
     weight_decay: float = 0.0
 
@@ -249,33 +249,33 @@ _LION = """lion <beta1, beta2, rest1, rest2> (lr, p, g, m) => (new, new_m)
 }"""
 """Chen and others, Symbolic Discovery of Optimization Algorithms (2023), algorithm 2."""
 
-_ADAM_KNOBS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+_ADAM_OPTIONS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 _MOMENT_STATES = ("exp_avg", "exp_avg_sq")
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": Optimizer(1e-3, _SGD),
-    "momentum": Optimizer(1e-3, _MOMENTUM, ("momentum_buffer",), knobs={"momentum": 0.9}),
-    "nesterov": Optimizer(1e-3, _NESTEROV, ("momentum_buffer",), knobs={"momentum": 0.9}),
-    "adam": Optimizer(1e-3, _ADAM, _MOMENT_STATES, _ADAM_SCALARS, ("rate", "correction"), knobs=_ADAM_KNOBS),
+    "momentum": Optimizer(1e-3, _MOMENTUM, ("momentum_buffer",), options={"momentum": 0.9}),
+    "nesterov": Optimizer(1e-3, _NESTEROV, ("momentum_buffer",), options={"momentum": 0.9}),
+    "adam": Optimizer(1e-3, _ADAM, _MOMENT_STATES, _ADAM_SCALARS, ("rate", "correction"), options=_ADAM_OPTIONS),
     "adamw": Optimizer(
-        1e-3, _ADAM, _MOMENT_STATES, _ADAM_SCALARS, ("rate", "correction"), knobs=_ADAM_KNOBS,
+        1e-3, _ADAM, _MOMENT_STATES, _ADAM_SCALARS, ("rate", "correction"), options=_ADAM_OPTIONS,
         decay=Decay.DECOUPLED, weight_decay=1e-2,
     ),
-    "adagrad": Optimizer(1e-2, _ADAGRAD, ("sum",), knobs={"eps": 1e-10}),
-    "rmsprop": Optimizer(1e-2, _RMSPROP, ("square_avg",), knobs={"alpha": 0.99, "eps": 1e-8}),
-    "adamax": Optimizer(2e-3, _ADAMAX, ("exp_avg", "exp_inf"), _ADAMAX_SCALARS, ("rate",), knobs=_ADAM_KNOBS),
+    "adagrad": Optimizer(1e-2, _ADAGRAD, ("sum",), options={"eps": 1e-10}),
+    "rmsprop": Optimizer(1e-2, _RMSPROP, ("square_avg",), options={"alpha": 0.99, "eps": 1e-8}),
+    "adamax": Optimizer(2e-3, _ADAMAX, ("exp_avg", "exp_inf"), _ADAMAX_SCALARS, ("rate",), options=_ADAM_OPTIONS),
     "nadam": Optimizer(
         2e-3, _NADAM, _MOMENT_STATES, _NADAM_SCALARS, ("gradient_rate", "moment_rate", "correction"),
-        carried={"mu_product": 1.0}, knobs={**_ADAM_KNOBS, "momentum_decay": 4e-3},
+        carried={"mu_product": 1.0}, options={**_ADAM_OPTIONS, "momentum_decay": 4e-3},
     ),
     "lion": Optimizer(
-        1e-4, _LION, ("exp_avg",), knobs={"beta1": 0.9, "beta2": 0.99}, decay=Decay.DECOUPLED,
+        1e-4, _LION, ("exp_avg",), options={"beta1": 0.9, "beta2": 0.99}, decay=Decay.DECOUPLED,
     ),
 }  # fmt: skip
 """By the name that ``--optimizer`` takes."""
 
 
-def attributes(knobs: Mapping[str, float]) -> dict[str, float]:
-    """Each knob, and 1 minus it rounded once: 1 - beta in float64."""
+def attributes(options: Mapping[str, float]) -> dict[str, float]:
+    """Each option, and 1 minus it rounded once: 1 - beta in float64."""
     rests = {"beta1": "rest1", "beta2": "rest2", "alpha": "rest_alpha"}
-    return {**knobs, **{rests[name]: 1 - value for name, value in knobs.items() if name in rests}}
+    return {**options, **{rests[name]: 1 - value for name, value in options.items() if name in rests}}

@@ -37,21 +37,21 @@ class Norms(Enum):
 class DeriveOptions:
     """Options of a derivation; raises OptionError for values that make no step.
 
-    ``loss``: a name in LOSSES, or a scalar output of the model. ``knobs``, ``schedule_knobs``: options of the optimizer
-    and of the schedule; missing ones have their defaults. ``dims``: sizes of symbolic dimensions. ``trainable``,
+    ``loss``: a name in LOSSES, or a scalar output of the model. ``optimizer_options``, ``schedule_options``: such as
+    ``{"eps": 1e-6}``; missing ones have their defaults. ``dims``: sizes of symbolic dimensions. ``trainable``,
     ``freeze``: patterns of names. ``seed``: of the batches of the check.
     """
 
     loss: str
     optimizer: str
     lr: float | None = None
-    knobs: Mapping[str, float] = field(default_factory=dict)
+    optimizer_options: Mapping[str, float] = field(default_factory=dict)
     weight_decay: float | None = None
     clip_norm: float | None = None
     clip_value: float | None = None
     loss_scale: float | str | None = None
     schedule: str | None = None
-    schedule_knobs: Mapping[str, float] = field(default_factory=dict)
+    schedule_options: Mapping[str, float] = field(default_factory=dict)
     prediction: str = ""
     class_axis: int | None = None
     ignore_index: int | None = None
@@ -72,18 +72,20 @@ class DeriveOptions:
         if self.optimizer not in OPTIMIZERS:
             hint = did_you_mean(self.optimizer, OPTIMIZERS) or f"there are {', '.join(OPTIMIZERS)}"
             raise OptionError(f"--optimizer {self.optimizer!r} is unknown", hint)
-        _check_knobs(f"--optimizer {self.optimizer}", self.knobs, self.rule.knobs, "--optimizer", OPTIMIZERS)
+        _check_options(
+            f"--optimizer {self.optimizer}", self.optimizer_options, self.rule.options, "--optimizer", OPTIMIZERS
+        )
         if self.schedule is not None and self.schedule not in SCHEDULES:
             hint = did_you_mean(self.schedule, SCHEDULES) or f"there are {', '.join(SCHEDULES)}"
             raise OptionError(f"--schedule {self.schedule!r} is unknown", hint)
         scheduled = self.scheduled
-        _check_knobs(
-            f"--schedule {self.schedule}" if scheduled else "a step without --schedule", self.schedule_knobs,
-            scheduled.knobs if scheduled else {}, "--schedule", SCHEDULES,
+        _check_options(
+            f"--schedule {self.schedule}" if scheduled else "a step without --schedule", self.schedule_options,
+            scheduled.options if scheduled else {}, "--schedule", SCHEDULES,
         )  # fmt: skip
         if scheduled:
-            for name, value in scheduled.knobs.items():
-                if value is None and name not in self.schedule_knobs:
+            for name, value in scheduled.options.items():
+                if value is None and name not in self.schedule_options:
                     raise OptionError(f"--schedule {self.schedule} needs {flag(name)}", f"give {flag(name)} 1000")
         self._check_criterion()
         self._check_numbers()
@@ -92,7 +94,7 @@ class DeriveOptions:
         """Raise OptionError for an option that the loss does not have, or that is out of range."""
         loss = LOSSES.get(self.loss)
         for name in CRITERION:
-            if loss is not None and getattr(self, name) is not None and name not in loss.knobs:
+            if loss is not None and getattr(self, name) is not None and name not in loss.options:
                 raise OptionError(f"--loss {self.loss} has no {flag(name)}", f"leave {flag(name)} out")
         share = self.label_smoothing
         if share is not None and not 0 <= share < 1:
@@ -135,21 +137,21 @@ class DeriveOptions:
 
 
 def flag(name: str) -> str:
-    """The option of a knob: ``clip_norm`` -> ``--clip-norm``. The two betas of Adam are one option."""
+    """The flag of an option: ``clip_norm`` -> ``--clip-norm``. The two betas of Adam are one option."""
     return "--betas" if name in ("beta1", "beta2") else f"--{name.replace('_', '-')}"
 
 
-def _check_knobs(
+def _check_options(
     owner: str, given: Mapping[str, float], known: Mapping[str, object], option: str,
     table: Mapping[str, Optimizer] | Mapping[str, Schedule],
 ) -> None:  # fmt: skip
-    """Raise OptionError for a knob that ``owner`` does not have, or that is out of range.
+    """Raise OptionError for an option that ``owner`` does not have, or that is out of range.
 
     ``option``: what chooses the owner in ``table``.
     """
     for name, value in given.items():
         if name not in known:
-            takers = " or ".join(each for each, rule in table.items() if name in rule.knobs)
+            takers = " or ".join(each for each, rule in table.items() if name in rule.options)
             has = ", ".join(dict.fromkeys(map(flag, known))) or "none"
             raise OptionError(
                 f"{owner} has no {flag(name)}",

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule. ``rule``: a function (lr, t) -> (rate) in float64; ``t``: the number of steps taken. ``knobs``:
+    """A schedule. ``rule``: a function (lr, t) -> (rate) in float64; ``t``: the number of steps taken. ``options``:
     names of options with their defaults; None where the user must give one."""
 
     rule: str
-    knobs: Mapping[str, float | None]
+    options: Mapping[str, float | None]
 
 
 _LINEAR = """linear <start_factor, end_factor, total_steps> (lr, t) => (rate)

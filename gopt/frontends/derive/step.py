@@ -167,7 +167,7 @@ def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> No
 
 def _vanishing(options: DeriveOptions, parameters: Mapping[str, Tensor]) -> list[str]:
     """A remark on an epsilon that is zero in the type of a parameter."""
-    eps = {**options.rule.knobs, **options.knobs}.get("eps", 0.0)
+    eps = {**options.rule.options, **options.optimizer_options}.get("eps", 0.0)
     types = sorted(
         {each.type.dtype for each in parameters.values() if eps and not numpy_dtype(each.type.dtype).type(eps)}
     )

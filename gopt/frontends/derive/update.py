@@ -104,8 +104,8 @@ class Update:
             carried = [writer.state(name, scalar(first)) for name, first in rule.carried.items()]
             wide += [self._as(name, "float32", "float64") for name in carried]
             outputs = [f"optimizer.{name}" for name in rule.results]
-            knobs = {**rule.knobs, **options.knobs}
-            outputs = writer.call(rule.scalars, wide, [*outputs, *(f"{name}.wide" for name in carried)], knobs)
+            settings = {**rule.options, **options.optimizer_options}
+            outputs = writer.call(rule.scalars, wide, [*outputs, *(f"{name}.wide" for name in carried)], settings)
             for name, new in zip(carried, outputs[len(rule.results) :]):
                 narrow = writer.node("Cast", [new], self._new(name), to=onnx.TensorProto.FLOAT)
                 self.replaced[name] = TensorType("float32", ()), narrow
@@ -126,10 +126,10 @@ class Update:
         one = writer.number("one", 1, "float32")
         writer.replace(counter, TensorType("float32", ()), writer.node("Add", [counter, one], f"{counter}{UPDATED}"))
         wide = [self._as(base, "float32", "float64"), self._as(counter, "float32", "float64")]
-        knobs = {
-            name: value for name, value in {**schedule.knobs, **options.schedule_knobs}.items() if value is not None
+        settings = {
+            name: value for name, value in {**schedule.options, **options.schedule_options}.items() if value is not None
         }
-        (rate,) = writer.call(schedule.rule, wide, ["schedule.rate"], knobs)
+        (rate,) = writer.call(schedule.rule, wide, ["schedule.rate"], settings)
         return self._as(rate, "float64", "float32")
 
     def _as(self, name: str, have: str, want: str) -> str:
@@ -145,18 +145,18 @@ class Update:
         parameter, gradient, decay = name, self.gradients[name], self.options.decay
         narrow = {each: self._as(each, "float32", dtype) for each in (*results, self.rate)}
         if decay and rule.decay is Decay.COUPLED:
-            knobs = {"weight_decay": decay}
-            (gradient,) = writer.call(COUPLED_DECAY, [parameter, gradient], [f"{gradient}.decayed"], knobs, dtype)
+            settings = {"weight_decay": decay}
+            (gradient,) = writer.call(COUPLED_DECAY, [parameter, gradient], [f"{gradient}.decayed"], settings, dtype)
         elif decay:
-            knobs = {"weight_decay": decay, "one": 1.0}
+            settings = {"weight_decay": decay, "one": 1.0}
             inputs = [narrow[self.rate], name]
-            (parameter,) = writer.call(DECOUPLED_DECAY, inputs, [f"{name}.decayed"], knobs, dtype)
+            (parameter,) = writer.call(DECOUPLED_DECAY, inputs, [f"{name}.decayed"], settings, dtype)
         zeros = Tensor(tensor.type, array=np.zeros(tensor.type.dims, numpy_dtype(dtype)))
         states = [writer.state(f"{name}.{each}", zeros) for each in rule.states]
         scalars = [narrow[each] for each in results]
-        knobs = attributes({**rule.knobs, **self.options.knobs})
+        settings = attributes({**rule.options, **self.options.optimizer_options})
         news = [self._new(each) for each in (name, *states)]
-        news = writer.call(rule.update, [*scalars, parameter, gradient, *states], news, knobs, dtype)
+        news = writer.call(rule.update, [*scalars, parameter, gradient, *states], news, settings, dtype)
         writer.values[name] = tensor
         self.replaced.update((each, (tensor.type, new)) for each, new in zip((name, *states), news))
 
@@ -173,8 +173,8 @@ class Update:
     def _new_scale(self, scale: str) -> None:
         writer = self.writer
         tracker = writer.state(TRACKER, scalar(0))
-        knobs = {"growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL, "one": 1.0, "zero": 0.0}
+        settings = {"growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL, "one": 1.0, "zero": 0.0}
         inputs, wished = [scale, tracker, self.overflowed], [f"{name}{UPDATED}" for name in (scale, tracker)]
-        news = writer.call(gradient_rules.NEW_SCALE, inputs, wished, knobs, "float32")
+        news = writer.call(gradient_rules.NEW_SCALE, inputs, wished, settings, "float32")
         for name, new in zip((scale, tracker), news):
             writer.replace(name, TensorType("float32", ()), new)

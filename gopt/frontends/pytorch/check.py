@@ -64,7 +64,7 @@ class FedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ExportCheck:
     """How far an export is from eager PyTorch: losses of both, the largest difference of a state as a share of its
     change, with the state's name, and the number of steps without an overflow, which update."""
 
@@ -90,7 +90,7 @@ def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
 
 def compare(
     graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[Draw], hyper: FedOptions
-) -> Checked:
+) -> ExportCheck:
     """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 
@@ -148,7 +148,7 @@ def compare(
         for name, value in expected.items():
             allowed = NOISE * _norm(other[name], value) + NARROW_NOISE * _norm(rounded[name], value)
             worst = max(worst, (_distance(name, step, held[name], value, allowed, first[name], limits.share), name))
-    return Checked(tuple(losses), tuple(theirs), *worst, updates)
+    return ExportCheck(tuple(losses), tuple(theirs), *worst, updates)
 
 
 def _check_output(name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float) -> None:

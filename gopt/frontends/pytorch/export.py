@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import GoptError, InputError, RunError, UnsupportedError
-from gopt.frontends.pytorch.check import Checked, FedOptions, compare
+from gopt.frontends.pytorch.check import ExportCheck, FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
     with_random_nodes,
@@ -49,7 +49,7 @@ class Exported(HtmlTable):
     states: int
     nbytes: int
     inputs: tuple[str, ...]
-    checked: Checked | None
+    checked: ExportCheck | None
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def export(
 
 def _agreeing(
     step: RecordedStep, name: str, advance: Callable[[str], None]
-) -> tuple[TracedStep, onnx.ModelProto, Graph, Checked | None]:
+) -> tuple[TracedStep, onnx.ModelProto, Graph, ExportCheck | None]:
     """The step by the first way of tracing its optimizers that agrees with eager PyTorch; raises the refusal of the
     first way where none does."""
     ways, notes = step.ways(), step.notes
@@ -121,7 +121,9 @@ def _agreeing(
     raise refusals[0] from (refusals[-1] if len(ways) > 1 else None)
 
 
-def _compared(step: RecordedStep, traced: TracedStep, graph: Graph, advance: Callable[[str], None]) -> Checked | None:
+def _compared(
+    step: RecordedStep, traced: TracedStep, graph: Graph, advance: Callable[[str], None]
+) -> ExportCheck | None:
     options = step.options
     if not options.values:
         return None

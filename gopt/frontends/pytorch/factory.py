@@ -24,7 +24,7 @@ RESERVED = ("lr", "loss")
 SHAPE = "(module, loss function or None, optimizer, example batch[, scheduler])"
 
 
-class Whole(torch.nn.Module):
+class ModuleWithLoss(torch.nn.Module):
     """A module under its own names, and a loss that is a module under ``loss``."""
 
     def __init__(self, module: torch.nn.Module, loss: torch.nn.Module) -> None:
@@ -86,7 +86,7 @@ class Recipe:
     @property
     def whole(self) -> torch.nn.Module:
         """All modules of the step as one: the module, and the loss where that is a module."""
-        return Whole(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
+        return ModuleWithLoss(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch, a tensor of one element; raises InputError where there is none."""
@@ -147,7 +147,10 @@ def make_recipe(given: Any) -> Recipe:
         raise InputError(f"the factory returns {what}", f"return {SHAPE}")
     module, loss, optimizers, batch, *rest = given
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"the first thing that the factory returns is not a module, but {type(module).__name__}")
+        raise InputError(
+            f"the first thing that the factory returns is not a module, but {type(module).__name__}",
+            "docs/export.md shows what FACTORY returns",
+        )
     if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
         raise UnsupportedError("the module is compiled by torch.jit", "give the module that it was made of")
     if loss is not None and not callable(loss):
@@ -156,12 +159,18 @@ def make_recipe(given: Any) -> Recipe:
     chosen = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
     for optimizer in chosen or [None]:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InputError(f"the optimizer is not a torch.optim.Optimizer, but {type(optimizer).__name__}")
+            raise InputError(
+                f"the optimizer is not a torch.optim.Optimizer, but {type(optimizer).__name__}",
+                "docs/export.md shows what FACTORY returns",
+            )
     named, positional, form = _batch(module, loss, batch)
     scheduler = rest[0] if rest else None
     known = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or hasattr(scheduler, "last_epoch")
     if scheduler is not None and not known:
-        raise InputError(f"the scheduler is none of torch.optim.lr_scheduler, but {type(scheduler).__name__}")
+        raise InputError(
+            f"the scheduler is none of torch.optim.lr_scheduler, but {type(scheduler).__name__}",
+            "return a scheduler of torch.optim.lr_scheduler, or none",
+        )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UnsupportedError(
             "ReduceLROnPlateau computes the rate from a metric, outside of the step", "leave it out, and feed lr"
@@ -240,7 +249,9 @@ def load_factory(text: str) -> Callable[[], Any]:
             raise OptionError(f"{where} has no {name!r}", *filter(None, [did_you_mean(name, functions)]))
         found = getattr(found, part)
     if not callable(found):
-        raise OptionError(f"{text} is not a function, but {type(found).__name__}")
+        raise OptionError(
+            f"{text} is not a function, but {type(found).__name__}", "write MODULE:FACTORY with the name of a function"
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -257,10 +268,14 @@ def call_factory(factory: Callable[[], Any], name: str) -> Recipe:
 
 def _from_file(path: Path) -> Any:
     if not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(
+            f"there is no file {path}", "write MODULE:FACTORY with a .py file, or with a module on PYTHONPATH"
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path} is not a Python module")
+        raise InputError(
+            f"{path} is not a Python module", "write MODULE:FACTORY with a .py file, or with a module on PYTHONPATH"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # pickles and dataclasses look there
     sys.path.insert(0, str(path.parent))

@@ -15,7 +15,7 @@ from gopt.frontends.pytorch.states import Kind, Place, store_others
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class OptimizerTracing:
     """How optimizers are traced. ``apart``: those whose first step is traced apart. ``lists``: whether third-party ones
     choose themselves between lists of tensors and one tensor after the other."""
 
@@ -36,7 +36,7 @@ def started(index: int) -> str:
 
 
 def run_optimizers(
-    recipe: Recipe, places: Sequence[Place], seen: EagerSteps, way: Way, absent: set[str],
+    recipe: Recipe, places: Sequence[Place], seen: EagerSteps, way: OptimizerTracing, absent: set[str],
     values: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Update every place, and return the new value of each.

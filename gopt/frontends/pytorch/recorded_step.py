@@ -24,7 +24,7 @@ from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.eager_steps import EagerSteps, eager_steps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.first_steps import first_steps_apart
-from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists
+from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists
 from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.randomness import Draw, RecordedDraws, no_draws_of_python
 from gopt.frontends.pytorch.reads import line_of
@@ -56,16 +56,16 @@ class RecordedStep:
     parameters: int = 0
     sampled: tuple[str, ...] = ()
     """Inputs whose dimension 0 is the number of samples, where that number is open."""
-    way: Way = field(default_factory=Way)
+    way: OptimizerTracing = field(default_factory=OptimizerTracing)
     _uses: SizeUses | None = None
 
-    def ways(self) -> list[Way]:
+    def ways(self) -> list[OptimizerTracing]:
         """The ways to trace the optimizers, in the order in which they are tried."""
         generator = torch.Generator().manual_seed(self.options.seed)
         with quiet():
             apart = first_steps_apart(self.recipe, self.seen, [each.values(generator) for each in self.draws])
         lists = any(map(chooses_lists, self.recipe.optimizers))
-        return [Way(apart), *([Way(apart, lists=True)] if lists else [])]
+        return [OptimizerTracing(apart), *([OptimizerTracing(apart, lists=True)] if lists else [])]
 
     @classmethod
     def of(cls, recipe: Recipe, options: ExportOptions) -> RecordedStep:

@@ -42,7 +42,9 @@ def _milestones(scheduler: Any) -> Any:
 def _lambdas(scheduler: Any) -> Any:
     """LambdaLR: its learning rate is a closed form already."""
     if type(scheduler) is not torch.optim.lr_scheduler.LambdaLR:
-        raise UnsupportedError(f"{type(scheduler).__name__} has no closed form")
+        raise UnsupportedError(
+            f"{type(scheduler).__name__} has no closed form", "take --scheduler input: the rate is fed"
+        )
     return [base * rule(scheduler.last_epoch) for base, rule in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
 
 

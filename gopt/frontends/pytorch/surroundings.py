@@ -28,7 +28,7 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 def surroundings(recipe: Recipe) -> dict[Path, Any]:
     """Path -> value, of numbers, texts, truth values, and lengths of containers."""
-    return _walked(recipe, _Around())
+    return _walked(recipe, _UserObjects())
 
 
 def tensors_around(recipe: Recipe) -> dict[Path, torch.Tensor]:
@@ -37,7 +37,7 @@ def tensors_around(recipe: Recipe) -> dict[Path, torch.Tensor]:
     return {path: value for path, value in found.items() if isinstance(value, torch.Tensor)}
 
 
-def _walked(recipe: Recipe, walk: _Around) -> dict[Path, Any]:
+def _walked(recipe: Recipe, walk: _UserObjects) -> dict[Path, Any]:
     found: dict[Path, Any] = {}
     for name, each in recipe.whole.named_modules():
         held = {key: value for key, value in vars(each).items() if key not in _OF_MODULES}
@@ -54,7 +54,7 @@ def _walked(recipe: Recipe, walk: _Around) -> dict[Path, Any]:
     return found
 
 
-class _Around(Walk):
+class _UserObjects(Walk):
     """Objects of the user alone; a function is known by what it reads."""
 
     whole = (*Walk.whole, types.BuiltinFunctionType, logging.Logger)
@@ -99,10 +99,10 @@ class _Around(Walk):
         return ((key, inner) for key, inner in members(value) if not key.startswith("__"))
 
 
-class _Tensors(_Around):
+class _Tensors(_UserObjects):
     """Tensors, those of modules that are no part of the recipe among them."""
 
-    whole = tuple(each for each in _Around.whole if each is not torch.nn.Module)
+    whole = tuple(each for each in _UserObjects.whole if each is not torch.nn.Module)
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ from gopt.frontends.pytorch.eager_code import readable
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.hyper import Hyper, hyper_inputs
-from gopt.frontends.pytorch.optimizer_runs import Way, chooses_lists, run_optimizers, started
+from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists, run_optimizers, started
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
@@ -75,7 +75,9 @@ class TracedStep:
         return self.batch | self.draws | self.hyper | self.states | self.constants
 
 
-def _extra_states(options: ExportOptions, places: Sequence[Place], scheduler: Any, way: Way) -> dict[str, torch.Tensor]:
+def _extra_states(
+    options: ExportOptions, places: Sequence[Place], scheduler: Any, way: OptimizerTracing
+) -> dict[str, torch.Tensor]:
     """States of the loss scaler, moving averages, scheduler and first steps, before the first step."""
     values = {started(index): torch.tensor(0) for index in sorted(way.apart)}
     if options.ema is not None:
@@ -89,7 +91,7 @@ def _extra_states(options: ExportOptions, places: Sequence[Place], scheduler: An
 
 def trace(
     recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, draws: Sequence[Draw],
-    scheduled: bool, way: Way,
+    scheduled: bool, way: OptimizerTracing,
 ) -> TracedStep:  # fmt: skip
     """Trace one step. ``scheduled``: whether the scheduler's rate is computed in the graph."""
     hyper = hyper_inputs(recipe, options, scheduled)
@@ -158,8 +160,8 @@ def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:
 
 
 def _step(
-    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, way: Way, absent: set[str],
-    values: Mapping[str, torch.Tensor],
+    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, way: OptimizerTracing,
+    absent: set[str], values: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The loss, and the new value of every state, on traced tensors."""
     old = {each.name: values[each.name].clone() for each in places if each.owner is not None and options.scales_loss}
@@ -217,7 +219,7 @@ _CONTAINERS = (dict, list, set, deque)
 @contextlib.contextmanager
 def swapped(
     recipe: Recipe, places: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper, scheduled: bool,
-    way: Way,
+    way: OptimizerTracing,
 ) -> Iterator[None]:  # fmt: skip
     """Replace the tensor of every place by a traced one, and options of groups by inputs; everything is restored at
     the end."""

@@ -15,7 +15,7 @@ from flatbuffers import number_types
 
 from gopt import limits
 from gopt.errors import InputError, UnsupportedError
-from gopt.importers.artifacts.flatbuffer import Fields, Span
+from gopt.importers.artifacts.flatbuffer import ByteRange, Fields
 from gopt.importers.artifacts.hints import SAVE_AGAIN
 from gopt.ir.external_data import check_dims, naming, regular_size, show
 from gopt.ir.tensor import Tensor
@@ -28,11 +28,11 @@ LONGEST = limits.DOCUMENT_BYTES * 64
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a checkpoint. ``span``: where its value lies in the file; None for one that has none there."""
+    """A tensor of a checkpoint. ``byte_range``: where its value lies in the file; None for one that has none there."""
 
     name: str
     type: TensorType
-    span: Span | None
+    byte_range: ByteRange | None
 
     @property
     def nbytes(self) -> int:
@@ -72,20 +72,20 @@ class OrtCheckpoint:
 
     def value(self, stored: Stored) -> Tensor | None:
         """The value of a tensor, which stays in the file; None for one without. Raises InputError."""
-        if stored.span is None:
+        if stored.byte_range is None:
             if self.external:
                 raise UnsupportedError(
                     f"the value of {show(stored.name)} is in a file beside the checkpoint",
                     "save the checkpoint in one file: onnxruntime does below 1.8 GB",
                 )
             return None
-        if stored.span.length != stored.type.nbytes:
+        if stored.byte_range.length != stored.type.nbytes:
             raise InputError(
-                f"{show(stored.name)} has {stored.span.length} bytes in the checkpoint, and {stored.type} takes "
+                f"{show(stored.name)} has {stored.byte_range.length} bytes in the checkpoint, and {stored.type} takes "
                 f"{stored.type.nbytes}",
                 SAVE_AGAIN,
             )
-        return Tensor(stored.type, path=str(self.path.absolute()), offset=stored.span.start)
+        return Tensor(stored.type, path=str(self.path.absolute()), offset=stored.byte_range.start)
 
 
 def read_checkpoint(path: Path) -> OrtCheckpoint:
@@ -137,7 +137,7 @@ def _tensor(fields: Fields) -> Stored:
     shape = tuple(fields.numbers(2, number_types.Int64Flags))
     dtype = dtype_name(code) if code else "undefined"
     check_dims(shape, dtype, f"tensor {show(name)}")
-    return Stored(name, TensorType(dtype, shape), fields.span(4))
+    return Stored(name, TensorType(dtype, shape), fields.byte_range(4))
 
 
 def _group(fields: Fields) -> OptimizerGroup:

@@ -14,7 +14,7 @@ MOST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteRange:
     """A run of bytes in the file."""
 
     start: int
@@ -58,7 +58,7 @@ class Fields:
         """A list of numbers."""
         return [self._table.Get(flags, place) for place in self._items(field, flags.bytewidth)]
 
-    def span(self, field: int) -> Span | None:
+    def byte_range(self, field: int) -> ByteRange | None:
         """Where a list of bytes lies, None where it is not stored; the bytes are not read."""
         offset = self._table.Offset(4 + 2 * field)
         if not offset:
@@ -66,7 +66,7 @@ class Fields:
         count, start = self._table.VectorLen(offset), self._table.Vector(offset)
         if start + count > len(self._data):
             raise ValueError(f"a list of {count} bytes does not fit")
-        return Span(start, count)
+        return ByteRange(start, count)
 
     def _place(self, field: int) -> int:
         offset = self._table.Offset(4 + 2 * field)

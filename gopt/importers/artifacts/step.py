@@ -6,7 +6,6 @@ parameters. Values stay in the checkpoint until somebody reads them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
+from gopt.documents.roles import RolesRecord
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.artifacts.folder import ACCUMULATOR, Artifacts
 from gopt.importers.artifacts.hints import EXPORT_AGAIN, SAVE_AGAIN, TOGETHER
@@ -177,7 +177,7 @@ class _Step:
             each for each in self.source.graph.value_info if each.name not in known | self.joined.apart
         )
         entry = made.metadata_props.add()
-        entry.key, entry.value = ROLES, json.dumps(self._roles(), ensure_ascii=False)
+        entry.key, entry.value = ROLES, self._roles().text()
         return made
 
     def _lowered(self) -> Iterator[NodeProto]:
@@ -249,12 +249,13 @@ class _Step:
         yield from (value_info(made, types[name]) for name, made in self.outputs.items())
         yield from (value_info(each.made, self.types[each.name]) for each in self.joined.statistics)
 
-    def _roles(self) -> dict[str, object]:
-        states = {**self.outputs, **{each.name: each.made for each in self.joined.statistics}}
-        return {
-            "loss": self.joined.loss, "states": states,
-            "params": {each.name: each.gradient for each in self.joined.parameters}, "batch": list(self.joined.batch),
-        }  # fmt: skip
+    def _roles(self) -> RolesRecord:
+        return RolesRecord(
+            loss=self.joined.loss,
+            states={**self.outputs, **{each.name: each.made for each in self.joined.statistics}},
+            params={each.name: each.gradient for each in self.joined.parameters},
+            batch=tuple(self.joined.batch),
+        )
 
 
 def _opset(model: ModelProto) -> int:

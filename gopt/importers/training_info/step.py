@@ -7,14 +7,11 @@ checked here.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from onnx import GraphProto, ModelProto, TrainingInfoProto, ValueInfoProto
 
-from gopt import documents
+from gopt.documents.roles import RolesRecord
 from gopt.errors import UnsupportedError
 from gopt.importers.training_info.bindings import bind, check_types, value_infos
 from gopt.importers.training_info.gradient import expand_gradients
@@ -45,7 +42,7 @@ def step_of(model: ModelProto) -> TrainingInfoStep:
     step = ModelProto()
     step.CopyFrom(model)
     del step.training_info[:]
-    told = _told(model)
+    given = _given_roles(model)
     kept = [each for each in step.metadata_props if each.key not in (ROLES, STEP_ROLES)]  # ROLES: of another form of it
     del step.metadata_props[:]
     step.metadata_props.extend(kept)
@@ -59,33 +56,33 @@ def step_of(model: ModelProto) -> TrainingInfoStep:
     loss = scalars.pop() if len(scalars) == 1 else ""
     if loss:
         _add_output(step, loss)
-    _check_told(told, step.graph)
-    roles = told | {"loss": loss or told["loss"], "states": {each.state: each.output for each in updates}}
-    step.metadata_props.add(key=ROLES, value=json.dumps(roles, ensure_ascii=False))
+    _check_given(given, step.graph)
+    roles = replace(given, loss=loss or given.loss, states={each.state: each.output for each in updates})
+    step.metadata_props.add(key=ROLES, value=roles.text())
     note = "read from training_info: the inference graph, followed by the algorithm"
     return TrainingInfoStep(step, (note,), startup_model(model, info))
 
 
-def _told(model: ModelProto) -> dict[str, Any]:
+def _given_roles(model: ModelProto) -> RolesRecord:
     """The roles that ``gopt merge --training-info`` leaves in the metadata; raises InputError for a broken entry."""
     for entry in model.metadata_props:
         if entry.key == STEP_ROLES:
-            return documents.parse_json(entry.value, documents.ROLES, STEP_ROLES)
-    return {"loss": "", "states": {}, "params": {}, "batch": []}
+            return RolesRecord.parse(entry.value, STEP_ROLES)
+    return RolesRecord()
 
 
-def _check_told(told: Mapping[str, Any], graph: GraphProto) -> None:
-    """Raise InputError for a told role of a value that the step does not have."""
-    given = {each.name for each in (*graph.input, *graph.initializer)}
-    made = {name for node in graph.node for name in node.output} | given
+def _check_given(roles: RolesRecord, graph: GraphProto) -> None:
+    """Raise InputError for a role of a value that the step does not have."""
+    inputs = {each.name for each in (*graph.input, *graph.initializer)}
+    values = {name for node in graph.node for name in node.output} | inputs
     for name, known in (
-        *((name, given) for name in (*told["params"], *told["batch"])),
-        *((name, made) for name in (told["loss"], *told["params"].values(), *told.get("shared", ()))),
+        *((name, inputs) for name in (*roles.params, *roles.batch)),
+        *((name, values) for name in (roles.loss, *roles.params.values(), *roles.shared)),
     ):
         if name and name not in known:
             raise broken(
                 f"the metadata entry {STEP_ROLES} names {show(name)}, which is not "
-                f"{'an input' if known is given else 'a value'} of the step",
+                f"{'an input' if known is inputs else 'a value'} of the step",
                 "a tool has changed the step: remove the entry, and data flow finds the roles",
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gopt.ir.graph import Node
-from gopt.offline.diff.pairing import GraphIndex, Pairing, domain, same_signature
+from gopt.offline.diff.pairing import ComparedGraph, Pairing, domain, same_signature
 from gopt.offline.diff.result import Difference
 from gopt.offline.text import attribute_text, node_text, ref, tensor_text
 
@@ -49,7 +49,7 @@ def _pair_lines(pairing: Pairing, node: Node, other: Node) -> Iterator[Differenc
         yield Difference("op", f"{label}: {len(node.outputs)} outputs -> {len(other.outputs)}")
 
 
-def _shown(name: str, index: GraphIndex) -> str:
+def _shown(name: str, index: ComparedGraph) -> str:
     if name in index.constants and index.constants[name].type.static and index.constants[name].type.elements <= 1:
         return f"{ref(name)} ({tensor_text(index.constants[name])})"
     return ref(name)

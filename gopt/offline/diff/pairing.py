@@ -9,7 +9,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.offline.text import digest
 
 
-class GraphIndex:
+class ComparedGraph:
     """A graph with the tables that matching needs."""
 
     def __init__(self, graph: Graph) -> None:
@@ -37,7 +37,7 @@ class Pairing:
     """
 
     def __init__(self, a: Graph, b: Graph) -> None:
-        self.a, self.b = GraphIndex(a), GraphIndex(b)
+        self.a, self.b = ComparedGraph(a), ComparedGraph(b)
         self.match: dict[int, Node] = {}
         self.back: dict[int, Node] = {}
         self.value: dict[str, str] = {name: name for name in a.inputs if name in b.inputs}
@@ -112,7 +112,7 @@ class Pairing:
                 self._join(node, queue.pop())
         self._from_readers()
 
-    def _operands(self, node: Node, index: GraphIndex, names: Mapping[str, str] | None) -> Hashable:
+    def _operands(self, node: Node, index: ComparedGraph, names: Mapping[str, str] | None) -> Hashable:
         keys: list[Hashable] = []
         for name in node.reads:
             if name in index.constants:
@@ -182,7 +182,7 @@ def domain(node: Node) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
-def _numbers(index: GraphIndex, table: dict[Hashable, int]) -> Iterator[tuple[Node, int]]:
+def _numbers(index: ComparedGraph, table: dict[Hashable, int]) -> Iterator[tuple[Node, int]]:
     """A number for each node, equal for nodes of the same operator, attributes and operands."""
     values: dict[str, Hashable] = {name: ("input", name) for name in index.graph.inputs}
     values[""] = None

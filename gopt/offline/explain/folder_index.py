@@ -25,7 +25,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.offline.explain.wiring import Wiring
 
-Told = TypeVar("Told", OpFact, RemovedVarFact, AddedVarFact)
+FactType = TypeVar("FactType", OpFact, RemovedVarFact, AddedVarFact)
 
 
 class FolderIndex:
@@ -129,8 +129,8 @@ class FolderIndex:
         return [name for name in dict.fromkeys(every) if abs(len(name) - length) < 4]
 
 
-def _by_name(facts: Iterable[Told]) -> dict[str, list[Told]]:
-    found: dict[str, list[Told]] = {}
+def _by_name(facts: Iterable[FactType]) -> dict[str, list[FactType]]:
+    found: dict[str, list[FactType]] = {}
     for fact in facts:
         found.setdefault(fact.name, []).append(fact)
     return found

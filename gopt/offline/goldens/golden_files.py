@@ -5,16 +5,17 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gopt import documents
 from gopt.artifact.output_folder import replaced_folder
 from gopt.disk.files import is_regular_file, reason, write_new
 from gopt.disk.staging import sweep
 from gopt.errors import InputError, OptionError, RunError
-from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, Asked
+from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, CaseRequest
 
 CONFIG_FILE = "gopt-golden.toml"
 FOLDER = "golden"
@@ -29,7 +30,7 @@ class GoldenCase:
 
     name: str
     model: Path
-    asked: Asked
+    asked: CaseRequest
     keep: tuple[str, ...] = SECTIONS
 
 
@@ -49,6 +50,24 @@ class GoldenCheck:
     def exit_code(self) -> int:
         return 0 if self.equal else 1
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": "gopt-golden-check/1",
+            "equal": self.equal,
+            "differing": {name: list(lines) for name, lines in self.differing.items()},
+            "missing": list(self.missing),
+            "extra": list(self.extra),
+        }
+
+
+def changes_to_json(changed: Sequence[str]) -> dict[str, Any]:
+    """The lines of ``update_goldens`` as JSON: files by what became of them."""
+    found: dict[str, Any] = {"format": "gopt-golden-update/1", "added": [], "changed": [], "removed": []}
+    for line in changed:
+        what, _, file = line.partition(" ")
+        found[what].append(file.removeprefix(f"{FOLDER}/"))
+    return found
+
 
 def read_cases(folder: Path) -> list[GoldenCase]:
     """The cases of a folder. Raises InputError where it has no configuration, or a malformed one."""
@@ -61,7 +80,7 @@ def read_cases(folder: Path) -> list[GoldenCase]:
         if not _NAME.fullmatch(name):
             raise InputError(f"{path}: case: {name!r} names no file: letters, digits, - and _ do")
         keep = case.get("keep", table.get("keep", SECTIONS))
-        asked = Asked(case.get("command", "shard"), tuple(case["options"]))
+        asked = CaseRequest(case.get("command", "shard"), tuple(case["options"]))
         found.append(GoldenCase(name, folder / case["model"], asked, tuple(each for each in SECTIONS if each in keep)))
     return found
 

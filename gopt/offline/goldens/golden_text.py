@@ -30,7 +30,7 @@ FEW_PIECES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CaseRequest:
     """The request of a case: the command, and its options as a user would type them."""
 
     command: str
@@ -38,7 +38,7 @@ class Asked:
 
 
 def golden_text(
-    asked: Asked,
+    asked: CaseRequest,
     training: TrainingGraph,
     manifest: Manifest,
     report: Report,
@@ -66,11 +66,11 @@ def golden_text(
     lines += [f"  {each}" for each in _option_lines(asked.options)]
     for name in SECTIONS:
         if name in keep:
-            lines += ["", name, *(line for fact in sections[name]() for line in _wrapped(fact))]
+            lines += ["", name, *(line for fact in sections[name]() for line in wrapped(fact))]
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(fact: str) -> list[str]:
+def wrapped(fact: str) -> list[str]:
     """Whole where it fits; else what follows the first colon on lines of its own, its parts unbroken."""
     if len(fact) + 2 <= WIDTH:
         return [f"  {fact}"]

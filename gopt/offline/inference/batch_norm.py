@@ -14,7 +14,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.offline.inference.cone import Cone, evaluate
+from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
 from gopt.sanitize import show
 
 _LAYOUT = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten"])
@@ -23,21 +23,21 @@ _REDUCE = frozenset(["ReduceMean", "ReduceSum", "ReduceSumSquare"])
 _TOLERANCE = 1e-4
 
 
-def evaluated(cone: Cone, statistics: Iterable[tuple[str, str]]) -> list[Node]:
+def evaluated(subgraph: ForwardSubgraph, statistics: Iterable[tuple[str, str]]) -> list[Node]:
     """Nodes that make, under their old names, what BatchNorm reads when it is evaluated.
 
     ``statistics``: running statistics with their new values. Raises UnsupportedError for one whose batch statistic
     stands in the forward in a way that is not understood.
     """
-    found = [_as_evaluated(node) for node in cone.graph.nodes if id(node) in cone.nodes and _trains(node)]
+    found = [_as_evaluated(node) for node in subgraph.graph.nodes if id(node) in subgraph.nodes and _trains(node)]
     for state, updated in statistics:
-        producer = cone.index.producers.get(updated)
+        producer = subgraph.index.producers.get(updated)
         if producer is None or _trains(producer):
             continue
-        shared = _nearest_shared(cone, updated)
-        batch = [name for name in shared if _over_batch(cone, name)]
-        if batch or any(_elements(cone, name) == _elements(cone, state) for name in shared):
-            found.append(_replaced(cone, state, updated, shared))
+        shared = _nearest_shared(subgraph, updated)
+        batch = [name for name in shared if _over_batch(subgraph, name)]
+        if batch or any(_elements(subgraph, name) == _elements(subgraph, state) for name in shared):
+            found.append(_replaced(subgraph, state, updated, shared))
     return found
 
 
@@ -50,79 +50,81 @@ def _as_evaluated(node: Node) -> Node:
     return Node(node.op_type, node.inputs, node.outputs[:1], name=node.name, attributes=attributes)
 
 
-def _nearest_shared(cone: Cone, updated: str) -> list[str]:
+def _nearest_shared(subgraph: ForwardSubgraph, updated: str) -> list[str]:
     """Values of the forward, computed from the batch, that a new statistic is computed from, nearest first."""
     found, seen, stack = [], set(), [updated]
     while stack:
         name = stack.pop()
-        node = cone.index.producers.get(name)
+        node = subgraph.index.producers.get(name)
         if name in seen or node is None:
             continue
         seen.add(name)
-        if name in cone.values and name in cone.fed:
+        if name in subgraph.values and name in subgraph.fed:
             found.append(name)
         else:
             stack.extend(node.reads)
     return found
 
 
-def _over_batch(cone: Cone, name: str) -> bool:
+def _over_batch(subgraph: ForwardSubgraph, name: str) -> bool:
     """Return whether a value is a reduction over the first axis, but for its layout and scale."""
     seen, stack = set(), [name]
     while stack:
-        node = cone.index.producers.get(stack.pop())
+        node = subgraph.index.producers.get(stack.pop())
         if node is None or id(node) in seen:
             continue
         seen.add(id(node))
         if node.op_type in _REDUCE:
-            if 0 in _axes(cone, node):
+            if 0 in _axes(subgraph, node):
                 return True
         elif node.op_type in _LAYOUT:
             stack.append(node.inputs[0])
         elif node.op_type in _SCALE:
-            stack.extend(each for each in node.inputs if each in cone.fed)
+            stack.extend(each for each in node.inputs if each in subgraph.fed)
     return False
 
 
-def _axes(cone: Cone, node: Node) -> list[int]:
+def _axes(subgraph: ForwardSubgraph, node: Node) -> list[int]:
     """Axes that a node reduces, counted from the front."""
-    shape = cone.graph.type_of(node.inputs[0]).shape
+    shape = subgraph.graph.type_of(node.inputs[0]).shape
     rank = 0 if shape is None else len(shape)
-    given = cone.constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else node.attributes.get("axes")
+    given = (
+        subgraph.constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else node.attributes.get("axes")
+    )
     axes = range(rank) if given is None else [int(axis) for axis in np.asarray(given).reshape(-1)]
     return [axis % rank if rank else axis for axis in axes]
 
 
-def _elements(cone: Cone, name: str) -> int:
-    type = cone.graph.type_of(name)
+def _elements(subgraph: ForwardSubgraph, name: str) -> int:
+    type = subgraph.graph.type_of(name)
     return type.elements if type.static else -1
 
 
-def _replaced(cone: Cone, state: str, updated: str, shared: list[str]) -> Node:
+def _replaced(subgraph: ForwardSubgraph, state: str, updated: str, shared: list[str]) -> Node:
     """The node that makes the batch statistic out of the running one; raises UnsupportedError."""
-    if len(shared) != 1 or _elements(cone, shared[0]) != _elements(cone, state):
+    if len(shared) != 1 or _elements(subgraph, shared[0]) != _elements(subgraph, state):
         raise _unknown(state, f"it is updated from {', '.join(map(show, shared[:3]))}, not from one batch statistic")
     (value,) = shared
-    producer = cone.index.producers[value]
-    if len(producer.outputs) != 1 or not _over_batch(cone, value):
+    producer = subgraph.index.producers[value]
+    if len(producer.outputs) != 1 or not _over_batch(subgraph, value):
         raise _unknown(state, f"{show(value)} is not a sum or mean over the batch")
-    why = _measured(cone, state, updated, value)
+    why = _measured(subgraph, state, updated, value)
     if why:
         raise _unknown(state, why)
-    shape = cone.graph.type_of(value).dims
-    return Node("Reshape", [state, _constant(cone, value, shape)], [value], name=f"{value}.running")
+    shape = subgraph.graph.type_of(value).dims
+    return Node("Reshape", [state, _constant(subgraph, value, shape)], [value], name=f"{value}.running")
 
 
-def _measured(cone: Cone, state: str, updated: str, value: str) -> str:
+def _measured(subgraph: ForwardSubgraph, state: str, updated: str, value: str) -> str:
     """Why a statistic is not a moving average of a batch statistic; '' where it is one."""
-    kinds = {name: cone.graph.type_of(name) for name in (state, value)}
+    kinds = {name: subgraph.graph.type_of(name) for name in (state, value)}
 
     def at(running: float, batch: float) -> float:
         given = {
             state: np.full(kinds[state].dims, running, np.float32),
             value: np.full(kinds[value].dims, batch, np.float32),
         }
-        found = evaluate(cone, updated, given)
+        found = evaluate(subgraph, updated, given)
         return float(found.reshape(-1)[0]) if np.ptp(found) < _TOLERANCE else float("nan")
 
     if any(kind.dtype != "float32" for kind in kinds.values()):
@@ -143,12 +145,12 @@ def _measured(cone: Cone, state: str, updated: str, value: str) -> str:
     return "" if whole and round(count) > 1 else f"it takes {factor:.4g} of the batch's part, not 1 or n/(n-1)"
 
 
-def _constant(cone: Cone, value: str, shape: tuple[int, ...]) -> str:
+def _constant(subgraph: ForwardSubgraph, value: str, shape: tuple[int, ...]) -> str:
     """The name of a new constant that holds a shape."""
     name = f"{value}.shape"
-    while name in cone.graph.types or name in cone.graph.initializers:
+    while name in subgraph.graph.types or name in subgraph.graph.initializers:
         name += "_"
-    cone.graph.initializers[name] = Tensor(TensorType("int64", (len(shape),)), array=np.array(shape, np.int64))
+    subgraph.graph.initializers[name] = Tensor(TensorType("int64", (len(shape),)), array=np.array(shape, np.int64))
     return name
 
 

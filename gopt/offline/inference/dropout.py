@@ -11,23 +11,25 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from gopt.ir.graph import Node
-from gopt.offline.inference.cone import Cone, evaluate
+from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
 
 _SAMPLES = 20_000
 _TOLERANCE = 1e-3
 _COMPARE = frozenset(["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Floor"])
 
 
-def as_identities(cone: Cone, draws: Iterable[str]) -> Iterator[Node]:
+def as_identities(subgraph: ForwardSubgraph, draws: Iterable[str]) -> Iterator[Node]:
     """Nodes that make, under its old name, what dropout makes when it is evaluated. ``draws``: values that may be
     uniform random numbers, of inputs or of nodes; one that is used otherwise as well gives nothing."""
-    for node in cone.graph.nodes:
-        if id(node) in cone.nodes and node.is_a("Dropout"):
+    for node in subgraph.graph.nodes:
+        if id(node) in subgraph.nodes and node.is_a("Dropout"):
             yield _identity(node.inputs[0], node.outputs[0])
     for draw in draws:
-        masks = _masks(cone, draw)
-        ends = [(mask, reader) for mask in masks for reader in cone.readers(mask) if not masks >= set(reader.outputs)]
-        found = [_scaled(cone, draw, mask, reader) for mask, reader in ends]
+        masks = _masks(subgraph, draw)
+        ends = [
+            (mask, reader) for mask in masks for reader in subgraph.readers(mask) if not masks >= set(reader.outputs)
+        ]
+        found = [_scaled(subgraph, draw, mask, reader) for mask, reader in ends]
         if found and None not in found:
             yield from filter(None, found)
 
@@ -36,67 +38,67 @@ def _identity(value: str, output: str) -> Node:
     return Node("Identity", [value], [output], name=f"{output}.dropout")
 
 
-def _masks(cone: Cone, draw: str) -> set[str]:
+def _masks(subgraph: ForwardSubgraph, draw: str) -> set[str]:
     """Values computed from a draw and constants alone, through one comparison or floor."""
-    if any(not _steps(cone, node, draw) for node in cone.readers(draw)):
+    if any(not _steps(subgraph, node, draw) for node in subgraph.readers(draw)):
         return set()
-    return set(_levels(cone, draw))
+    return set(_levels(subgraph, draw))
 
 
-def _steps(cone: Cone, node: Node, draw: str) -> bool:
-    return node.op_type in _COMPARE or (node.op_type == "Add" and _rest(cone, node, draw) is not None)
+def _steps(subgraph: ForwardSubgraph, node: Node, draw: str) -> bool:
+    return node.op_type in _COMPARE or (node.op_type == "Add" and _rest(subgraph, node, draw) is not None)
 
 
-def _levels(cone: Cone, draw: str) -> Iterator[str]:
+def _levels(subgraph: ForwardSubgraph, draw: str) -> Iterator[str]:
     known, front = {draw}, [draw]
     while front:
         name = front.pop()
-        for node in cone.readers(name):
+        for node in subgraph.readers(name):
             others = [each for each in node.inputs if each and each not in known]
             name = node.outputs[0]
-            constant = all(cone.scalar(each) is not None for each in others)
+            constant = all(subgraph.scalar(each) is not None for each in others)
             if len(node.outputs) == 1 and constant and name not in known:
                 known.add(name)
                 front.append(name)
                 yield name
 
 
-def _rest(cone: Cone, node: Node, name: str) -> float | None:
+def _rest(subgraph: ForwardSubgraph, node: Node, name: str) -> float | None:
     """The constant scalar that a node of two inputs reads beside ``name``."""
     others = [each for each in node.inputs if each != name]
-    return cone.scalar(others[0]) if len(others) == 1 else None
+    return subgraph.scalar(others[0]) if len(others) == 1 else None
 
 
-def _scaled(cone: Cone, draw: str, mask: str, reader: Node) -> Node | None:
+def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> Node | None:
     """The node of an identity where a reader of the mask is dropout; None where it is not."""
-    kept, height = _measured(cone, draw, mask)
+    kept, height = _measured(subgraph, draw, mask)
     if not kept or len(reader.outputs) != 1:
         return None
     if reader.op_type == "Mul":
         (value,) = [each for each in reader.inputs if each != mask] or [""]
-    elif reader.op_type == "Where" and reader.inputs[0] == mask and cone.scalar(reader.inputs[2]) == 0:
+    elif reader.op_type == "Where" and reader.inputs[0] == mask and subgraph.scalar(reader.inputs[2]) == 0:
         value = reader.inputs[1]
     else:
         return None
     output = reader.outputs[0]
     if _fits(kept * height):
         return _identity(value, output)
-    before, after = cone.index.producers.get(value), cone.readers(output)
-    if before is not None and (scale := _scale(cone, before)) and _fits(kept * height * scale[1]):
+    before, after = subgraph.index.producers.get(value), subgraph.readers(output)
+    if before is not None and (scale := _scale(subgraph, before)) and _fits(kept * height * scale[1]):
         return _identity(scale[0], output)
-    scale = _scale(cone, after[0]) if len(after) == 1 else None
+    scale = _scale(subgraph, after[0]) if len(after) == 1 else None
     if scale is not None and scale[0] == output and _fits(kept * height * scale[1]):
         return _identity(value, after[0].outputs[0])
     return None
 
 
-def _scale(cone: Cone, node: Node) -> tuple[str, float] | None:
+def _scale(subgraph: ForwardSubgraph, node: Node) -> tuple[str, float] | None:
     """Return what a node multiplies by a constant, and that constant."""
-    if node.op_type == "Div" and (number := cone.scalar(node.inputs[1])):
+    if node.op_type == "Div" and (number := subgraph.scalar(node.inputs[1])):
         return node.inputs[0], 1 / number
     if node.op_type == "Mul":
         for value, other in (node.inputs, reversed(node.inputs)):
-            if (number := cone.scalar(other)) is not None:
+            if (number := subgraph.scalar(other)) is not None:
                 return value, number
     return None
 
@@ -105,11 +107,11 @@ def _fits(scale: float) -> bool:
     return abs(scale - 1) < _TOLERANCE
 
 
-def _measured(cone: Cone, draw: str, mask: str) -> tuple[float, float]:
+def _measured(subgraph: ForwardSubgraph, draw: str, mask: str) -> tuple[float, float]:
     """The share of uniform numbers that a mask keeps, and its value there; 0 where it is not a mask."""
     numbers = ((np.arange(_SAMPLES) + 0.5) / _SAMPLES).astype(np.float32)
     try:
-        values = np.asarray(evaluate(cone, mask, {draw: numbers}), np.float64)
+        values = np.asarray(evaluate(subgraph, mask, {draw: numbers}), np.float64)
     except MemoryError:
         raise
     except Exception:  # whatever the reference evaluator has no rule for
@@ -120,12 +122,12 @@ def _measured(cone: Cone, draw: str, mask: str) -> tuple[float, float]:
     return float(np.mean(values != 0)), float(levels[-1])
 
 
-def uniform_draws(cone: Cone, batch: Iterable[str]) -> list[str]:
+def uniform_draws(subgraph: ForwardSubgraph, batch: Iterable[str]) -> list[str]:
     """Inputs of floats and outputs of random nodes that may be numbers from 0 to 1."""
     nodes = [
         node.outputs[0]
-        for node in cone.graph.nodes
+        for node in subgraph.graph.nodes
         if node.is_a("RandomUniform", "RandomUniformLike")
         and (node.attributes.get("low", 0.0), node.attributes.get("high", 1.0)) == (0.0, 1.0)
     ]
-    return [*nodes, *(name for name in batch if cone.graph.type_of(name).dtype.startswith("float"))]
+    return [*nodes, *(name for name in batch if subgraph.graph.type_of(name).dtype.startswith("float"))]

@@ -13,8 +13,8 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.offline.inference.batch_norm import evaluated
-from gopt.offline.inference.cone import Cone
 from gopt.offline.inference.dropout import as_identities, uniform_draws
+from gopt.offline.inference.forward_subgraph import ForwardSubgraph
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -41,20 +41,20 @@ def forward_only(training: TrainingGraph, outputs: Sequence[str]) -> Forward:
     graph = training.graph
     chosen = _chosen(training, outputs)
     random = [name for node in training.random for name in node.outputs if name]
-    cone = Cone.of(graph.twin(), chosen, [*training.batch, *random])
-    draws = uniform_draws(cone, training.batch)
-    identities = list(as_identities(cone, draws))
+    subgraph = ForwardSubgraph.of(graph.twin(), chosen, [*training.batch, *random])
+    draws = uniform_draws(subgraph, training.batch)
+    identities = list(as_identities(subgraph, draws))
     statistics = [
         (state.tensor, state.updated) for state in training.states if state.kind is StateKind.STATISTIC
     ]  # fmt: skip
-    running = evaluated(cone, statistics)
+    running = evaluated(subgraph, statistics)
     made = {node.outputs[0]: node for node in (*identities, *running)}
-    found = _pruned(_with(cone.graph, made), chosen)
+    found = _pruned(_with(subgraph.graph, made), chosen)
     kept = {name for node in found.nodes for name in node.outputs}
     _check_random(training, found)
     _check_values(training, found)
     read = {name for node in found.nodes for name in node.reads}
-    dropped = tuple(name for name in draws if name in cone.values and name not in read)
+    dropped = tuple(name for name in draws if name in subgraph.values and name not in read)
     changed = descendants(GraphIndex(found), kept & made.keys())
     ran = tuple(node.outputs[0] for node in running if node.outputs[0] in kept)
     return Forward(found, dropped, ran, frozenset(changed))

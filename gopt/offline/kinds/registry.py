@@ -20,7 +20,7 @@ from gopt.offline.kinds.training_info import has_training_info, inspect_training
 from gopt.offline.kinds.unknown import looks_like
 
 
-class Described(Protocol):
+class Description(Protocol):
     """Base of the descriptions of all kinds."""
 
     def to_json(self) -> dict[str, Any]: ...
@@ -32,10 +32,10 @@ class Kind:
 
     name: str
     recognise: Callable[[Candidate], bool]
-    inspect: Callable[[Candidate], Described]
+    inspect: Callable[[Candidate], Description]
 
 
-def _role(candidate: Candidate) -> Described:
+def _role(candidate: Candidate) -> Description:
     found = inspect_role(candidate.path)
     if found is None:
         raise InputError(f"{candidate.path}: its metadata name no role")
@@ -66,7 +66,7 @@ def kind_of(candidate: Candidate) -> Kind | None:
     return next((kind for kind in KINDS if kind.recognise(candidate)), None)
 
 
-def inspect_path(path: str | os.PathLike[str]) -> Described | None:
+def inspect_path(path: str | os.PathLike[str]) -> Description | None:
     """Return the description of a path; None if it may be a step or an inference model.
 
     Raises InputError for damaged files, and for files of other tools, with what they look like.

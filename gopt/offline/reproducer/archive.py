@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,8 +149,9 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
         raise InputError(f"its files take {total} bytes, those of a file of this size at most {most} (ARCHIVE_GROWTH)")
     if len(found) > limits.REPRODUCER_FILES:
         raise InputError(f"it holds {len(found)} files, at most {limits.REPRODUCER_FILES} are read (REPRODUCER_FILES)")
-    if len({entry.filename for entry in found}) != len(found):
-        raise InputError("a file is in it twice")
+    twice = next((name for name, count in Counter(entry.filename for entry in found).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f"file {show(twice)} is in it twice")
     if any(entry.compress_type not in _METHODS or entry.flag_bits & 1 for entry in found):
         raise InputError("its files are compressed or encrypted in a way that gopt never writes")
 

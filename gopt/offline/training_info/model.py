@@ -6,7 +6,6 @@ file of their own are all stored in the inference graph: readers look for extern
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from onnx import GraphProto, ModelProto, TrainingInfoProto
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.serialize import declared_results, model_bytes, named_tensor
 from gopt.artifact.states_file import INLINE
+from gopt.documents.roles import RolesRecord
 from gopt.errors import InputError
 from gopt.ir.graph import STEP_ROLES, Graph, Node
 from gopt.ir.nodes import nested
@@ -112,10 +112,10 @@ def _roles(training: TrainingGraph, parts: Division, inference: Graph, updates: 
     """Roles that the data flow of the joined graph may not settle: the loss, gradients, the batch."""
     made = _made(parts, inference)
     gradients = {name: parts.name(value) for name, value in training.gradients.items() if parts.name(value) in made}
-    record = {"loss": training.loss, "states": updates, "params": gradients, "batch": training.batch}
-    if training.shared:
-        record["shared"] = [parts.name(value) for value in training.shared.values()]
-    return json.dumps(record, ensure_ascii=False)
+    shared = tuple(parts.name(value) for value in training.shared.values())
+    return RolesRecord(
+        loss=training.loss, states=updates, params=gradients, batch=tuple(training.batch), shared=shared
+    ).text()
 
 
 def _keep_initialization(header: ModelProto, info: TrainingInfoProto, first: Graph, stored: Collection[str]) -> None:

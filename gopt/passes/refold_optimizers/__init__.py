@@ -13,7 +13,7 @@ from gopt.opaque.operator_schema import Values
 from gopt.opaque.origin import OpaqueCall, Origin
 from gopt.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
 from gopt.passes.base import Pass
-from gopt.passes.refold_optimizers.match import Match, NoFoldError, Now, Pieces, slots
+from gopt.passes.refold_optimizers.match import CurrentGraph, Match, NoFoldError, Pieces, slots
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import EVERYWHERE
 
@@ -67,9 +67,9 @@ class _Folder:
     def __init__(self, program: SpmdProgram, rewriter: GraphRewriter) -> None:
         self.program, self.rewriter = program, rewriter
         self.graph: Graph = program.graph
-        states = {holding.input: holding for holding in program.states}
+        states = {state.input: state for state in program.states}
         users, producers = program.graph.users(), program.graph.producers()
-        self.now = Now(program.source.graph.types, program.graph.outputs, users, producers, states)
+        self.now = CurrentGraph(program.source.graph.types, program.graph.outputs, users, producers, states)
         self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
         self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
 

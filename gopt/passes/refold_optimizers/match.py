@@ -30,7 +30,7 @@ class NoFoldError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class CurrentGraph:
     """The current graph: types of the source, users and producers of each value, and the states of the ranks."""
 
     types: Mapping[str, TensorType]
@@ -54,7 +54,7 @@ def _single(table: Values, types: Mapping[str, TensorType]) -> Values:
 class Match:
     """One weight of a call, held against what became of it."""
 
-    def __init__(self, now: Now, pieces: Pieces, weight: int) -> None:
+    def __init__(self, now: CurrentGraph, pieces: Pieces, weight: int) -> None:
         self.graph, self.pieces, self.weight, self.call = now, pieces, weight, pieces.call
         scalars, results = slots(self.call, now.types)
         self.inputs = {s: n for s, n in self.call.slot_values.weights[weight].items() if s not in scalars}
@@ -149,10 +149,10 @@ class Match:
         """The source tensors that the member updates, with their elements in the bucket."""
         if sharding.flat is not None:
             for name in inputs.values():
-                producer, holding = self.graph.producers.get(name), self.graph.states.get(name)
+                producer, state = self.graph.producers.get(name), self.graph.states.get(name)
                 if producer is not None and producer.domain == SPMD and "sizes" in producer.attributes:
                     starts, sizes = producer.attributes["starts"], producer.attributes["sizes"]
                     return tuple(CoveredRange(t, a, a + n) for t, a, n in zip(producer.inputs, starts, sizes))
-                if holding is not None:
-                    return tuple(CoveredRange(p.tensor, p.offset, p.offset + p.elements) for p in holding.slices)
+                if state is not None:
+                    return tuple(CoveredRange(p.tensor, p.offset, p.offset + p.elements) for p in state.slices)
         return (CoveredRange(self.title, 0, 0),)

@@ -23,12 +23,13 @@ from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
 from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
+from gopt.runtime.host_value import array_dtype
 from gopt.runtime.partition import Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffer_assignment import packed_inputs
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.runtime_errors import node_error
-from gopt.runtime.session import Array, SessionCache, array_dtype
+from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.tuning.tuning import NO_TUNING
 

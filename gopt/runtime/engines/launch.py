@@ -85,12 +85,12 @@ def launch(
         )
         assert process.stdout is not None and process.stderr is not None
         streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        words: list[str] = []
-        copies = [threading.Thread(target=_copy, args=(*each, words), daemon=True) for each in streams]
+        banner: list[str] = []
+        copies = [threading.Thread(target=_copy, args=(*each, banner), daemon=True) for each in streams]
         for copy in copies:
             copy.start()
         watchdog = _JobMonitor(
-            process, Path(folder), deadline, show, caught, words, copies, patient, names, start is not None
+            process, Path(folder), deadline, show, caught, banner, copies, patient, names, start is not None
         )
         try:
             return watchdog.run()
@@ -122,12 +122,12 @@ def _signals(patient: bool) -> Iterator[list[int]]:
             signal.signal(number, old)
 
 
-def _copy(source: IO[bytes], target: IO[str], words: list[str]) -> None:
-    """Copy what ranks print, without the launcher's banner, whose lines are added to ``words``."""
+def _copy(source: IO[bytes], target: IO[str], banner: list[str]) -> None:
+    """Copy what ranks print, without the launcher's banner, whose lines are added to ``banner``."""
     for line in source:
         text = line.decode("utf-8", "replace")
         if text.startswith(_NOISE):
-            words.append(text)
+            banner.append(text)
         else:
             target.write(text)
             target.flush()
@@ -150,7 +150,7 @@ class _JobMonitor:
     show: Callable[[str], None]
     caught: Sequence[int] = ()
     """Signals that have come."""
-    words: Sequence[str] = ()
+    banner: Sequence[str] = ()
     """Output of the launcher itself."""
     copies: Sequence[threading.Thread] = ()
     """Threads that copy the launcher's output."""
@@ -218,7 +218,7 @@ class _JobMonitor:
             self.process.wait(CLEANING)
             for copy in self.copies:
                 copy.join(COPYING)
-        seen, said = read(self.folder), "".join(self.words)
+        seen, said = read(self.folder), "".join(self.banner)
         process, number = _PROCESS.search(said), _SIGNAL.search(said)
         first = next((each for each in seen if process and each.process == int(process[1])), None)
         code = self.process.poll() or 0

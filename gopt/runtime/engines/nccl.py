@@ -44,17 +44,17 @@ class ControlPlane(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
 
-def on_gpus(mesh: Mesh, words: ControlPlane) -> tuple[NcclEngine, Gpu, type[StreamCollectives]]:
+def on_gpus(mesh: Mesh, control: ControlPlane) -> tuple[NcclEngine, Gpu, type[StreamCollectives]]:
     """Return the engine, the device and the calls of this rank. All ranks call it together. Raises RunError,
     OptionError."""
-    cuda, nccl = raise_on_one_rank(words, lambda: (Cuda(bindings()), library()))
-    near = words.host_ranks()
+    cuda, nccl = raise_on_one_rank(control, lambda: (Cuda(bindings()), library()))
+    near = control.host_ranks()
     # A launcher may show each of its ranks one GPU alone.
-    index = near.index(words.rank) % cuda.count
-    names = words.gather((near[0], cuda("cudaDeviceGetPCIBusId", 32, index)))
-    raise_on_one_rank(words, lambda: _check_one_rank_per_gpu(names, words.rank))
-    gpu = raise_on_one_rank(words, lambda: Gpu(cuda, index))
-    return NcclEngine(mesh, words, gpu, nccl), gpu, StreamCollectives
+    index = near.index(control.rank) % cuda.count
+    names = control.gather((near[0], cuda("cudaDeviceGetPCIBusId", 32, index)))
+    raise_on_one_rank(control, lambda: _check_one_rank_per_gpu(names, control.rank))
+    gpu = raise_on_one_rank(control, lambda: Gpu(cuda, index))
+    return NcclEngine(mesh, control, gpu, nccl), gpu, StreamCollectives
 
 
 def library() -> Any:
@@ -95,13 +95,13 @@ class PendingCollective:
 class NcclEngine:
     """One process, one rank, one GPU: an Engine whose arrays are Blocks of the GPU."""
 
-    def __init__(self, mesh: Mesh, words: ControlPlane, gpu: Gpu, nccl: Any) -> None:
-        self.rank = words.rank
-        self._mesh, self._words, self._gpu, self._nccl = mesh, words, gpu, nccl
+    def __init__(self, mesh: Mesh, control: ControlPlane, gpu: Gpu, nccl: Any) -> None:
+        self.rank = control.rank
+        self._mesh, self._control, self._gpu, self._nccl = mesh, control, gpu, nccl
         self._comms: dict[str, Any] = {}
         self._in_flight: deque[tuple[str, Event]] = deque()
         self._kernels = Kernels(gpu)
-        gpu.guard = lambda: words.watchdog.on(self._unfinished)
+        gpu.guard = lambda: control.watchdog.on(self._unfinished)
 
     def prepare(self, groups: Sequence[str]) -> None:
         new = [group for group in groups if group not in self._comms]
@@ -109,11 +109,11 @@ class NcclEngine:
             group: bytes(self._nccl.get_unique_id())
             for group in new if self._mesh.members(group, self.rank)[0] == self.rank
         }  # fmt: skip
-        ids = self._words.gather(mine)
+        ids = self._control.gather(mine)
         for group in new:
             members, place = self._mesh.members(group, self.rank), self._mesh.index(group, self.rank)
             unique = self._nccl.UniqueId.from_bytes(ids[members[0]][group])
-            with self._words.watchdog.on(f"the start of NCCL over {group}"):
+            with self._control.watchdog.on(f"the start of NCCL over {group}"):
                 self._comms[group] = self._nccl.Communicator.init(len(members), place, unique)
 
     def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
@@ -123,7 +123,7 @@ class NcclEngine:
         # The host communicates between steps: finish the GPU's work first, so that a hang is found at its call.
         self._gpu.synchronize()
         self._in_flight.clear()
-        return self._words.gather(item)
+        return self._control.gather(item)
 
     def fail(self, error: BaseException) -> None:
         """End all ranks at once: kernels that wait for other ranks could keep this process from ending."""
@@ -132,7 +132,7 @@ class NcclEngine:
             ender.start()
         for ender in enders:
             ender.join(2.0)
-        self._words.fail(error)
+        self._control.fail(error)
 
     def call(self, index: int, node: Node, inputs: list[Block]) -> list[Block]:
         return self.start(index, node, inputs).result()
@@ -144,7 +144,7 @@ class NcclEngine:
         staging = Staging(self._gpu, self._kernels, [*inputs])
         self._gpu.wait_event(self._gpu.comm_stream, self._gpu.cuda.event(self._gpu.compute_stream))
         make = _Call(self._comms[group], self._nccl, self._mesh, self.rank, staging, node, inputs)
-        with self._words.watchdog.on(name):  # the first call of a kind connects the ranks
+        with self._control.watchdog.on(name):  # the first call of a kind connects the ranks
             try:
                 outputs = _MAKE[node.op_type](make)
             except RunError:

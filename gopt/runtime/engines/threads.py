@@ -17,7 +17,8 @@ from gopt.errors import GoptError, InvariantError, RunError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
-from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.host_value import array_dtype
+from gopt.runtime.session import Array
 
 DEADLINE = 120.0
 """Seconds for which a rank waits for the others at one call."""

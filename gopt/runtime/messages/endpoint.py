@@ -78,7 +78,7 @@ class Endpoint:
         message names another source, or has arrays that cannot travel.
         """
         if message.source != self.number or not 0 <= to < self.roster.size:
-            raise InvariantError(f"{self.roster.describe(self.number)} sends as {message.source} to {to}")
+            raise InvariantError(f"{self.roster.describe(self.number)} sends as endpoint {message.source} to {to}")
         arrays = tuple(np.require(each, requirements="C") for each in message.arrays)
         kept = Message(message.kind, message.source, message.key, message.round, arrays, message.note)
         return Sent(self, self._hub.post(Sending(to, kept, kept.header, owned)))

@@ -16,7 +16,8 @@ import numpy as np
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.errors import InvariantError
 from gopt.ir.types import numpy_dtype
-from gopt.runtime.session import Array, dtype_word
+from gopt.runtime.host_value import dtype_word
+from gopt.runtime.session import Array
 
 NOTE_BYTES = 1 << 20
 """Most that a note takes as JSON: it travels with the header, outside the receiver's limit of bytes."""

@@ -235,7 +235,9 @@ class AsyncServer:
 
     def _table(self, message: Message) -> TableState:
         if message.key not in self.tables:
-            raise RunError(f"server {self.number} has nothing of table {message.key}, which {message.header} is of")
+            raise RunError(
+                f"server {self.number} received {message.header} for table {message.key}, of which it has no part"
+            )
         return self.tables[message.key]
 
     @property
@@ -245,7 +247,9 @@ class AsyncServer:
 
     def _bucket(self, message: Message) -> Sequence[KeyState]:
         if message.key not in self._buckets:
-            raise RunError(f"server {self.number} has no bucket {message.key}, which {message.header} is of")
+            raise RunError(
+                f"server {self.number} received {message.header} for bucket {message.key}, which it does not have"
+            )
         return self._buckets[message.key]
 
     # --- checkpoints ------------------------------------------------------------------------------------------------

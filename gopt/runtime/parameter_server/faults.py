@@ -73,7 +73,7 @@ class FaultOptions:
         scale = next((key for key in plan.keys if key.kind is KeyKind.SCALAR), None)
         if scale is not None:
             raise OptionError(
-                f"--nan skip: the update decides itself about infinite gradients, and changes {scale.name!r} then",
+                f"--nan skip: the update itself handles infinite gradients: it changes {scale.name!r}",
                 "take --nan pass",
             )
 

@@ -24,6 +24,7 @@ from gopt.parameter_server.views import ROUND
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
+from gopt.runtime.host_value import array_dtype
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
@@ -39,7 +40,7 @@ from gopt.runtime.parameter_server.server_rows import part_of, rows_answer, tabl
 from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.parameter_server.split_checkpoints import SplitCheckpoints
 from gopt.runtime.parameter_server.waits import ServerSummary, Waits
-from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.session import Array
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.tuning.tuning import tuning_of
 

@@ -23,7 +23,7 @@ class SplitCheckpoints:
             self.checkpoints = Checkpoints(job.checkpoint, job.folder, server_job.manifest, job.keep)
             self.checkpoints.check(job.resume)
         elif job.resume:
-            raise OptionError("--resume needs --checkpoint DIR")
+            raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")
         steps = self.checkpoints.steps() if self.checkpoints is not None and job.resume else []
         self.step = steps[-1] if steps else 0
         self._saved = self.step

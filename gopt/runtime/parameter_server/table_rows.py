@@ -16,10 +16,11 @@ from gopt.errors import InputError, RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import numpy_dtype
 from gopt.parameter_server.tables import Ids, Layout, Request, TableLayout
+from gopt.runtime.host_value import array_dtype
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.session import Array
 
 
 def coalesce(ids: Ids, rows: Array) -> tuple[Ids, Array]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gopt.runtime.host_value import address_of
 from gopt.runtime.memory import aligned, unpack_views
 from gopt.runtime.planner.assignment import BufferAssignment, GatherBuffer
-from gopt.runtime.session import Array, address_of
+from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import CallBuffer, SharedGather, SharedMemory
 
 

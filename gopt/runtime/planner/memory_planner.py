@@ -15,10 +15,11 @@ from typing import TypeAlias
 import numpy as np
 
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.runtime.host_value import Value
 from gopt.runtime.memory import aligned, unpack_views
 from gopt.runtime.partition import Call, ProgramStep, Segment
 from gopt.runtime.planner.buffers import Buffers
-from gopt.runtime.session import Array, Value
+from gopt.runtime.session import Array
 
 BufferViews: TypeAlias = Mapping[str, Sequence[Value]]
 """Result -> its buffer, or the two that alternate; without results whose shape or type leaves it to the runtime."""

@@ -33,7 +33,8 @@ from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import TensorType
-from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.host_value import array_dtype
+from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
     check_unlocked,

@@ -16,7 +16,8 @@ import numpy as np
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import load_state, naming, regular_size
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.host_value import array_dtype
+from gopt.runtime.session import Array
 
 Batch = dict[str, Array]
 FILES = (".npz", ".safetensors")
@@ -146,7 +147,10 @@ def open_data(
         fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
         return ArraySource(types, fitting, shuffle, once)
     if shuffle is not None:
-        raise OptionError("--shuffle needs a file of samples, but --data names a function")
+        raise OptionError(
+            "--shuffle needs a file of samples, but --data names a function",
+            "shuffle in the function, or name a .npz file",
+        )
     return IterableSource(load_function(text), types)
 
 
@@ -188,9 +192,11 @@ def load_function(text: str) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise OptionError(f"cannot find {text!r}: {error}") from error
+        raise OptionError(
+            f"cannot find {text!r}: {error}", "write module:function, with the module on PYTHONPATH"
+        ) from error
     if not callable(function):
-        raise OptionError(f"{text!r} is not a function")
+        raise OptionError(f"{text!r} is not a function", "write module:function")
     found: Callable[..., Any] = function
     return found
 

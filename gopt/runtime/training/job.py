@@ -57,10 +57,18 @@ class Progress:
     def loss(self) -> float:
         return sum(self.losses) / len(self.losses)
 
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def epoch(self) -> float:
+        """Of a split whose samples are in a file: how many times they were read by then; 0 of other runs."""
+        return float(self.more.get("epoch", 0))
+
     def to_json(self) -> dict[str, Any]:
-        rate = self.samples / self.seconds if self.seconds else 0.0
         return {"step": self.step, "loss": self.loss, "losses": list(self.losses), "seconds": round(self.seconds, 6),
-                "samples_per_second": round(rate, 3), **self.more}  # fmt: skip
+                "samples_per_second": round(self.samples_per_second, 3), **self.more}  # fmt: skip
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:

@@ -102,7 +102,7 @@ class Trainer:
         held = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.record.accumulators}
         if self.job.resume:
             if self.checkpoints is None:
-                raise OptionError("--resume needs --checkpoint DIR")
+                raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")
             if complete := self.checkpoints.steps():
                 self.step = complete[-1]
                 return held | self.checkpoints.load(self.engine.rank, self.step)

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
+from gopt.runtime.host_value import Value, address_of
 from gopt.runtime.partition import Segment
-from gopt.runtime.session import Array, Value, address_of
+from gopt.runtime.session import Array
 from gopt.runtime.tuning.numpy_kernels import operation, unsigned
 
 _FLOATS = {"float16": "HalfType", "float32": "FloatType", "float64": "DoubleType"}

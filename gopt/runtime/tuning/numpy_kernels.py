@@ -15,9 +15,10 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.runtime.host_value import Value
 from gopt.runtime.memory import aligned
 from gopt.runtime.partition import Segment
-from gopt.runtime.session import Array, Value
+from gopt.runtime.session import Array
 
 TILE = 1 << 15
 """Elements of a tile: a dozen float32 rows of them fit a core's second-level cache."""

@@ -18,10 +18,11 @@ import numpy as np
 from gopt.analysis.operators import elementwise
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.runtime.host_value import Value, bind_memory
 from gopt.runtime.partition import Segment
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.proto import is_constant, is_small
-from gopt.runtime.session import SessionCache, Value, bind_memory, run_bound, session_of
+from gopt.runtime.session import SessionCache, run_bound, session_of
 from gopt.runtime.tuning.llvm_kernels import LlvmKernel, is_supported
 from gopt.runtime.tuning.numpy_kernels import TILE, NumpyKernel, operation
 

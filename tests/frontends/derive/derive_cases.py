@@ -43,16 +43,18 @@ CASES = {
     "sgd": _case("sgd", "SGD"),
     "sgd_decay": _case("sgd", "SGD", weight_decay=0.1, torch={"weight_decay": 0.1}),
     "momentum": _case("momentum", "SGD", torch={"momentum": 0.9}),
-    "nesterov": _case("nesterov", "SGD", knobs={"momentum": 0.8}, torch={"momentum": 0.8, "nesterov": True}),
+    "nesterov": _case(
+        "nesterov", "SGD", optimizer_options={"momentum": 0.8}, torch={"momentum": 0.8, "nesterov": True}
+    ),
     "adam": _case("adam", "Adam"),
     "adam_decay": _case("adam", "Adam", weight_decay=0.1, torch={"weight_decay": 0.1}),
     "adamw": _case("adamw", "AdamW"),
     "adamw_knobs": _case(
-        "adamw", "AdamW", weight_decay=0.3, knobs={"beta1": 0.7, "beta2": 0.95, "eps": 1e-5},
+        "adamw", "AdamW", weight_decay=0.3, optimizer_options={"beta1": 0.7, "beta2": 0.95, "eps": 1e-5},
         torch={"weight_decay": 0.3, "betas": (0.7, 0.95), "eps": 1e-5},
     ),
     "adagrad": _case("adagrad", "Adagrad"),
-    "rmsprop": _case("rmsprop", "RMSprop", knobs={"alpha": 0.9}, torch={"alpha": 0.9}),
+    "rmsprop": _case("rmsprop", "RMSprop", optimizer_options={"alpha": 0.9}, torch={"alpha": 0.9}),
     "adamax": _case("adamax", "Adamax"),
     "nadam": _case("nadam", "NAdam"),
     "lion": _case("lion", "Lion", weight_decay=0.1, torch={"weight_decay": 0.1}),
@@ -61,25 +63,29 @@ CASES = {
     "loss_scale": _case("adam", "Adam", {"scale": 1024.0}, loss_scale=1024.0),
     "dynamic_scale": _case("adamw", "AdamW", {"scale": 65536.0}, overflow=2, loss_scale="dynamic"),
     "linear": _case("sgd", "SGD", {"schedule": ("LinearLR", {"start_factor": 0.25, "total_iters": 3})},
-                    schedule="linear", schedule_knobs={"start_factor": 0.25, "total_steps": 3}),
+                    schedule="linear", schedule_options={"start_factor": 0.25, "total_steps": 3}),
     "cosine": _case("adamw", "AdamW", {"schedule": ("CosineAnnealingLR", {"T_max": 4, "eta_min": 0.001})},
-                    schedule="cosine", schedule_knobs={"total_steps": 4, "min_lr": 0.001}),
+                    schedule="cosine", schedule_options={"total_steps": 4, "min_lr": 0.001}),
     "step": _case("momentum", "SGD", {"schedule": ("StepLR", {"step_size": 2, "gamma": 0.5})}, schedule="step",
-                  schedule_knobs={"step_size": 2, "gamma": 0.5}, torch={"momentum": 0.9}),
+                  schedule_options={"step_size": 2, "gamma": 0.5}, torch={"momentum": 0.9}),
 }  # fmt: skip
 
-_ADAM_LIKE = {"knobs": {"beta1": 0.8, "beta2": 0.97, "eps": 1e-3}, "torch": {"betas": (0.8, 0.97), "eps": 1e-3}}
+_ADAM_LIKE = {
+    "optimizer_options": {"beta1": 0.8, "beta2": 0.97, "eps": 1e-3},
+    "torch": {"betas": (0.8, 0.97), "eps": 1e-3},
+}
 KNOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sgd": ("SGD", {}, {}),
     "momentum": ("SGD", {"momentum": 0.5}, {"momentum": 0.5}),
     "nesterov": ("SGD", {"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}),
-    "adam": ("Adam", _ADAM_LIKE["knobs"], _ADAM_LIKE["torch"]),
-    "adamw": ("AdamW", _ADAM_LIKE["knobs"], _ADAM_LIKE["torch"]),
+    "adam": ("Adam", _ADAM_LIKE["optimizer_options"], _ADAM_LIKE["torch"]),
+    "adamw": ("AdamW", _ADAM_LIKE["optimizer_options"], _ADAM_LIKE["torch"]),
     "adagrad": ("Adagrad", {"eps": 1e-2}, {"eps": 1e-2}),
     "rmsprop": ("RMSprop", {"alpha": 0.7, "eps": 1e-2}, {"alpha": 0.7, "eps": 1e-2}),
-    "adamax": ("Adamax", _ADAM_LIKE["knobs"], _ADAM_LIKE["torch"]),
+    "adamax": ("Adamax", _ADAM_LIKE["optimizer_options"], _ADAM_LIKE["torch"]),
     "nadam": (
-        "NAdam", {**_ADAM_LIKE["knobs"], "momentum_decay": 0.02}, {**_ADAM_LIKE["torch"], "momentum_decay": 0.02},
+        "NAdam", {**_ADAM_LIKE["optimizer_options"], "momentum_decay": 0.02},
+        {**_ADAM_LIKE["torch"], "momentum_decay": 0.02},
     ),
     "lion": ("Lion", {"beta1": 0.7, "beta2": 0.9}, {"betas": (0.7, 0.9)}),
 }  # fmt: skip
@@ -88,7 +94,7 @@ for _name, (_kind, _knobs, _torch) in KNOBS.items():
     _usual = {"momentum": 0.9, **({"nesterov": True} if _name == "nesterov" else {})} if "momentum" in _knobs else {}
     CASES[f"{_name}, no decay"] = _case(_name, _kind, weight_decay=0.0, torch={"weight_decay": 0.0, **_usual})
     CASES[f"{_name}, all knobs"] = _case(
-        _name, _kind, weight_decay=0.2, knobs=_knobs, torch={**_torch, "weight_decay": 0.2}
+        _name, _kind, weight_decay=0.2, optimizer_options=_knobs, torch={**_torch, "weight_decay": 0.2}
     )
 
 _CLIPS: dict[str, dict[str, Any]] = {"": {}, "norm": {"clip_norm": 0.1}, "value": {"clip_value": 0.02}}
@@ -109,13 +115,18 @@ def _combinations() -> dict[str, Case]:
     for place, (clip, scale, schedule) in enumerate(itertools.product(_CLIPS, _SCALES, _SCHEDULES)):
         name = list(KNOBS)[place % len(KNOBS)]
         kind, knobs, torch = KNOBS[name]
-        options = {"weight_decay": 0.1, "knobs": knobs, "torch": {**torch, "weight_decay": 0.1}, **_CLIPS[clip]}
+        options = {
+            "weight_decay": 0.1,
+            "optimizer_options": knobs,
+            "torch": {**torch, "weight_decay": 0.1},
+            **_CLIPS[clip],
+        }
         around = dict(_CLIPS[clip])
         if scale:
             options["loss_scale"] = _SCALES[scale]
             around["scale"] = 65536.0 if scale == "dynamic" else _SCALES[scale]
         if schedule:
-            around["schedule"], options["schedule_knobs"] = _SCHEDULES[schedule]
+            around["schedule"], options["schedule_options"] = _SCHEDULES[schedule]
             options["schedule"] = schedule
         label = " x ".join((name, clip or "no clip", scale or "no scale", schedule or "no schedule"))
         found[label] = _case(name, kind, around, 2 if scale == "dynamic" else -1, **options)

@@ -59,12 +59,12 @@ def test_every_optimizer_and_knob_is_compared():
     given = [case.options for case in ALL_CASES.values()]
     for name, rule in OPTIMIZERS.items():
         knobs = [each for each in given if each["optimizer"] == name]
-        assert {key for each in knobs for key in each.get("knobs", {})} == set(rule.knobs), name
+        assert {key for each in knobs for key in each.get("optimizer_options", {})} == set(rule.options), name
         assert {0.0, 0.2} <= {each.get("weight_decay") for each in knobs}, name
     assert {each.get("schedule") for each in given} == {None, *SCHEDULES}
     for name, schedule in SCHEDULES.items():
-        used = {key for each in given if each.get("schedule") == name for key in each["schedule_knobs"]}
-        assert used == set(schedule.knobs), name
+        used = {key for each in given if each.get("schedule") == name for key in each["schedule_options"]}
+        assert used == set(schedule.options), name
 
 
 def test_a_dynamic_scale_doubles_after_2000_steps_without_overflow(tmp_path: Path):
@@ -268,15 +268,15 @@ def test_dropout_trains_by_draws(tmp_path: Path):
     [
         ({"optimizer": "adamv"}, "--optimizer 'adamv' is unknown", "did you mean"),
         (
-            {"optimizer": "sgd", "knobs": {"momentum": 0.9}},
+            {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}},
             "--optimizer sgd has no --momentum",
             "leave --momentum out, or take --optimizer momentum",
         ),
-        ({"optimizer": "momentum", "knobs": {"beta1": 0.9}}, "has no --betas", "it has --momentum"),
-        ({"optimizer": "adam", "knobs": {"beta2": 1.0}}, "--betas cannot be 1", "below 1"),
+        ({"optimizer": "momentum", "optimizer_options": {"beta1": 0.9}}, "has no --betas", "it has --momentum"),
+        ({"optimizer": "adam", "optimizer_options": {"beta2": 1.0}}, "--betas cannot be 1", "below 1"),
         ({"optimizer": "sgd", "schedule": "cosine"}, "--schedule cosine needs --total-steps", "give"),
         (
-            {"optimizer": "sgd", "schedule_knobs": {"gamma": 0.1}},
+            {"optimizer": "sgd", "schedule_options": {"gamma": 0.1}},
             "a step without --schedule has no --gamma",
             "or take --schedule step",
         ),

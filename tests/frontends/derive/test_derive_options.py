@@ -18,7 +18,8 @@ from gopt.frontends.derive.options import DeriveOptions
     [
         {"lr": 1e60}, {"lr": 1e-60}, {"lr": 0.0}, {"clip_norm": 1e60}, {"clip_value": 1e-60}, {"weight_decay": 1e60},
         {"weight_decay": -1.0}, {"loss_scale": 1e39}, {"loss_scale": 1e-60}, {"loss_scale": 0.0},
-        {"optimizer": "adam", "knobs": {"eps": 1e60}}, {"optimizer": "adam", "knobs": {"beta1": 1.0}},
+        {"optimizer": "adam", "optimizer_options": {"eps": 1e60}},
+        {"optimizer": "adam", "optimizer_options": {"beta1": 1.0}},
         {"label_smoothing": 1.0}, {"label_smoothing": -0.1}, {"label_smoothing": float("nan")},
         {"ignore_index": 2**63}, {"loss": "mse", "ignore_index": 0}, {"loss": "mse", "label_smoothing": 0.1},
         {"loss": "binary-cross-entropy", "class_axis": 1},

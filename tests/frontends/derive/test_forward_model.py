@@ -178,7 +178,7 @@ def test_a_step_in_bfloat16_moves_as_one_in_float32(tmp_path: Path):
 )
 def test_an_epsilon_that_is_zero_in_float16_is_noted(tmp_path: Path, kind: str, eps: float, noted: bool):
     half_model(tmp_path / "half.onnx", TensorProto.DataType.Value(kind))
-    options = DeriveOptions(loss="mse", optimizer="adam", knobs={"eps": eps})
+    options = DeriveOptions(loss="mse", optimizer="adam", optimizer_options={"eps": eps})
     notes = derive(tmp_path / "half.onnx", tmp_path / "step.onnx", options).notes
     assert any("is zero in float16" in note for note in notes) == noted
 

@@ -31,7 +31,7 @@ OWN_NAMES = [
 @pytest.mark.parametrize("names", OWN_NAMES, ids=[next(iter(names.values())) for names in OWN_NAMES])
 def test_values_of_the_model_may_have_any_name(tmp_path: Path, names: dict[str, str]):
     """The step gives its own values other names, and computes the same."""
-    knobs = {"clip_norm": 0.5, "loss_scale": "dynamic", "schedule": "cosine", "schedule_knobs": {"total_steps": 4}}
+    knobs = {"clip_norm": 0.5, "loss_scale": "dynamic", "schedule": "cosine", "schedule_options": {"total_steps": 4}}
     options = DeriveOptions(loss="cross-entropy", optimizer="adam", **knobs)
     model = forward_model()
     onnx.save(model, tmp_path / "plain.onnx")

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 CLASSES = 4
 
 
-def _batch(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(*shape), torch.randint(0, CLASSES, (shape[0],))
 
 
@@ -22,7 +22,7 @@ def _mlp() -> nn.Sequential:
 def with_optimizer(make):
     def factory():
         net = _mlp()
-        return net, F.cross_entropy, make(net.parameters()), _batch(8, 6)
+        return net, F.cross_entropy, make(net.parameters()), batch(8, 6)
 
     return factory
 
@@ -31,7 +31,7 @@ def with_scheduler(make):
     def factory():
         net = nn.Linear(6, CLASSES)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        return net, F.cross_entropy, optimizer, _batch(5, 6), make(optimizer)
+        return net, F.cross_entropy, optimizer, batch(5, 6), make(optimizer)
 
     return factory
 
@@ -45,7 +45,7 @@ def convolution(dims: int, transposed: bool, groups: int = 1):
             kind(4, 8, 3, stride=2, padding=1, groups=groups), nn.ReLU(),
             kind(8, 4, 3, padding=1, dilation=1, groups=groups), nn.Flatten(), nn.LazyLinear(CLASSES),
         )  # fmt: skip
-        x, y = _batch(3, 4, *([6] * dims))
+        x, y = batch(3, 4, *([6] * dims))
         net(x)
         return net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), (x, y)
 
@@ -54,7 +54,7 @@ def convolution(dims: int, transposed: bool, groups: int = 1):
 
 def dropout():
     net = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, CLASSES), nn.Dropout(0.1))
-    return net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), _batch(8, 6)
+    return net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), batch(8, 6)
 
 
 def batch_norm():
@@ -62,7 +62,7 @@ def batch_norm():
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(128, CLASSES),
     )  # fmt: skip
-    return net, F.cross_entropy, torch.optim.RMSprop(net.parameters(), 0.01), _batch(4, 3, 8, 8)
+    return net, F.cross_entropy, torch.optim.RMSprop(net.parameters(), 0.01), batch(4, 3, 8, 8)
 
 
 class Checkpointed(nn.Module):
@@ -83,7 +83,7 @@ class Checkpointed(nn.Module):
 def checkpointed(reentrant: bool, p: float = 0.0):
     def factory():
         net = Checkpointed(reentrant, p)
-        return net, F.cross_entropy, torch.optim.Adam(net.parameters(), 0.01), _batch(5, 6)
+        return net, F.cross_entropy, torch.optim.Adam(net.parameters(), 0.01), batch(5, 6)
 
     return factory
 
@@ -95,14 +95,14 @@ def groups():
     wide = [each for each in net.parameters() if each.dim() > 1]
     flat = [each for each in net.parameters() if each.dim() == 1 and each.requires_grad]
     settings = [{"params": wide, "weight_decay": 0.1, "lr": 0.02}, {"params": flat, "weight_decay": 0.0}]
-    return net, F.cross_entropy, torch.optim.AdamW(settings, lr=0.01), _batch(5, 6)
+    return net, F.cross_entropy, torch.optim.AdamW(settings, lr=0.01), batch(5, 6)
 
 
 def two_optimizers():
     net = _mlp()
     rest = [each for layer in net[1:] for each in layer.parameters()]
     optimizers = [torch.optim.SGD(net[0].parameters(), 0.1, momentum=0.9), torch.optim.AdamW(rest, 0.01)]
-    return net, F.cross_entropy, optimizers, _batch(5, 6)
+    return net, F.cross_entropy, optimizers, batch(5, 6)
 
 
 class Tied(nn.Module):
@@ -139,7 +139,7 @@ class Recurrent(nn.Module):
 
 def lstm():
     net = Recurrent()
-    return net, F.cross_entropy, torch.optim.Adam(net.parameters(), 0.01), _batch(4, 3, 6)
+    return net, F.cross_entropy, torch.optim.Adam(net.parameters(), 0.01), batch(4, 3, 6)
 
 
 class Recommender(nn.Module):

@@ -23,7 +23,7 @@ BF16 = ExportOptions(autocast=Autocast.BF16)
 def pooled(pool):
     def factory():
         net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(4))
-        x, y = recipes._batch(4, 3, 8, 8)
+        x, y = recipes.batch(4, 3, 8, 8)
         net(x)
         return net, nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), (x, y)
 
@@ -82,7 +82,7 @@ def test_another_operator_without_a_form_in_bfloat16_is_refused_by_name(tmp_path
             return super().forward(x).topk(4)[0]
 
     net = Best(6, 8)
-    step = (net, nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes._batch(8, 6))
+    step = (net, nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes.batch(8, 6))
     with pytest.raises(UnsupportedError, match=r"--autocast bf16: ONNX has no such operator in that type: .*TopK"):
         export(step, tmp_path / "step.onnx", options=BF16)
     assert not list(tmp_path.iterdir())

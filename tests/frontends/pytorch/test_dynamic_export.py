@@ -63,7 +63,7 @@ def test_code_that_computes_with_the_size_is_refused_by_its_node(tmp_path):
             return super().forward(x) * float(x.shape[0] ** 2)
 
     net = Squared(6, 4)
-    step = (net, torch.nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes._batch(8, 6))
+    step = (net, torch.nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes.batch(8, 6))
     with pytest.raises(UnsupportedError, match=r"holds for one size of the batch alone.*a known function of the size"):
         exported(step, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -78,7 +78,7 @@ def test_the_check_runs_at_a_size_that_no_trace_saw(size, tmp_path):
             return super().forward(x) * (2.0 if x.shape[0] in (11, 13) else 3.0)
 
     net = Odd(6, 4)
-    step = (net, torch.nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes._batch(size, 6))
+    step = (net, torch.nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes.batch(size, 6))
     with pytest.raises(UnsupportedError, match=r"is not the eager one|takes a branch"):
         exported(step, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -91,7 +91,7 @@ def test_a_branch_on_few_or_many_samples_is_refused(chosen, tmp_path):
             return super().forward(x) * (2.0 if chosen(x.shape[0]) else 3.0)
 
     net = Branching(6, 4)
-    step = (net, torch.nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes._batch(8, 6))
+    step = (net, torch.nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes.batch(8, 6))
     with pytest.raises(UnsupportedError, match=r"takes a branch .* in test_dynamic_export.py, line \d+: return super"):
         exported(step, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -113,6 +113,6 @@ def test_branches_are_looked_for_once_where_an_optimizer_is_traced_twice(tmp_pat
 def test_a_batch_of_one_sample_and_options_that_cannot_be_combined_are_refused(tmp_path):
     net, loss, optimizer, _ = recipes.groups()
     with pytest.raises(OptionError, match="at least two samples"):
-        exported((net, loss, optimizer, recipes._batch(1, 6)), tmp_path)
+        exported((net, loss, optimizer, recipes.batch(1, 6)), tmp_path)
     with pytest.raises(OptionError, match="--dynamic cannot be combined with --no-values"):
-        exported((net, loss, optimizer, recipes._batch(8, 6)), tmp_path, values=False)
+        exported((net, loss, optimizer, recipes.batch(8, 6)), tmp_path, values=False)

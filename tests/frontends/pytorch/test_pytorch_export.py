@@ -58,7 +58,7 @@ def test_options_agree_with_eager_pytorch_and_change_the_step(options, tmp_path)
 
 def test_an_overflow_leaves_parameters_and_halves_the_scale(tmp_path):
     def factory():
-        module, (x, y) = torch.nn.Linear(6, recipes.CLASSES), recipes._batch(8, 6)
+        module, (x, y) = torch.nn.Linear(6, recipes.CLASSES), recipes.batch(8, 6)
         optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
         return module, lambda output, y: torch.nn.functional.cross_entropy(output, y) * 1e34, optimizer, (x, y)
 

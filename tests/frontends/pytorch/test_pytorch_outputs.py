@@ -48,7 +48,7 @@ def step_of(form, calls=lambda net, x: net(x)):
     made, loss, names = FORMS[form]
     torch.manual_seed(1)
     net = Heads(made)
-    x, y = recipes._batch(6, 6)
+    x, y = recipes.batch(6, 6)
     optimizer = torch.optim.AdamW(net.parameters(), 0.01)
     return (net, lambda module, batch: loss(calls(module, batch["x"]), batch["y"]), optimizer, {"x": x, "y": y}), names
 

@@ -35,7 +35,7 @@ class Head(nn.Linear):
 
 def step_of(form):
     net = Head(form)
-    return net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes._batch(8, 6)
+    return net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), recipes.batch(8, 6)
 
 
 def uses_of(step, size=11):
@@ -123,7 +123,7 @@ class Weighted(nn.Linear):
 
 def weighted(rows, offsets):
     net = Weighted(6, 4)
-    x, y = recipes._batch(rows, 6)
+    x, y = recipes.batch(rows, 6)
     batch = {"x": x, "y": y, "weights": torch.rand(4), "offset": torch.rand(offsets), "mask": torch.rand(rows)}
     return net, None, torch.optim.SGD(net.parameters(), 0.1), batch
 

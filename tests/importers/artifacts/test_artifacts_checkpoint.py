@@ -70,4 +70,4 @@ def test_a_value_of_another_length_is_refused():
     with pytest.raises(InputError, match=r"512 bytes in the checkpoint, and float32\[4,8\] takes 128"):
         held.value(replace(first, type=TensorType("float32", (4, 8))))
     with pytest.raises(UnsupportedError, match="in a file beside the checkpoint"):
-        replace(held, external=True).value(replace(first, span=None))
+        replace(held, external=True).value(replace(first, byte_range=None))

@@ -8,7 +8,7 @@ import flatbuffers
 import pytest
 from flatbuffers import number_types
 
-from gopt.importers.artifacts.flatbuffer import Fields, Span
+from gopt.importers.artifacts.flatbuffer import Fields
 
 
 def table() -> bytes:
@@ -33,19 +33,18 @@ def test_fields_by_number():
     assert root.number(0, number_types.Int32Flags) == 7
     assert root.number(4, number_types.Int32Flags, 3) == 3
     assert (root.text(1), root.text(4)) == ("name", "")
-    span = root.span(2)
-    assert span is not None and data[span.start : span.start + span.length] == b"abc"
+    byte_range = root.byte_range(2)
+    assert byte_range is not None and data[byte_range.start : byte_range.start + byte_range.length] == b"abc"
     assert root.numbers(3, number_types.Int32Flags) == [5, 6]
-    assert root.span(4) is None and root.table(4) is None and list(root.tables(4)) == []
-    assert Span(1, 2) == Span(1, 2)
+    assert root.byte_range(4) is None and root.table(4) is None and list(root.tables(4)) == []
 
 
 def test_lists_that_do_not_fit_are_refused():
     data = table()
-    at = Fields.root(data).span(2).start - 4
+    at = Fields.root(data).byte_range(2).start - 4
     bad = data[:at] + struct.pack("<I", 1 << 30) + data[at + 4 :]
     with pytest.raises(ValueError, match="does not fit"):
-        Fields.root(bad).span(2)
+        Fields.root(bad).byte_range(2)
     with pytest.raises(ValueError, match="does not fit"):
         list(Fields.root(bad).tables(2))
     with pytest.raises(ValueError, match="a table at byte"):

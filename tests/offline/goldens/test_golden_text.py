@@ -6,7 +6,7 @@ import pytest
 from helpers import source
 
 import gopt
-from gopt.offline.goldens.golden_text import SECTIONS, WIDTH, Asked, _wrapped, golden_text
+from gopt.offline.goldens.golden_text import SECTIONS, WIDTH, CaseRequest, golden_text, wrapped
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def made() -> gopt.Sharded:
 
 
 def text(made: gopt.Sharded, *keep: str) -> list[str]:
-    asked = Asked("shard", ("--ranks", "3", "--verify-each"))
+    asked = CaseRequest("shard", ("--ranks", "3", "--verify-each"))
     graphs = {"all ranks": made.program.graph}
     training = made.source.training
     return golden_text(asked, training, made.manifest(), made.report(), graphs, keep or SECTIONS).splitlines()
@@ -36,8 +36,8 @@ def test_only_what_is_kept(made: gopt.Sharded) -> None:
 
 def test_a_long_fact_is_wrapped_between_its_parts() -> None:
     parts = "; ".join(f"[{place}000, {place + 1}000) on rank {place}" for place in range(6))
-    lines = _wrapped(f"parameter float32[6,1000] some.weight: {parts}")
+    lines = wrapped(f"parameter float32[6,1000] some.weight: {parts}")
     assert lines[0] == "  parameter float32[6,1000] some.weight:"
     assert len(lines) == 3 and max(map(len, lines)) <= WIDTH and all(line[:5] == "    [" for line in lines[1:])
     assert " ".join(line.strip() for line in lines[1:]) == parts
-    assert _wrapped("x" * 200) == ["  " + "x" * 200]
+    assert wrapped("x" * 200) == ["  " + "x" * 200]

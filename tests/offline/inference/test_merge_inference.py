@@ -16,7 +16,7 @@ import gopt
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.load import load
 from gopt.offline.inference.batch_norm import evaluated
-from gopt.offline.inference.cone import Cone
+from gopt.offline.inference.forward_subgraph import ForwardSubgraph
 from gopt.offline.inference.write import merge_inference
 
 RNG = np.random.default_rng(3)
@@ -141,7 +141,7 @@ norms (float[4,3,2,2] x, float[3] g, float[3] b, float[3] m, float[3] v) => (flo
 def test_the_batch_norm_operator_is_evaluated(tmp_path):
     onnx.save(onnx.parser.parse_model(NORMS), tmp_path / "norms.onnx")
     graph = load(tmp_path / "norms.onnx")
-    (node,) = evaluated(Cone.of(graph, ["y"], ["x"]), [("m", "m2"), ("v", "v2")])
+    (node,) = evaluated(ForwardSubgraph.of(graph, ["y"], ["x"]), [("m", "m2"), ("v", "v2")])
     assert node.outputs == ["y"] and node.inputs == ["x", "g", "b", "m", "v"] and not node.attributes
 
 

@@ -1,4 +1,4 @@
-"""Files of other tools: what they look like, exit code 3."""
+"""Files of other tools: what they signature like, exit code 3."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from helpers import FIXTURES
 from gopt.errors import InputError
 from gopt.offline.kinds import inspect_path
 from gopt.offline.kinds.candidate import Candidate
-from gopt.offline.kinds.unknown import LOOKS, looks_like
+from gopt.offline.kinds.unknown import SIGNATURES, looks_like
 
 
-@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.what)
-def test_looks(look, tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"\1" * look.offset + look.magic + bytes(64))
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.what)
+def test_looks(signature, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"\1" * signature.offset + signature.magic + bytes(64))
     with pytest.raises(InputError) as refusal:
         inspect_path(tmp_path / "f")
-    assert refusal.value.exit_code == 3 and look.what in refusal.value.message
+    assert refusal.value.exit_code == 3 and signature.what in refusal.value.message
 
 
 def test_torch_files_and_json(tmp_path: Path) -> None:

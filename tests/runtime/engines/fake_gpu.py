@@ -31,7 +31,8 @@ from gopt.mesh import Mesh
 from gopt.runtime.engines.base import InProcessStore
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.executor import Executor
-from gopt.runtime.session import SessionCache, array_of
+from gopt.runtime.host_value import array_of
+from gopt.runtime.session import SessionCache
 
 _WAIT = 120.0
 """Seconds for which one rank waits for the others."""

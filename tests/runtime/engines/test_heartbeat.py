@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gopt.cli.run_report import step_line
+from gopt.cli.run_report import step_message
 from products import spread
 from test_run import command, mpi, run, written
 
@@ -34,6 +33,7 @@ from gopt.runtime.engines.heartbeat import (
     read,
     waiting,
 )
+from gopt.runtime.training.run_result import StepMessage
 
 
 def seen(*hows: tuple[int, int, int]) -> list[RankStatus]:
@@ -141,9 +141,9 @@ def test_a_record_is_valid_from_the_first_moment_others_can_read_it(tmp_path, mo
 
 def test_what_a_rank_tells_is_checked():
     line = '{"step": 1, "loss": null, "losses": [null, 1.5], "seconds": 0.5, "samples_per_second": 3}'
-    assert math.isnan(step_line(line)["loss"])
-    with pytest.raises(RunError, match=r"what the first rank tells: losses\[1\]: 'x' is not of types"):
-        step_line(line.replace("1.5", '"x"'))
+    assert step_message(line) == StepMessage(1, None, 3)
+    with pytest.raises(RunError, match=r"a message of the first rank: losses\[1\]: 'x' is not of types"):
+        step_message(line.replace("1.5", '"x"'))
 
 
 @mpi

@@ -474,7 +474,7 @@ def test_events_are_not_left_behind(runtime):
 def test_a_failure_frees_the_kernels_that_wait(runtime):
     def work(rank):
         rank.engine.fail(RunError("the loss is nan"))
-        return [comm.aborted for comm in rank.engine._comms.values()], rank.engine._words.node_error.message
+        return [comm.aborted for comm in rank.engine._comms.values()], rank.engine._control.node_error.message
 
     assert one_rank(runtime, (), work) == ([True], "the loss is nan")
 

@@ -17,8 +17,8 @@ from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.base import InProcessStore
 from gopt.runtime.engines.shared_buffers import PAGE, MemoryFile, open_handle, share_buffers
+from gopt.runtime.host_value import address_of
 from gopt.runtime.memory import packed_view
-from gopt.runtime.session import address_of
 from gopt.runtime.shared_memory import (
     NOT_SHARED,
     GatherRequest,

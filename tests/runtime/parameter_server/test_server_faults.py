@@ -301,10 +301,10 @@ def test_a_round_that_is_no_number_is_skipped_by_all_servers(
 
 
 @pytest.mark.parametrize("fixture", ["mlp_adamw_fp16_scaler"])
-def test_skip_is_refused_where_the_update_decides_itself(fixture: str, tmp_path: Path) -> None:
+def test_skip_is_refused_where_the_update_handles_infinities(fixture: str, tmp_path: Path) -> None:
     api.split(source(fixture), SplitOptions(trainers=2, servers=1)).write(tmp_path / "split")
     plan = ServerJob.read(Job(folder=tmp_path / "split", data="", steps=1)).plan
-    with pytest.raises(OptionError, match="--nan skip: the update decides itself"):
+    with pytest.raises(OptionError, match="--nan skip: the update itself handles infinite gradients"):
         FaultOptions(nan=OnNan.SKIP).check(plan)
     FaultOptions(nan=OnNan.ABORT).check(plan)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
+from gopt.runtime.host_value import Value
 from gopt.runtime.partition import Segment
 from gopt.runtime.reference_eval import run_graph
-from gopt.runtime.session import Value
 from gopt.runtime.tuning import numpy_kernels
 from gopt.runtime.tuning.llvm_kernels import LlvmKernel, is_supported
 from gopt.runtime.tuning.numpy_kernels import NumpyKernel, operation

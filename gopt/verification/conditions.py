@@ -1,7 +1,7 @@
-"""Gates of a step: comparisons and clips that let something through or not. A proof is to see each of them both ways.
+"""Conditions of a step: comparisons and clips. A proof is to see each of them with both outcomes.
 
-A *schedule* gate follows counters, flags and hyper-parameters alone, so that start values can be chosen for both ways;
-one that follows gradients is moved by their size.
+A *schedule* condition follows counters, flags and hyper-parameters alone, so that start values can be chosen for both
+outcomes; one that follows gradients is moved by their size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHOOSE = ("Where", "And", "Or", "Xor", "Not", "Cast", "If")
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Condition:
     """``output``: the value that tells; ``operand``: what a clip works on, or '' where the output is a truth value.
 
     ``leaves``: one-element states and hyper-parameters that it follows; ``scheduled``: it follows nothing else.
@@ -39,7 +39,7 @@ class Gate:
     def outcomes(self, values: Mapping[str, np.ndarray]) -> set[bool]:
         """Return the observed outcomes: True for a true flag, or for an element that a clip left unchanged.
 
-        Empty if the values of the gate are missing.
+        Empty if the values of the condition are missing.
         """
         if self.output not in values or (self.operand and self.operand not in values):
             return set()
@@ -49,15 +49,15 @@ class Gate:
         return {bool(each) for each in np.unique(made.astype(bool))}
 
 
-def find_gates(training: TrainingGraph) -> list[Gate]:
-    """All gates that follow scalars alone, and those behind the gradients."""
+def find_conditions(training: TrainingGraph) -> list[Condition]:
+    """All conditions that follow scalars alone, and those behind the gradients."""
     index = GraphIndex(training.graph)
     free = descendants(index, [*training.batch, *(name for node in training.random for name in node.outputs)])
     reduced = descendants(index, training.gradients.values())
     inputs = {*training.hyper, *(state.tensor for state in training.states)}
     found = []
     for node in training.graph.nodes:
-        told = _gate_output(index, node, inputs)
+        told = _condition_output(index, node, inputs)
         if told is None:
             continue
         output, operand = told
@@ -68,12 +68,12 @@ def find_gates(training: TrainingGraph) -> list[Gate]:
         leaves = tuple(name for name in training.graph.inputs if name in read)
         if not behind and not (leaves and all(name in inputs and index.one_element(name) for name in leaves)):
             continue
-        found.append(Gate(node.label, output, operand, leaves, _constants(index, read), not behind))
+        found.append(Condition(node.label, output, operand, leaves, _constants(index, read), not behind))
     return found
 
 
-def _gate_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
-    """Return the value that shows the state of a gate, and the value that it clips; None if the node is not a gate."""
+def _condition_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
+    """Return the value that shows the outcome of a condition, and the value that it clips; None if the node is none."""
     types = index.graph.types
     if node.is_a(*COMPARE):
         return node.outputs[0], ""
@@ -89,32 +89,35 @@ def _gate_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tupl
 
 
 def _constants(index: GraphIndex, read: Iterable[str]) -> tuple[float, ...]:
-    """Numbers that a gate's value is made with: thresholds are among them, or near."""
+    """Numbers that a condition's value is made with: thresholds are among them, or near."""
     found = {constant(index, name) for name in read}
     return tuple(sorted(number for number in found if number is not None and np.isfinite(number)))
 
 
-def gate_outputs(update: Graph, gates: Sequence[Gate]) -> list[str]:
-    """The values of an update, besides its results, that show the state of its gates."""
+def condition_outputs(update: Graph, conditions: Sequence[Condition]) -> list[str]:
+    """The values of an update, besides its results, that show the outcomes of its conditions."""
     made = {name for node in update.nodes for name in node.outputs if name in update.types}
-    names = [name for gate in gates if not gate.scheduled for name in (gate.output, gate.operand)]
+    names = [
+        name for condition in conditions if not condition.scheduled for name in (condition.output, condition.operand)
+    ]
     return [name for name in dict.fromkeys(names) if name in made]
 
 
 class Coverage:
-    """The states in which each gate was seen."""
+    """The outcomes with which each condition was seen."""
 
-    def __init__(self, gates: Sequence[Gate]) -> None:
-        self.gates = gates
-        self.seen: dict[str, set[bool]] = {gate.output: set() for gate in gates}
+    def __init__(self, conditions: Sequence[Condition]) -> None:
+        self.conditions = conditions
+        self.seen: dict[str, set[bool]] = {condition.output: set() for condition in conditions}
 
     def look(self, values: Values) -> bool:
         """Enter what values show; whether that was new."""
         before = sum(map(len, self.seen.values()))
-        for gate in self.gates:
-            self.seen[gate.output] |= gate.outcomes(values)
+        for condition in self.conditions:
+            self.seen[condition.output] |= condition.outcomes(values)
         return sum(map(len, self.seen.values())) > before
 
-    def one_sided(self, scheduled: bool) -> list[Gate]:
-        """Gates that were seen one way only."""
-        return [gate for gate in self.gates if gate.scheduled is scheduled and len(self.seen[gate.output]) == 1]
+    def one_sided(self, scheduled: bool) -> list[Condition]:
+        """Conditions that were seen with one outcome only."""
+        alike = [each for each in self.conditions if each.scheduled is scheduled]
+        return [each for each in alike if len(self.seen[each.output]) == 1]

@@ -19,10 +19,10 @@ from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
-class Homes:
-    """The homes of nodes and states. ``server_nodes`` and ``trainer_nodes``: nodes of the source in order; some may be
-    in both.
+class NodePlacement:
+    """The nodes and states of servers and of trainers.
 
+    ``server_nodes`` and ``trainer_nodes``: nodes of the source in order; some may be in both.
     ``served``: states that servers hold. ``shared``: those that belong to no parameter with a gradient: every server
     has them. ``pulled``: those that trainers read. ``metrics``: outputs that servers compute. ``merged``: values that
     servers read merged over the trainers -> the trainer's value.
@@ -37,9 +37,9 @@ class Homes:
     merged: dict[str, str]
 
 
-def find_homes(
+def place_nodes(
     training: TrainingGraph, updates: Updates, weight: str = "", tables: TableChoice = TableChoice()
-) -> Homes:
+) -> NodePlacement:
     """Assign states and nodes to servers and trainers.
 
     ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which trainers have single
@@ -72,7 +72,7 @@ def find_homes(
     trainer_ids: set[int] = set()
     read: set[str] = set()
     _walk(index, [*wanted, *filter(None, [weight])], {*training.shared, *tables.rows}, trainer_ids, read)
-    return Homes(
+    return NodePlacement(
         tuple(node for node in graph.nodes if id(node) in server_ids),
         tuple(node for node in graph.nodes if id(node) in trainer_ids),
         frozenset(served),

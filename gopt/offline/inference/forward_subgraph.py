@@ -16,7 +16,7 @@ from gopt.ir.types import TensorType, numpy_dtype
 
 
 @dataclass(slots=True)
-class Cone:
+class ForwardSubgraph:
     """All nodes (by id) and values that the outputs of a forward need. ``fed``: what depends on an input that is no
     state, or on a random node."""
 
@@ -26,8 +26,8 @@ class Cone:
     fed: set[str]
 
     @classmethod
-    def of(cls, graph: Graph, outputs: Iterable[str], sources: Iterable[str]) -> Cone:
-        """The cone of ``outputs``; ``sources``: inputs and random values that change from call to call."""
+    def of(cls, graph: Graph, outputs: Iterable[str], sources: Iterable[str]) -> ForwardSubgraph:
+        """The subgraph of ``outputs``; ``sources``: inputs and random values that change from call to call."""
         index = GraphIndex(graph)
         nodes, values = ancestors(index, outputs)
         return cls(index, nodes, values, descendants(index, sources))
@@ -37,7 +37,7 @@ class Cone:
         return self.index.graph
 
     def readers(self, name: str) -> list[Node]:
-        """Nodes of the cone that read a value."""
+        """Nodes of the subgraph that read a value."""
         return [node for node in self.index.users.get(name, ()) if id(node) in self.nodes]
 
     def constant(self, name: str) -> np.ndarray | None:
@@ -55,22 +55,22 @@ class Cone:
         return float(value.reshape(())) if value is not None and value.size == 1 else None
 
 
-def evaluate(cone: Cone, target: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+def evaluate(subgraph: ForwardSubgraph, target: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
     """The value ``target`` from ``given`` ones; other inputs on the way are 3 (integers) or 0.1.
 
     Raises whatever the reference evaluator raises of an operator that it does not know.
     """
     from onnx.reference import ReferenceEvaluator
 
-    graph, stack, needed = cone.graph, [target], set()
+    graph, stack, needed = subgraph.graph, [target], set()
     feeds: dict[str, np.ndarray] = dict(given)
     while stack:
         name = stack.pop()
-        node = cone.index.producers.get(name)
+        node = subgraph.index.producers.get(name)
         if name in feeds or not name:
             continue
         if node is None:
-            constant = cone.constant(name)
+            constant = subgraph.constant(name)
             feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
         elif id(node) not in needed:
             needed.add(id(node))

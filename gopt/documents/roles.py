@@ -1,0 +1,32 @@
+"""The roles of a step as an entry of a model's metadata: the one reader and the one writer of that text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gopt.documents import ROLES, parse_json
+from gopt.documents.records import OPTIONAL, from_document, to_document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolesRecord:
+    """The loss; state -> its new value; parameter -> gradient; inputs of the batch; scalars averaged over ranks.
+
+    An empty loss or gradient is one that data flow finds.
+    """
+
+    loss: str = ""
+    states: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    batch: tuple[str, ...] = ()
+    shared: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> RolesRecord:
+        """Read the entry; ``name`` is what an error calls it. Raises InputError."""
+        return from_document(cls, parse_json(text, ROLES, name))
+
+    def text(self) -> str:
+        return json.dumps(to_document(self), ensure_ascii=False)

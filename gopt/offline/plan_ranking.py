@@ -1,0 +1,128 @@
+"""Choices of ``gopt plan``, best first, each with one sentence on its rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.artifact.report import format_bytes
+from gopt.artifact.report_record import ChoiceEntry
+from gopt.documents.records import from_document
+from gopt.errors import OptionError
+from gopt.offline.plan import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class RankedChoice:
+    """A choice with whether it fits, and one sentence on its rank."""
+
+    choice: Choice
+    fits: bool
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.choice.to_json(), "fits": self.fits, "why": self.why}
+
+    def entry(self, weighed: int, memory: int | None, link: str | None) -> ChoiceEntry:
+        """Return the report's entry of this choice, as the best of ``weighed`` choices under these limits."""
+        limits = {"weighed": weighed, "memory": memory, "link": link}
+        return from_document(ChoiceEntry, {**limits, **self.to_json()})
+
+
+def rank_choices(found: Sequence[Choice], memory: int | None) -> list[RankedChoice]:
+    """Best first: those that fit in ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes
+    held; fewest calls; the most even."""
+
+    def key(choice: Choice) -> tuple[bool, float, float, int, int, float]:
+        return (_over(choice, memory), choice.seconds, *_ties(choice))
+
+    ordered = sorted(found, key=key)
+    return [RankedChoice(each, not _over(each, memory), _why(each, ordered[0], memory)) for each in ordered]
+
+
+def best(found: Sequence[Choice], memory: int | None) -> RankedChoice:
+    """The first of the ranked choices; raises OptionError when none fits."""
+    first = rank_choices(found, memory)[0]
+    if not first.fits and memory is not None:
+        least = min(found, key=lambda choice: choice.held)
+        raise OptionError(
+            f"nothing fits in {format_bytes(memory)} a rank: {least.settings} needs {format_bytes(least.held)}",
+            "take more ranks, or a smaller batch",
+        )
+    return first
+
+
+def _over(choice: Choice, memory: int | None) -> bool:
+    return memory is not None and choice.held > memory
+
+
+def _ties(choice: Choice) -> tuple[float, int, int, float]:
+    return choice.sent, choice.held, choice.costs.calls.count, choice.balance
+
+
+def _why(choice: Choice, first: Choice, memory: int | None) -> str:
+    """One sentence: why the choice ranks behind the first."""
+    if _over(choice, memory) and memory is not None:
+        return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
+    if choice is first:
+        return _praise(choice, memory)
+    slower, mine, theirs = choice.seconds > first.seconds, choice.costs, first.costs
+    if slower and first.seconds:
+        each = "" if choice.batches == first.batches else " for each batch"
+        return f"{choice.seconds / first.seconds:.2f} times the time of the first{each}: {_cause(choice, first)}"
+    if slower:
+        return f"the first adds no time: {_cause(choice, first)}"
+    lead = "same time" if choice.times is not None else "same traffic"
+    if choice.sent > first.sent:
+        return f"{'same time, ' if choice.times else ''}{_times_the_bytes(choice, first)}"
+    if choice.held > first.held:
+        return f"{lead}, {format_bytes(choice.held - first.held)} more memory than the first"
+    if mine.calls.count > theirs.calls.count:
+        return f"{lead} and memory, {mine.calls.count - theirs.calls.count} calls more than the first"
+    if choice.balance > first.balance:
+        return f"{lead} and memory, less even: {choice.balance:.3f}"
+    return "no better than the first" if _ties(choice) == _ties(first) else f"{lead}, holds a little less"
+
+
+def _times_the_bytes(choice: Choice, first: Choice) -> str:
+    each = "" if choice.batches == first.batches else " for each batch"
+    if not first.sent:
+        return f"sends {format_bytes(round(choice.sent))}{each}, the first nothing"
+    return f"sends {choice.sent / first.sent:.2f} times the bytes{each}"
+
+
+def _praise(choice: Choice, memory: int | None) -> str:
+    among = "" if memory is None else " of those that fit"
+    if choice.times is None:
+        return f"fewest bytes sent{among}, then least memory"
+    return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes overlap with computation"
+
+
+def _cause(choice: Choice, first: Choice) -> str:
+    """Return why a choice is slower than the first: latency of its calls, or bytes that do not overlap."""
+    mine, theirs = choice.costs, first.costs
+    if choice.times is not None and first.times is not None:
+        starts = choice.times.latency / choice.batches - first.times.latency / first.batches
+        if starts > (choice.times.exposed / choice.batches - first.times.exposed / first.batches) - starts:
+            if choice.batches < first.batches:
+                return (
+                    f"its {mine.calls.count} calls are for {_count(choice)}, {theirs.calls.count} for {_count(first)}"
+                )
+            return f"its calls take longer to start ({mine.calls.count}, the first {theirs.calls.count})"
+        if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
+            return f"the ring waits for the largest share (balance {choice.balance:.3f})"
+    if mine.overlap.hidden_share < theirs.overlap.hidden_share:
+        return f"overlaps {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
+    if choice.sent > first.sent:
+        return _times_the_bytes(choice, first)
+    return f"its bytes take longer (balance {choice.balance:.3f})"
+
+
+def _count(choice: Choice) -> str:
+    return f"{choice.batches} batch{'es' if choice.batches > 1 else ''}"
+
+
+def _a_byte(choice: Choice) -> float:
+    """Seconds on the link for each byte sent, starts left out."""
+    return (choice.times.total - choice.times.latency) / max(choice.costs.traffic.sent, 1) if choice.times else 0.0

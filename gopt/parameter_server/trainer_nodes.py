@@ -1,0 +1,58 @@
+"""Small nodes around the messages of a trainer: casts to the type on the wire, reshapes, constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gopt.ir.graph import Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, dtype_code
+from gopt.parameter_server.options import SplitOptions
+
+
+class TrainerNodes:
+    """Adds nodes to a trainer's graph. A constant, and a form in which a value travels, are made once."""
+
+    def __init__(self, rewriter: GraphRewriter, options: SplitOptions) -> None:
+        self.rewriter, self.options = rewriter, options
+        self.types = rewriter.graph.types
+        self._constants: dict[tuple[int, ...], str] = {}
+
+    def on_wire(self, type: TensorType) -> TensorType:
+        """Return the type in which values of a type travel."""
+        return replace(type, dtype=self.options.travels(type.dtype))
+
+    def narrow(self, value: str) -> str:
+        """Return a value in the type in which it travels."""
+        type, wired = self.types[value], self.on_wire(self.types[value])
+        if wired == type:
+            return value
+        made = f"{value}.wire" if value.startswith("gopt.") else f"gopt.ps.wire.{value}"
+        if made not in self.types:
+            self.rewriter.add(
+                "Cast", [value], {made: wired}, attributes={"to": dtype_code(wired.dtype)},
+                after=self.rewriter.latest([value]),
+            )  # fmt: skip
+        return made
+
+    def cast(self, value: str, made: str, type: TensorType, before: Node | None) -> None:
+        """Add a Cast of ``value`` to ``type``, named ``made``."""
+        self.rewriter.add("Cast", [value], {made: type}, attributes={"to": dtype_code(type.dtype)}, before=before)
+
+    def reshaped(self, value: str, shape: tuple[int, ...], before: Node | None, after: Node | None = None) -> str:
+        """Return a value as a flat tensor; ``shape`` is what its Reshape reads."""
+        made = f"{value}.flat" if value.startswith("gopt.") else f"gopt.ps.flat.{value}"
+        if made not in self.types:
+            type = self.types[value]
+            flat = {made: TensorType(type.dtype, (type.elements,))}
+            self.rewriter.add("Reshape", [value, self.shape(shape, before)], flat, before=before, after=after)
+        return made
+
+    def shape(self, shape: tuple[int, ...], before: Node | None) -> str:
+        """Return a list of integers as a constant of the file."""
+        if shape not in self._constants:
+            made = self._constants[shape] = "gopt.ps.ints" + "_".join(["", *map(str, shape)])
+            type = {made: TensorType("int64", (len(shape),))}
+            head = self.rewriter.graph.nodes[0] if self.rewriter.graph.nodes else before
+            self.rewriter.add("Constant", [], type, attributes={"value_ints": list(shape)}, before=head)
+        return self._constants[shape]

@@ -1,0 +1,184 @@
+"""Units of a split: what one server updates as one.
+
+A unit is a run of pieces with alike updates, or whole tensors whose updates cannot be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.ir.graph import Node
+from gopt.parameter_server.components import components
+from gopt.parameter_server.options import SplitOptions
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """Elements ``start`` to ``stop`` of a parameter, and of its states of the same shape; ``index``: among its pieces;
+    ``whole``: it is the only one."""
+
+    parameter: str
+    index: int
+    start: int
+    stop: int
+    server: int
+    whole: bool
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit, which a server updates as one; ``server`` None: every server does.
+
+    Split: ``pieces``, one of each of ``subgraphs``, are stored one after the other. Whole: tensors as they are.
+    """
+
+    number: int
+    server: int | None
+    split: bool
+    subgraphs: tuple[UpdateSubgraph, ...]
+    pieces: tuple[PlacedPiece, ...]
+    ready: int
+    """Place of the node that completes the last gradient."""
+    nbytes: int
+    """Bytes of the gradients."""
+    dtypes: tuple[str, str]
+    """Of gradients and parameters."""
+
+    @property
+    def elements(self) -> int:
+        return sum(piece.elements for piece in self.pieces)
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """Return the gradients of a whole unit, each once."""
+        return tuple(dict.fromkeys(subgraph.gradient for subgraph in self.subgraphs))
+
+
+def make_units(
+    training: TrainingGraph, updates: Updates, owners: Mapping[str, tuple[PlacedPiece, ...]], options: SplitOptions
+) -> list[Unit]:
+    """The units of placed pieces, in the order in which their gradients are complete."""
+    found = _UnitMaker(training, updates, owners, options).all()
+    ordered = sorted(found, key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
+    return [replace(unit, number=number) for number, unit in enumerate(ordered)]
+
+
+@dataclass
+class _UnitMaker:
+    training: TrainingGraph
+    updates: Updates
+    owners: Mapping[str, tuple[PlacedPiece, ...]]
+    options: SplitOptions
+
+    def all(self) -> Iterator[Unit]:
+        """Yield every unit, in no particular order; their numbers are not set."""
+        index = GraphIndex(self.training.graph)
+        runs: dict[tuple[object, ...], list[tuple[int, PlacedPiece]]] = {}
+        together = components(self.updates)
+        for name, subgraph in self.updates.subgraphs.items():
+            ready = index.defined_at(subgraph.gradient)
+            if subgraph.mode is Mode.SPLIT:
+                for piece in self.owners[name]:
+                    key = (piece.server, subgraph.equivalence_class, *self._dtypes(subgraph))
+                    runs.setdefault(key, []).append((ready, piece))
+            elif together.get(name, (name,))[0] == name:
+                yield self._whole([self.updates.subgraphs[each] for each in together.get(name, (name,))], index)
+        for run in runs.values():
+            run.sort(key=lambda item: (item[0], item[1].index))
+            yield from (self._run(chunk) for chunk in self._chunks(run))
+
+    def _chunks(self, run: Sequence[tuple[int, PlacedPiece]]) -> Iterator[list[tuple[int, PlacedPiece]]]:
+        """Yield runs of pieces that may be one unit: single pieces where each is updated on arrival, else up to the
+        cap."""
+        width = self._nbytes(run[0][1]) / max(run[0][1].elements, 1)
+        chunk: list[tuple[int, PlacedPiece]] = []
+        held = 0.0
+        for item in run:
+            nbytes = item[1].elements * width
+            if chunk and (not self.options.mode.rounds or held + nbytes > self.options.cap):
+                yield chunk
+                chunk, held = [], 0.0
+            chunk.append(item)
+            held += nbytes
+        yield chunk
+
+    def _run(self, chunk: Sequence[tuple[int, PlacedPiece]]) -> Unit:
+        subgraphs = tuple(self.updates.subgraphs[piece.parameter] for _, piece in chunk)
+        placed = tuple(piece for _, piece in chunk)
+        nbytes = sum(map(self._nbytes, placed))
+        ready = max(at for at, _ in chunk)
+        return Unit(0, placed[0].server, True, subgraphs, placed, ready, nbytes, self._dtypes(subgraphs[0]))
+
+    def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Unit:
+        types = self.training.graph.types
+        if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
+            subgraphs = self._closed(subgraphs, index)
+        placed = tuple(self.owners[each.parameter.tensor][0] for each in subgraphs)
+        server = None if self._seen_outside(subgraphs) else placed[0].server
+        gradients = dict.fromkeys(each.gradient for each in subgraphs)
+        ready = max(index.defined_at(name) for name in gradients)
+        nbytes = sum(types[name].nbytes for name in gradients)
+        return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
+
+    def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
+        """Return updates with all nodes that depend on them, if these nodes serve nothing else."""
+        own = {id(node) for each in subgraphs for node in each.nodes}
+        ends = {state.updated for each in subgraphs for state in each.states}
+        behind: dict[int, Node] = {}
+        stack = [name for each in subgraphs for node in each.nodes for name in node.outputs if name]
+        stack += [each.gradient for each in subgraphs]
+        while stack:
+            name = stack.pop()
+            if name in self.training.graph.outputs and name not in ends:
+                return subgraphs
+            found = [node for node in self._users.get(name, ()) if id(node) not in own and id(node) not in behind]
+            if any(id(node) in self._owned for node in found):
+                return subgraphs
+            behind.update((id(node), node) for node in found)
+            stack += [made for node in found for made in node.outputs if made]
+        first = subgraphs[0]
+        nodes = sorted([*first.nodes, *behind.values()], key=lambda node: index.position[id(node)])
+        return [replace(first, nodes=nodes), *subgraphs[1:]]
+
+    @cached_property
+    def _owned(self) -> set[int]:
+        """Return the nodes of all updates, by id."""
+        return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
+
+    def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
+        """Return whether something outside a replicated update reads its values: then every server must have it."""
+        if all(each.mode is not Mode.REPLICATED for each in subgraphs):
+            return False
+        graph = self.training.graph
+        own = {id(node) for each in subgraphs for node in each.nodes}
+        made = {name for each in subgraphs for node in each.nodes for name in node.outputs if name}
+        made |= {each.gradient for each in subgraphs}
+        updated = {state.updated for each in subgraphs for state in each.states}
+        read = any(id(reader) not in own for name in made for reader in self._users.get(name, ()))
+        return read or any(name in graph.outputs for name in made - updated)
+
+    @cached_property
+    def _users(self) -> Mapping[str, list[Node]]:
+        """Value -> the nodes of the update that read it."""
+        found: dict[str, list[Node]] = {}
+        for node in self.training.graph.nodes:
+            for name in node.reads if node.phase is Phase.UPDATE else ():
+                found.setdefault(name, []).append(node)
+        return found
+
+    def _nbytes(self, piece: PlacedPiece) -> int:
+        gradient = self.training.graph.types[self.updates.subgraphs[piece.parameter].gradient]
+        return gradient.nbytes * piece.elements // max(gradient.elements, 1)
+
+    def _dtypes(self, subgraph: UpdateSubgraph) -> tuple[str, str]:
+        types = self.training.graph.types
+        return types[subgraph.gradient].dtype, types[subgraph.parameter.tensor].dtype

@@ -1,0 +1,90 @@
+"""The result of a run, and of one of its steps as another process reports it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gopt.runtime.training.job import Progress
+
+if TYPE_CHECKING:
+    from gopt.runtime.parameter_server.waits import ServerSummary
+
+
+@dataclass(frozen=True, slots=True)
+class StepMessage:
+    """The line that the first rank sends its launcher for a step, as far as the launcher shows it."""
+
+    step: int
+    loss: float | None
+    """None where it is not finite."""
+    samples_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """Steps whose loss is not finite: how many, and the first one."""
+
+    steps: int
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The result of ``gopt run``. ``steps``: those that this run made.
+
+    ``asked``: the step of the training at which the run was to end; ``resumed``: the one that it continued from, None
+    where it started from the beginning. ``checkpoint``: the folder of checkpoints. Of a split, ``roles``: the number of
+    trainers and servers, ``servers``: the counts of each server.
+    """
+
+    folder: Path
+    engine: str
+    ranks: int
+    steps: Sequence[Progress]
+    asked: int
+    resumed: int | None = None
+    checkpoint: Path | None = None
+    shared_calls: int = 0
+    roles: Mapping[str, int] | None = None
+    servers: Sequence[ServerSummary] = ()
+
+    @cached_property
+    def losses(self) -> list[float]:
+        return [each.loss for each in self.steps]
+
+    @cached_property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.steps)
+
+    @property
+    def samples_per_second(self) -> float:
+        return sum(each.samples for each in self.steps) / self.seconds if self.seconds else 0.0
+
+    @property
+    def not_finite(self) -> NotFinite | None:
+        """None where all losses are finite."""
+        failed = [each.step for each, loss in zip(self.steps, self.losses) if not math.isfinite(loss)]
+        return NotFinite(len(failed), failed[0]) if failed else None
+
+    def to_json(self) -> dict[str, Any]:
+        bad = self.not_finite
+        record: dict[str, Any] = {
+            "format": "gopt-run/1", "folder": str(self.folder), "engine": self.engine, "ranks": self.ranks,
+            "shared_calls": self.shared_calls, "steps": len(self.steps), "asked": self.asked, "resumed": self.resumed,
+            "first": self.steps[0].to_json() if self.steps else None,
+            "last": self.steps[-1].to_json() if self.steps else None,
+            "not_finite": None if bad is None else {"steps": bad.steps, "first": bad.first},
+            "seconds": round(self.seconds, 6),
+            "samples_per_second": round(self.samples_per_second, 3),
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+        }  # fmt: skip
+        if self.roles is not None:
+            record["roles"] = dict(self.roles)
+        if self.servers:
+            record["servers"] = [each.to_json() for each in self.servers]
+        return record

@@ -1,0 +1,108 @@
+"""Splits the step of a program along axes of its mesh: a graph for each class of ranks whose parts have equal sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gopt.artifact.report import PassResult
+from gopt.ir.graph import Graph, origin
+from gopt.ir.rewriter import Removal
+from gopt.program import SpmdProgram
+from gopt.sharding.placements import Sharding
+from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes
+from gopt.tensor_parallel.classes import classes
+from gopt.tensor_parallel.explain import Explanation
+from gopt.tensor_parallel.localise import localise
+from gopt.tensor_parallel.marks import Marks
+from gopt.tensor_parallel.patterns import Pattern
+from gopt.tensor_parallel.propagated import Propagated
+from gopt.tensor_parallel.split import split_step
+
+
+def split_program(
+    program: SpmdProgram,
+    request: Request,
+    marks: tuple[Pattern, ...],
+    of_source: dict[str, Any],
+    *,
+    regather: bool,
+) -> PassResult:
+    """Split the step along every axis that splits it, in place. ``marks``: the axes of gradients; ``of_source``: facts
+    of the source for the report; ``regather``: see the options of the pass.
+
+    Raises what ``split_axes`` and ``split_step`` raise.
+    """
+    mesh, training = program.mesh, program.training
+    notes: list[str] = []
+    splits = split_axes(training, mesh, request, notes.append)
+    axes = [split.axis for split in splits]
+    read = Marks.read(training, mesh, axes, marks)
+    made = split_step(training, splits, read, regather=regather)
+    program.warnings += read.warnings
+    for split, result in zip(splits, made.along):
+        reasons = {name: choice.why for name, choice in split.choices.items()}
+        reasons |= dict.fromkeys(split.fed, "ranks are fed parts")
+        program.explanations.append(
+            Explanation(split.axis, result.graph, result.placements, reasons, result.origins, result.converted)
+        )
+    program.parts = {name: made.shardings[name] for split in splits for name in split.states}
+    program.fed = {name: made.shardings[name] for split in splits for name in split.fed}
+    program.split = {split.axis: request.sizes.value for split in splits}
+    members = {split.axis: split.members for split in splits}
+    _make_variants(program, made.graph, made.shardings, classes(made.shardings.values(), members))
+    kept = {id(node.source) for node in made.graph.nodes}
+    gone = [node for node in training.graph.nodes if id(node) not in kept]
+    removed = [Removal(gone, "written as operators that are split")] if gone else []
+    return PassResult(removed=removed, facts=_facts(program, splits, made.along) | of_source, note=_joined(notes))
+
+
+def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], made: Sequence[Propagated]) -> dict[str, Any]:
+    """Return the facts for the report; those of an axis other than tp are under its name."""
+    parameters: dict[str, str] = {}
+    mappings: Counter[str] = Counter()
+    whole: dict[str, int] = {}
+    for split, result in zip(splits, made):
+        along = "" if split.axis == "tp" else f" along {split.axis}"
+        for name, choice in split.choices.items():
+            said = f"{choice.why}: {split.states[name]}{along}"
+            parameters[name] = f"{parameters[name]}; {said}" if name in parameters else said
+        mappings.update({f"{kind}{along}": count for kind, count in result.conversions.items()})
+        whole |= result.whole
+    facts: dict[str, Any] = {
+        "parameters": parameters, "mappings": dict(sorted(mappings.items())), "computed_whole": whole,
+    }  # fmt: skip
+    if program.others:
+        facts["classes"] = [[dict(place) for place in variant.places] for variant in program.variants]
+    return facts
+
+
+def _joined(notes: Sequence[str]) -> str:
+    """Notes in one line, each once."""
+    return "; ".join(f"{text} ({count} times)" if count > 1 else text for text, count in Counter(notes).items())
+
+
+def _make_variants(
+    program: SpmdProgram,
+    graph: Graph,
+    shardings: Mapping[str, Sharding],
+    ranks: Sequence[tuple[dict[str, int], ...]],
+) -> None:
+    """Give every class of ranks the step in its own types, each as a program that later passes work on."""
+    graphs = [graph, *(graph.copy() for _ in ranks[1:])]
+    source = program.source
+    random = set(map(id, source.random))
+    program.others = [
+        SpmdProgram(source, source.graph, program.mesh, [], micro_steps=program.micro_steps, parts=program.parts,
+                    fed=program.fed, split=program.split, first=program)
+        for _ in ranks[1:]
+    ]  # fmt: skip
+    for variant, graph, places in zip(program.variants, graphs, ranks):
+        localise(graph, shardings, places[0])
+        drawn = [node for node in graph.nodes if id(origin(node)) in random]
+        variant.training = replace(source, graph=graph, random=drawn)
+        variant.graph = graph.copy()
+        variant.places = places if program.others else ()
+        variant.hold_whole()

@@ -1,0 +1,156 @@
+"""Nodes planted beside shards of a bucket, and what the verifier says that each makes (``gopt.sharding.verifier``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import FIXTURES
+
+import gopt
+from gopt.errors import InvariantError
+from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.types import TensorType
+from gopt.mesh import Mesh
+from gopt.pipeline import build_pipeline
+from gopt.program import SpmdProgram
+from gopt.sharding.placements import EVERYWHERE, PER_MEMBER, REPLICATED, FlatShard, OnMember, Sharding
+from gopt.sharding.verifier import ShardingInference, infer_shardings, parts_so_far
+
+
+def sharded(name: str, mesh: str, stage: int, *, accumulate: int = 1) -> SpmdProgram:
+    pipeline = build_pipeline(defaults={"shard": {"stage": stage}})
+    return gopt.shard(FIXTURES / f"{name}.onnx", Mesh.parse(mesh), accumulate=accumulate, pipeline=pipeline).program
+
+
+def plant(step: SpmdProgram, op_type: str, inputs: str, output: str, **more: Any) -> None:
+    """A node behind all others, whose result is shown: what nothing needs is not looked at."""
+    step.graph.nodes.append(Node(op_type, inputs.split(" ") if inputs else [], [output], made_by="plant", **more))
+    step.training.metrics.append(output)
+
+
+def refused(step: SpmdProgram) -> str:
+    with pytest.raises(InvariantError) as caught:
+        infer_shardings(step)
+    return caught.value.message
+
+
+S1, S2 = FlatShard((0, 2, 8), 0, 8), FlatShard((0, 3, 8), 0, 8)
+ON_S1, ON_1 = Sharding.along("shard", S1), Sharding.along("shard", OnMember(1))
+VALUES = {"s1": (8,), "s2": (8,), "whole": (8,), "alone": (8,), "one": (), "out": (8,), "own_one": ()}
+
+
+def among(*, fast: bool = True) -> SpmdProgram:
+    """A step with two shards of a bucket (``s1``, ``s2``), a value on one member of ``shard`` and an equal one."""
+    step = sharded("mlp_mom_clip_sched", "dp=2,shard=2", 0)
+    step.graph.types.update({name: TensorType("float32", shape) for name, shape in VALUES.items()})
+    at = {"domain": SPMD, "attributes": {"starts": [0], "sizes": [8]}}
+    plant(step, "Constant", "", "one")
+    plant(step, "Constant", "", "whole")
+    plant(step, "Identity", "whole", "alone", sharding=ON_1)
+    plant(step, "LocalSlice", "whole", "s1", sharding=ON_S1, **at)
+    plant(step, "LocalSlice", "whole", "s2", sharding=Sharding.along("shard", S2), **at)
+    plant(step, "Identity", step.training.loss, "own_one")
+    return step
+
+
+LOST = "refused"
+USES = [
+    ("Add s1 s1", ON_S1, S1), ("Add s1 one", ON_S1, S1), ("Clip s1 - one", ON_S1, S1),
+    ("CastLike s1 whole", ON_S1, S1), ("Add s1 s2", ON_S1, LOST), ("Add s1 whole", ON_S1, LOST),
+    ("Add one s2", ON_S1, LOST), ("MatMul s1 s1", ON_S1, LOST), ("Add s1 x", ON_S1, LOST),
+    ("Add s1 untyped", ON_S1, LOST), ("Add s1 own_one", ON_S1, LOST), ("Add s1 s1", EVERYWHERE, S1),
+    ("Add alone alone", ON_1, OnMember(1)), ("Add alone alone", EVERYWHERE, LOST), ("ReduceSum s1", ON_S1, LOST),
+    ("Shape s1", EVERYWHERE, PER_MEMBER), ("Shape alone", EVERYWHERE, LOST), ("Shape whole", EVERYWHERE, REPLICATED),
+    ("Shape own_one", EVERYWHERE, REPLICATED), ("Shape untyped", EVERYWHERE, PER_MEMBER),
+    ("RandomUniformLike whole", EVERYWHERE, PER_MEMBER), ("RandomUniformLike s1", EVERYWHERE, LOST),
+    ("Dropout whole", EVERYWHERE, REPLICATED), ("If one", EVERYWHERE, PER_MEMBER),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("text", "sharding", "made"), USES)
+def test_what_a_node_makes_of_shards(text, sharding, made, fast, monkeypatch):
+    """Whether nodes on one shard go through their operators' rules, or are seen to need none."""
+    if not fast:
+        monkeypatch.setattr(ShardingInference, "_shard_of", lambda *_: None)
+    step = among()
+    op_type, _, inputs = text.partition(" ")
+    if op_type == "Shape":
+        plant(step, "NonZero", "x", "untyped")
+    plant(step, op_type, inputs.replace("-", ""), "out", sharding=sharding)
+    step.graph.nodes[-1].captures = ("x",) if op_type == "If" else ()
+    if made == LOST:
+        assert refused(step).startswith(f"{op_type} 'out' reads ")
+    else:
+        assert infer_shardings(step).of("out")[1] == made
+
+
+@pytest.mark.parametrize("op_type", ["Shape", "Add", "CastLike", "RandomUniformLike"])
+def test_an_operator_of_another_domain_takes_whole_values(op_type):
+    step = among()
+    plant(step, op_type, "s1 s1", "out", domain="my", sharding=ON_S1)
+    assert refused(step).startswith(f"{op_type} 'out' reads 's1'")
+
+
+def test_nodes_of_shards_along_two_axes():
+    step = among()
+    both = Sharding((("dp", OnMember(0)), ("shard", S1)))
+    plant(step, "Add", "s1 s1", "out", sharding=both)
+    assert infer_shardings(step).of("out") == (OnMember(0), S1)
+
+
+@pytest.mark.parametrize("op_type", ["LocalSlice", "DimSlice"])
+def test_only_equal_values_are_cut(op_type):
+    step = among()
+    attributes = {"group": "shard", "starts": [0], "sizes": [8]}
+    plant(step, op_type, "x", "out", domain=SPMD, attributes=attributes, sharding=ON_S1)
+    assert refused(step).startswith(f"{op_type} 'out' reads 'x'")
+
+
+def test_a_step_that_is_not_finished_is_not_judged():
+    """A node that breaks its rule has the placement at which it runs."""
+    step = among()
+    plant(step, "MatMul", "s1 s1", "out", sharding=ON_S1)
+    step.graph.nodes = [*step.graph.nodes]  # what was found before holds of another list
+    assert parts_so_far(step)["out"] == ON_S1
+    assert refused(step)
+
+
+def test_sums_over_micro_steps_are_sharded_as_they_are_carried():
+    step = sharded("mlp_adamw", "dp=2,shard=2", 2, accumulate=2)
+    known, held = infer_shardings(step), step.accumulators[0]
+    flat = held.sharding.flat
+    assert flat is not None
+    assert known.of(held.input) == known.of(held.output) == (PER_MEMBER, flat[1])
+    step = sharded("cnn_mom_fp16", "dp=2,shard=2", 2, accumulate=2)
+    assert {infer_shardings(step).of(name) for name in step.loop_carried} == {(PER_MEMBER, PER_MEMBER)}
+
+
+def test_a_mesh_of_one_rank_has_no_placements():
+    step = sharded("mlp_sgd", "shard=1", 0)
+    assert infer_shardings(step).axes == () and infer_shardings(step).known == {}
+
+
+def test_a_call_is_looked_at_though_nothing_reads_its_result():
+    """All members must make it."""
+    step = among()
+    plant(step, "AllReduce", "whole", "unread", domain=COMM, attributes={"group": "shard", "reduce": "sum"})
+    step.training.metrics.pop()
+    assert refused(step).startswith("AllReduce 'unread' reads 'whole', which is replicated")
+
+
+def test_a_message_brings_what_its_node_says():
+    step = among()
+    plant(step, "Pull", "", "out", domain=COMM, sharding=ON_S1)
+    assert infer_shardings(step).of("out") == (REPLICATED, S1)
+
+
+@pytest.mark.parametrize("op_type", ["Select", "LocalConcat"])
+def test_a_guard_or_a_join_reads_what_nodes_with_a_place_made(op_type):
+    """All ranks have a result of a call, also those for which it says nothing."""
+    step = among()
+    attributes = {"group": "shard", "reduce": "mean", "root": 1}
+    plant(step, "Reduce", "x", "root", domain=COMM, attributes=attributes)
+    plant(step, op_type, "root", "out", domain=SPMD, attributes={"group": "shard", "reduce": "sum", "sizes": [8]})
+    assert refused(step).startswith(f"{op_type} 'out' reads 'root', which is on member 1 alone along shard")
