@@ -6,7 +6,7 @@ in the update disappear, so that they keep no update from being split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases, identity, of_operator
@@ -83,12 +83,12 @@ def _same(new: Node, old: Node) -> bool:
     return new.op_type == old.op_type and new.inputs == old.inputs and new.outputs == old.outputs
 
 
-def without_aliases(graph: Graph) -> AliasFreeView | None:
-    """The graph with its aliases looked through; None when it has none."""
-    aliases = find_aliases(graph)
+def without_aliases(graph: Graph, named: Collection[str] = ()) -> AliasFreeView | None:
+    """The graph with its aliases looked through; None when it has none. ``named``: gradients that the user named."""
+    aliases = find_aliases(graph, named)
     if not aliases and not any(node.op_type == "CastLike" for node in graph.nodes):
         return None
-    held = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
+    held = {*graph.outputs, *named, *(name for node in graph.nodes for name in node.captures)}
     # What becomes an opaque operator again reads what the file's operator reads.
     outer = {name for node in graph.nodes if node.origin is None for name in node.outputs}
     held.update(name for node in graph.nodes if node.origin is not None for name in node.inputs if name in outer)

@@ -6,6 +6,7 @@ optimizer joins all gradients into one row and splits it again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,12 +25,13 @@ CUTS = ("Split", "Slice")
 LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose"))
 
 
-def find_aliases(graph: Graph) -> dict[str, str]:
+def find_aliases(graph: Graph, named: Collection[str] = ()) -> dict[str, str]:
     """Values that equal another one in type, elements and order -> that value, their root; one sweep in order.
 
-    Bodies of opaque operators are left alone: they become the operator again as they are.
+    Bodies of opaque operators are left alone: they become the operator again as they are. Nothing is looked through
+    behind ``named``, gradients that the user named: what turns one back reads it.
     """
-    finder = _Finder(graph)
+    finder = _Finder(graph, frozenset(named))
     for node in graph.nodes:
         if node.op_type == "Constant":
             finder.constants[node.outputs[0]] = node
@@ -64,6 +66,7 @@ class _Join:
 @dataclass
 class _Finder:
     graph: Graph
+    named: frozenset[str] = frozenset()
     aliases: dict[str, str] = field(default_factory=dict)
     layouts: dict[str, _Layout] = field(default_factory=dict)
     joins: dict[str, _Join] = field(default_factory=dict)
@@ -91,6 +94,8 @@ class _Finder:
         layout = _composed(layout, self.layouts.get(source))
         if self._changes_nothing(layout, output):
             self.aliases[output] = layout.base
+            return
+        if output in self.named:
             return
         self.layouts[output] = layout
         if layout.perm is None:

@@ -60,16 +60,17 @@ def propagate_linearity(
         if moving.isdisjoint(node.inputs) or start in node.outputs or not node.inputs[0]:
             continue
         levels = [found.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
-        level = _level(index, node, levels)
+        reached = level(index, node, levels)
         for name in node.outputs:
             if name:
-                found[name] = level
-        if level > enough:
+                found[name] = reached
+        if reached > enough:
             break
     return found
 
 
-def _level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
+def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
+    """Return how results depend on the operands that move; ``levels``: of each operand, or CONSTANT or OUTSIDE."""
     moving = [level for level in levels if level >= 0]
     highest = _LEVELS[max(moving)]
     if highest is Linearity.NONLINEAR or node.captures:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.name_hints import pairs_by_name
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.state_matching import FACTOR_COST, reaches, uncopied
@@ -37,18 +38,18 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
                 continue
             rivals.setdefault(name, output)
     if rivals:
-        raise _open(rivals, taken)
+        raise _open(rivals, taken, pairs_by_name(index.graph))
 
 
-def _open(rivals: Mapping[str, str], taken: Mapping[str, str]) -> UnsupportedError:
-    """The refusal of all ``rivals``, so that one answer settles them. Both: state -> output."""
+def _open(rivals: Mapping[str, str], taken: Mapping[str, str], named: Mapping[str, str]) -> UnsupportedError:
+    """The refusal of all ``rivals``, so that one answer settles them. All: state -> output; the hint follows names."""
     name, output = next(iter(rivals.items()))
+    told = {each: named.get(each, taken[each]) for each in rivals}
     pair, other = ("pairs", "outputs") if len(rivals) > 1 else ("pair", "output")
     return UnsupportedError(
         f"outputs {taken[name]!r} and {output!r} may each be the new value of {name!r}"
         f"{others(len(rivals) - 1, 'state')}: the data flow does not say which",
-        f"name the {pair}: {states_option({each: taken[each] for each in rivals})}, or leave the other {other} out of "
-        "the step",
+        f"name the {pair}: {states_option(told)}, or leave the other {other} out of the step",
     )
 
 

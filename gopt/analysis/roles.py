@@ -1,6 +1,6 @@
 """Recover the roles of a functional step from its data flow: loss, states, gradients, phases (contract section 2).
 
-Names decide nothing here; a user's own map goes first and settles what the data flow leaves open.
+Names decide nothing here, and may only raise a doubt; a user's own map goes first and settles what is open.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
+from gopt.analysis.name_hints import refuse_contradicted
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
@@ -56,7 +57,7 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
         rest = replace(roles, shared=())
         return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
     graph = in_parameter_shape(graph)
-    view = without_aliases(graph)
+    view = without_aliases(graph, [value for value in roles.params.values() if value])
     if view is None:
         return _past_calls(graph, roles)
     return view.restore(_past_calls(view.graph, view.roles(roles)))
@@ -115,10 +116,15 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
     _settle_losses(index, losses, found, pairs, roles)
-    training = assemble(step, found)
+    try:
+        training = assemble(step, found)
+    except (InputError, UnsupportedError):
+        refuse_contradicted(index, pairs, roles)  # it may be the reason: of two outputs each has the other's state
+        raise
     refuse_unvalued(training, roles)
     refuse_scaled(step, training)
     refuse_doubtful(step, training)
+    refuse_contradicted(index, pairs, roles)
     return training
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
 from gopt.analysis.gradients import LocalTaint
 from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.role_hints import MOST, others, states_option
 from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -58,7 +59,7 @@ def _refuse_dropped_states(step: StepSkeleton, training: TrainingGraph, found: G
         if type is None or step.index.one_element(output):
             _refuse_doubted(step, output)
             if output not in found.check.rank_local and (output in reduced or output not in step.tainted):
-                stored.refuse(output)
+                stored.refuse(output, training.metrics)
             continue
         producer = step.index.producers.get(output)
         inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
@@ -76,8 +77,18 @@ def _dropped(name: str, output: str) -> UnsupportedError:
     )
 
 
+def _kept(pairs: Mapping[str, str], names: list[str], output: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"output {output!r} may be the new value of {', '.join(map(repr, names[:MOST]))}"
+        f"{others(max(0, len(names) - MOST), 'input')}, which the file stores: the data flow does not say",
+        f"name each pair, if they are states: {states_option(pairs)}",
+        f"if {names[0]} is a constant, make it an initializer that is no input; if it is fed, leave its value out",
+    )
+
+
 class _StoredScalars:
-    """Inputs of one element with a stored value that no output was paired with: a counter that goes through a loop."""
+    """Inputs of one element with a stored value that no output was paired with: a counter that goes through a loop, a
+    value that each step makes anew."""
 
     def __init__(self, step: StepSkeleton) -> None:
         self.index, graph = step.index, step.index.graph
@@ -88,20 +99,27 @@ class _StoredScalars:
                 self.names.setdefault(graph.types[name], []).append(name)
         self.behind: dict[TensorType, set[str]] = {}
 
-    def refuse(self, output: str) -> None:
-        """Raise UnsupportedError for an output that is made of one of them and has its type.
+    def refuse(self, output: str, shown: Sequence[str]) -> None:
+        """Raise UnsupportedError for an output, one of ``shown``, that has the type of one of them.
 
-        What a floating output is made of must have one element all the way: a norm of new parameters depends on the
-        rate, and replaces none.
+        Its new value need not read the old one at its size: the rate of an averaged SGD follows the step counter, the
+        scale of moments in eight bits the moments, and a bound for norms may be the last norm. A norm that is shown
+        beside a stored rate looks the same.
         """
         type = self.index.graph.type_of(output)
         names, scalars = self.names.get(type, []), type.dtype in FLOATS
+        if not names:
+            return
         if type not in self.behind:
             self.behind[type] = _made_of(self.index, names, scalars=scalars)
         if output in self.behind[type]:
             raise _dropped(
                 next(name for name in names if output in _made_of(self.index, [name], scalars=scalars)), output
             )
+        read = [name for name in names if name in self.index.users]
+        if read:
+            alike = [each for each in shown if self.index.graph.type_of(each) == type]
+            raise _kept(dict(zip(read, alike)) if len(read) == len(alike) else {read[0]: output}, read, output)
 
 
 def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:

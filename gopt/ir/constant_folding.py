@@ -6,6 +6,7 @@ behind it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,24 @@ def _cast(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
     return operands[0].astype(numpy_dtype(dtype_name(node.attributes["to"])))
 
 
+def _filled(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """ConstantOfShape; a large one is no shape, and is not made."""
+    sizes = [int(size) for size in operands[0].reshape(-1)]
+    if math.prod(sizes) > _SMALL:
+        raise ValueError("large")
+    value = node.attributes.get("value")
+    if value is None:
+        raise ValueError("float32")
+    return np.full(sizes, onnx.numpy_helper.to_array(value).reshape(-1)[0])
+
+
+def _range(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
+    numbers = range(*(int(each) for each in operands))
+    if len(numbers) > _SMALL:
+        raise ValueError("large")
+    return np.array(numbers, operands[0].dtype)
+
+
 _RULES: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
     "Identity": lambda node, operands: operands[0],
     "Cast": _cast,
@@ -118,4 +137,11 @@ _RULES: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
     "Squeeze": lambda node, operands: np.squeeze(operands[0], _axes(node, operands)),
     "Unsqueeze": lambda node, operands: np.expand_dims(operands[0], _axes(node, operands) or ()),
     "Concat": lambda node, operands: np.concatenate(operands, int(node.attributes["axis"])),
+    "ConstantOfShape": _filled,
+    "Range": _range,
+    "Neg": lambda node, operands: -operands[0],
+    "Add": lambda node, operands: operands[0] + operands[1],
+    "Sub": lambda node, operands: operands[0] - operands[1],
+    "Mul": lambda node, operands: operands[0] * operands[1],
+    "Gather": lambda node, operands: np.take(operands[0], operands[1], int(node.attributes.get("axis", 0))),
 }

@@ -104,8 +104,11 @@ class Node:
         """Attributes as Python values, decoded on first use. Nodes that end alike share them: to change some is to
         make another node."""
         if self._attributes is None:
-            end = b"" if self.encoded is None else behind_names(self.encoded)
-            self._attributes = _short_attributes(end) if len(end) <= SHORT_END else _decoded_attributes(end)
+            if self.encoded is None:
+                self._attributes = {}
+            else:
+                end = behind_names(self.encoded)
+                self._attributes = _short_attributes(end) if len(end) <= SHORT_END else _decoded_attributes(end)
         return self._attributes
 
     def attribute_bytes(self) -> tuple[bytes, ...]:

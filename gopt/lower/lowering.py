@@ -14,6 +14,7 @@ from gopt.lower.carried_values import check_carried_values, followed_states
 from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.lower.refolded import check_refolded
 from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
@@ -82,4 +83,5 @@ def _check_values(program: SpmdProgram) -> None:
     for variant in program.variants:
         check_bucket_order(variant)
         check_carried_values(variant)
+        check_refolded(variant)
         check_kept_nodes(variant)

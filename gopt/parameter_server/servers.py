@@ -165,6 +165,16 @@ class _Emitter:
             names += [key_name(unit, number) for number, _ in enumerate(unit.subgraphs)]
             keys += self._whole(unit)
         self._aggregate(bucket.number, names, merged, on_server(bucket.server))
+        self._keep(bucket)
+
+    def _keep(self, bucket: Bucket) -> None:
+        """Add the new values of states that keep a gradient as it is: trainers make it, servers have the merged one."""
+        types, kept = self.program.graph.types, self.program.graph.outputs.keys() & self._renamed.keys()
+        for unit in bucket.units if kept else ():
+            for gradient in dict.fromkeys(unit.gradients) if not unit.split else ():
+                if gradient in kept:
+                    made, where = self._renamed[gradient], on_server(unit.server)
+                    self.rewriter.add("Identity", [made], {gradient: types[gradient]}, sharding=where)
 
     def table(self, served: ServedTable) -> None:
         """Add the parts of a table, each on its server."""

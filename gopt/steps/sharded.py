@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from gopt import background
+from gopt.analysis.coupling import refuse_unlike
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import ChoiceEntry, Report
@@ -171,5 +172,7 @@ def shard(
             )
     begin_source_figures(program.source)
     pipeline.run(program, advance)
+    if mesh.data_group is not None or asked.accumulate > 1:
+        refuse_unlike(program.source, source.roles, program.loss_reduction)
     lowered = lower(program, wanted, advance, lambda: find_removed(program, wanted))
     return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, lowered.beside)

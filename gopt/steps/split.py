@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gopt import background
+from gopt.analysis.coupling import refuse_unlike
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
 from gopt.garbage import gc_paused
@@ -87,4 +88,6 @@ def split(
     if source.rank_startup is not None:
         note = "start-up graphs are written for ranks alone: trainers and servers start from the stored values"
         training = replace(training, notes=[*training.notes, note])
+    if options.trainers > 1 or options.accumulate > 1:
+        refuse_unlike(training, source.roles, options.loss_reduction)
     return Split(source, split_step(training, options))

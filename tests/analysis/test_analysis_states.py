@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gopt.cli.main import main
-from written_steps import NET, Written, hold_ranks, saved, sgd
+from written_steps import NET, SHAPES, Written, each, hold_ranks, saved, sgd
 
 ONE = "  one = Constant<value_int = 1>()\n"
 LOOP = (
@@ -38,9 +38,45 @@ def test_what_the_hint_says_settles_it(name, tmp_path):
     hold_ranks(Written(NET + COUNTERS[name] + sgd(), STATES), tmp_path, 2, 2, "--states", "step=step_out")
 
 
-def test_a_norm_that_depends_on_a_stored_rate_is_a_metric(tmp_path):
-    """It has the rate's type, and is not made of it at its size."""
+ANEW = {
+    "a rate of the counter": (
+        "  one_f = Constant<value = float {1}>()\n  count_out = Add(count, one_f)\n  own_out = Reciprocal(count_out)\n"
+        + each("  r_@ = Mul(g@, own)\n  @_out = Sub(@, r_@)\n"),
+        {"count": ("float", ()), "own": ("float", ())},
+    ),
+    "the last norm": (
+        each("  q_@ = ReduceSumSquare<keepdims = 0>(g@)\n")
+        + f"  all = Sum({', '.join(f'q_{name}' for name in SHAPES)})\n"
+        + "  own_out = Sqrt(all)\n  ratio = Div(own, own_out)\n  rate = Mul(ratio, lr)\n"
+        + each("  r_@ = Mul(g@, rate)\n  @_out = Sub(@, r_@)\n"),
+        {"own": ("float", ())},
+    ),
+    "the scale of a moment": (
+        sgd(("b0", "w1", "b1")) + "  m0 = Mul(w0_m, own)\n  m1 = Add(m0, gw0)\n  m2 = Abs(m1)\n"
+        "  own_out = ReduceMax<keepdims = 0>(m2)\n  w0_m_out = Div(m1, own_out)\n"
+        "  r_w0 = Mul(m1, lr)\n  w0_out = Sub(w0, r_w0)\n",
+        {"w0_m": ("float", (3, 5)), "own": ("float", ())},
+    ),
+}  # fmt: skip
+"""A state of one element that a step makes anew, or behind a reduction: update, states."""
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_a_stored_value_that_a_step_makes_anew_is_no_constant(name, tmp_path, capsys):
+    body, states = ANEW[name]
+    step = Written(NET + body, states)
+    path = saved(step.model(), tmp_path)
+    assert main(["shard", str(path), "--ranks", "2", "-o", str(tmp_path / "out")]) == 4
+    said = capsys.readouterr().err
+    assert "output 'own_out' may be the new value of 'own'" in said and "--states own=own_out" in said
+    hold_ranks(step, tmp_path, 2, 2, "--states", "own=own_out")
+
+
+def test_a_norm_beside_a_stored_rate_is_refused(tmp_path, capsys):
+    """A norm that the next step's update is bounded by looks the same; without the stored value it is a metric."""
     step = Written(NET + sgd() + "  norm = ReduceL2<keepdims = 0>(w0_out)\n", shown={"norm": ("float", ())})
     file = step.model()
     file.graph.initializer.add(name="lr", data_type=1, float_data=[0.05])
-    hold_ranks(step, tmp_path, 2, 2, file=file)
+    assert main(["shard", str(saved(file, tmp_path)), "--ranks", "2", "-o", str(tmp_path / "out")]) == 4
+    assert "if it is fed, leave its value out" in capsys.readouterr().err
+    hold_ranks(step, tmp_path, 2, 2)

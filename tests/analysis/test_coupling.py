@@ -25,8 +25,10 @@ from forwards import (
     tokens,
     total,
 )  # fmt: skip
+from written_steps import NET, Written, saved, sgd
 
-from gopt.analysis.coupling.step_couplings import notes
+import gopt
+from gopt.analysis.coupling.step_couplings import find_couplings, notes
 
 
 def plain(b, n):
@@ -260,3 +262,18 @@ def test_a_batch_of_one_is_never_called_fine_where_it_is_not(case: Case, tmp_pat
         assert found, case.name
     else:
         assert found <= {"unknown"}
+
+
+LARGEST = "  a_x = Abs(x)\n  top = ReduceMax<keepdims = 0>(a_x, first)\n  stat_out = Max(stat, top)\n"
+AVERAGE = (
+    "  own = ReduceMean<keepdims = 0>(x, first)\n  part = Mul(own, quarter)\n  rest = Mul(stat, quarter)\n"
+    "  stat_out = Add(part, rest)\n"
+)
+
+
+@pytest.mark.parametrize(("body", "told"), [(LARGEST, True), (AVERAGE, False)], ids=["maximum", "average"])
+def test_a_statistic_that_is_no_mean_is_told(body, told, tmp_path):
+    """Ranks take the mean of their maxima, which is not the maximum."""
+    step = Written(NET + body + sgd(), {"stat": ("float", (3,))})
+    found = find_couplings(gopt.load(saved(step.model(), tmp_path)).training)
+    assert [each.value for each in found if "no mean over samples" in each.what] == ["stat_out"] * told

@@ -18,7 +18,7 @@ from gopt.analysis.update_subgraphs import find_updates
 from gopt.ir.types import numpy_dtype
 from gopt.runtime.reference_eval import run_graph
 
-ROLES = {"asgd", "asgd_decay"}
+ROLES = {"asgd", "asgd_decay", "asgd_constant_lr", "asgd_decay_constant_lr"}
 """Optimizers whose roles a user must name."""
 OPTIMIZERS = sorted(path.stem for path in (FIXTURES / "optim").glob("*.onnx") if path.stem not in ROLES)
 

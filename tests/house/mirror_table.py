@@ -33,6 +33,7 @@ KINDS = {
     "steps_gen": "the generator of steps",
     "mesh_gen": "the generator of streams of tokens on meshes",
     "code_gen": "the generator of training code",
+    "whole_gen": "the generator of steps whose truth is the source on the whole batch",
     "split_gen": "trainers and servers of a split, simulated beside their source",
 }
 """Folders of tests that mirror no folder of gopt -> what they are."""
@@ -324,6 +325,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "analysis.coupling.step_couplings analysis.coupling.transfer_functions",
         "a part of one analysis, held against perturbed batches", "analysis/test_coupling.py",
         "analysis/test_coupling_random.py",
+    ),
+    **_each(
+        "analysis.coupling.joint_gradients", "a refusal of steps that several gradients enter", "laws/test_whole.py"
     ),
     **_each("analysis.coupling.synchronise", "statistics over all samples", "numeric/test_synchronised.py"),
     **_each("analysis.loss_reduction", "sums, means and weights", "numeric/test_loss_reduction.py"),

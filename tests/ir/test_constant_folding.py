@@ -1,6 +1,7 @@
 """Small constants put together from constants are known to inference."""
 
 import numpy as np
+import onnx
 import pytest
 from helpers import Builder
 
@@ -55,3 +56,43 @@ def test_a_malformed_node_is_refused(tmp_path):
     b.output("out", b.op("Add", bad, "x"), (2,), "int64")
     with pytest.raises(InputError, match=r"'?n0|n1"):
         made(b, tmp_path)
+
+
+def test_sizes_and_axes_are_computed(tmp_path):
+    b = Builder()
+    b.input("x", (3, 5))
+    one, three = b.const([1], "int64"), b.const([3], "int64")
+    filled = b.op("ConstantOfShape", one, value=onnx.numpy_helper.from_array(np.array([2], np.int64)))
+    made_of = {
+        "range": b.op("Range", b.const(0, "int64"), b.const(6, "int64"), b.const(2, "int64")),
+        "sum": b.op("Add", filled, three),
+        "difference": b.op("Sub", filled, three),
+        "product": b.op("Mul", filled, three),
+        "negative": b.op("Neg", three),
+        "picked": b.op("Gather", b.const([7, 8, 9], "int64"), filled, axis=0),
+    }
+    axis = b.op("Sub", filled, one)
+    b.output("out", b.op("ReduceL2", "x", axis, keepdims=1), ("a", "b"))
+    for name, value in made_of.items():
+        b.output(name, value, ("n",), "int64")
+    graph, folded = made(b, tmp_path)
+    assert graph.types["out"].shape == (3, 1)
+    found = {name: folded[name].tolist() for name in made_of}
+    assert found == {
+        "range": [0, 2, 4],
+        "sum": [5],
+        "difference": [-1],
+        "product": [6],
+        "negative": [-3],
+        "picked": [9],
+    }
+
+
+def test_what_would_be_large_is_not_made(tmp_path):
+    b = Builder()
+    sizes = b.const([1 << 40], "int64")
+    filled = b.op("ConstantOfShape", sizes, value=onnx.numpy_helper.from_array(np.array([2], np.int64)))
+    numbers = b.op("Range", b.const(0, "int64"), b.const(1 << 40, "int64"), b.const(1, "int64"))
+    b.output("one", filled, ("n",), "int64")
+    b.output("two", numbers, ("m",), "int64")
+    assert made(b, tmp_path)[1] == {}

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind
-from gopt.analysis.coupling.step_couplings import COUPLINGS, analyse_couplings, find_couplings, notes, open_couplings
+from gopt.analysis.coupling.step_couplings import (
+    COUPLINGS,
+    analyse_couplings,
+    find_couplings,
+    notes,
+    open_couplings,
+    refuse_unlike,
+)
 
-__all__ = ["COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings"]
+__all__ = [
+    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings",
+    "refuse_unlike",
+]  # fmt: skip

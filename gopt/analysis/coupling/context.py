@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
+import onnx
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.analysis.graph_walks import GraphIndex
@@ -13,6 +15,8 @@ from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
 from gopt.ir.opset import opset_of
 
+SMALL = 64
+"""Elements up to which a filled constant is looked at."""
 Shape = tuple[int | str | None, ...]
 
 
@@ -57,7 +61,23 @@ class CouplingContext:
         if name in graph.initializers:
             return np.asarray(graph.initializers[name].numpy())
         node = self.index.producers.get(name)
-        return constant_array(node.attributes) if node is not None and node.is_a("Constant") else None
+        if node is None or not node.is_a("Constant", "ConstantOfShape", "Neg", "Identity"):
+            return None
+        if node.is_a("Constant"):
+            return constant_array(node.attributes)
+        return self._filled(node) if node.is_a("ConstantOfShape") else self._copied(node)
+
+    def _filled(self, node: Node) -> np.ndarray | None:
+        """The result of a ConstantOfShape, where that is small."""
+        sizes, value = self.ints(node.inputs[0]), node.attributes.get("value")
+        if sizes is None or prod(sizes) > SMALL:
+            return None
+        return np.full(sizes, 0.0 if value is None else onnx.numpy_helper.to_array(value).reshape(-1)[0])
+
+    def _copied(self, node: Node) -> np.ndarray | None:
+        """The result of a Neg or an Identity of a constant of the file."""
+        value = self.constant(node.inputs[0])
+        return None if value is None else np.negative(value) if node.is_a("Neg") else value
 
     def ints(self, name: str) -> list[int] | None:
         """A small constant list of integers."""

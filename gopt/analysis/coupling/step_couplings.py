@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.joint_gradients import unlike_gradients
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.graph_walks import ancestors
-from gopt.analysis.loss_reduction import LossRule
+from gopt.analysis.linearity import Linearity
+from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.role_map import RoleMap
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.program import SpmdProgram
 
@@ -30,6 +34,8 @@ class CouplingSummary:
     couplings: tuple[Coupling, ...]
     loss: Relation | None
     by: str = ""
+    unlike: Mapping[str, Linearity] = field(default_factory=dict)
+    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion."""
 
 
 def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
@@ -44,14 +50,36 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         propagate(context, forward)
         _loss(context, training)
         _driven(context, training)
+        _averaged(context, training)
         mark = context.marks.get(training.loss)
         plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
         found = tuple(context.found)
-        return (
-            CouplingSummary(found, mark.kind, mark.by) if mark is not None and plain else CouplingSummary(found, None)
-        )
+        unlike = unlike_gradients(context, training)
+        if mark is not None and plain:
+            return CouplingSummary(found, mark.kind, mark.by, unlike)
+        return CouplingSummary(found, None, unlike=unlike)
 
     return training.once(COUPLINGS, find)
+
+
+def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
+    """Raise UnsupportedError for a value taken for a gradient that is none: one that is nonlinear in several gradients,
+    unless the user named it, or one to which something is added where gradients are summed."""
+    for name, how in analyse_couplings(training).unlike.items():
+        value = training.gradients[name]
+        if how is Linearity.NONLINEAR and not roles.params.get(name):
+            raise UnsupportedError(
+                f"no gradient of {name!r} was found: its update depends on the batch through {value!r}, which is made "
+                "of several gradients, and not linear in them",
+                f"name its gradient: --params {name}=VALUE; an update of several losses' gradients, each clipped or "
+                "projected by itself, is not supported",
+            )
+        if how is Linearity.AFFINE and reduction.rule is LossRule.SUM:
+            raise UnsupportedError(
+                f"{value!r}, the gradient of {name!r}, holds a term that no sample enters, such as the derivative of a "
+                "penalty: --loss-reduction sum would count it once for every rank",
+                f"add the term behind the gradient, and name the gradient without it: --params {name}=VALUE",
+            )
 
 
 def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
@@ -180,6 +208,28 @@ def _driven(context: CouplingContext, training: TrainingGraph) -> None:
                     )  # fmt: skip
             elif name not in meant:
                 stack.append(name)
+
+
+def _averaged(context: CouplingContext, training: TrainingGraph) -> None:
+    """Record statistics of which ranks take the mean, and which are a sum or a maximum over a rank's own samples."""
+    statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
+    if not statistics or context.batch < 2:
+        return
+    behind, _ = ancestors(context.index, [state.updated for state in statistics])
+    known, context.found = context.found, []  # what is told of these nodes is told of the statistic
+    propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
+    context.found = known
+    for state in statistics:
+        mark = context.marks.get(state.updated)
+        node = context.index.producers.get(state.updated)
+        if mark is None or node is None or mark.doubt or mark.mixed:
+            continue
+        if mark.kind in (Relation.SUM, Relation.JOINT):
+            context.couple(
+                CouplingKind.STATISTICS, node,
+                f"statistic {state.tensor!r} is no mean over samples, and ranks take the mean of theirs",
+                "", state.updated,
+            )  # fmt: skip
 
 
 def _trained(context: CouplingContext, training: TrainingGraph, value: str) -> bool:

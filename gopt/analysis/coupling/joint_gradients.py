@@ -1,0 +1,62 @@
+"""Values taken for gradients that are no linear function of sums over samples: made of several gradients.
+
+The walk back from an update ends at the value through which all of it depends on the batch. Where an update multiplies
+two gradients, clips each of several losses' gradients, or divides gradients that stand in one row, that value is no
+gradient any more, and its mean over ranks is not that of the step. The samples are followed through the backward: what
+is made of values summed over them must be linear in these.
+"""
+
+from __future__ import annotations
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
+from gopt.analysis.coupling.propagate import propagate
+from gopt.analysis.graph_walks import ancestors, descendants
+from gopt.analysis.linearity import CONSTANT, Linearity, level
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.ir.graph import COMM, Node
+
+
+def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> dict[str, Linearity]:
+    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion.
+
+    ``context`` has the marks of the forward; it follows the backward from there. Nothing is found where samples meet
+    samples in the forward, or cannot be followed. What the forward itself reduces counts as a constant.
+    """
+    if any(each.kind is CouplingKind.IN_BATCH for each in context.found):
+        return {}
+    gradients = set(training.gradients.values())
+    wanted, _ = ancestors(context.index, gradients)
+    trained = descendants(context.index, [state.tensor for state in training.parameters])
+    levels: dict[str, Linearity] = {}
+    for node in training.graph.nodes:
+        if id(node) not in wanted or _of_forward(node):
+            continue
+        propagate(context, [node])
+        for name in node.outputs:
+            mark = context.marks.get(name)
+            if mark is not None and name in trained:
+                found = _level(context, node, mark, levels)
+                if found is not None:
+                    levels[name] = found
+    all_of = {name: levels.get(value, Linearity.HOMOGENEOUS) for name, value in training.gradients.items()}
+    return {name: each for name, each in all_of.items() if each > Linearity.SCALED}
+
+
+def _of_forward(node: Node) -> bool:
+    return node.phase is Phase.FORWARD
+
+
+def _level(context: CouplingContext, node: Node, mark: Mark, levels: dict[str, Linearity]) -> Linearity | None:
+    """How a result depends on sums over samples; None where it is none of them, or nothing is known."""
+    if mark.kind not in REDUCED or mark.mixed:
+        return None
+    marks = [context.marks.get(name) for name in node.inputs]
+    if any(each is not None and each.kind is Relation.SAMPLES for each in marks):
+        summed = mark.kind in (Relation.SUM, Relation.MEAN, Relation.WEIGHTED)
+        return Linearity.HOMOGENEOUS if summed else None
+    if levels.keys().isdisjoint(node.reads):
+        return None
+    if node.domain == COMM:  # the source's own: sums and moves of parts
+        return max(levels[name] for name in node.inputs if name in levels)
+    return level(context.index, node, [levels.get(name, CONSTANT) for name in node.inputs if name])

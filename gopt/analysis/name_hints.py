@@ -1,0 +1,72 @@
+"""Pairs of inputs and outputs by their names: a hint, never a proof.
+
+Two sequences of one shape may take each other's place in the data flow: the average of a parameter and the second
+sequence of Nesterov's method are alike, with one made of the other's new value. Where the names of all states and of
+their new values follow one rule, such as ``NAME_out``, and the data flow pairs them otherwise, nothing is taken for
+granted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.role_hints import others, states_option
+from gopt.analysis.role_map import RoleMap
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Graph
+
+_LOOKED_AT = 16
+"""Outputs in whose names a rule is looked for."""
+_TRIED = 4
+"""Rules that are held against all names."""
+
+
+def pairs_by_name(graph: Graph) -> dict[str, str]:
+    """Input -> the output of its type with its name and one affix, by the affix with the most such pairs."""
+    best: dict[str, str] = {}
+    for before, behind in _rules(graph):
+        found = {
+            name: output for name, type in graph.inputs.items()
+            if (output := f"{before}{name}{behind}") in graph.outputs and graph.types.get(output) == type
+        }  # fmt: skip
+        if len(found) > len(best):
+            best = found
+    return best
+
+
+def refuse_contradicted(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> None:
+    """Raise UnsupportedError where the names of all states pair them with other outputs than the data flow does.
+
+    ``pairs``: output -> input. Pairs that the user named are not asked for.
+    """
+    told = set(roles.states)
+    found = {name: output for output, name in pairs.items() if name not in told}
+    named = pairs_by_name(index.graph)
+    if not found.keys() <= named.keys():
+        return
+    open_ = {name: named[name] for name, output in found.items() if named[name] != output}
+    rules = _rules(index.graph) if open_ else []
+    if not open_ or any(all(f"{a}{name}{b}" == output for name, output in found.items()) for a, b in rules):
+        return  # another rule of the names agrees: what is shown beside states may have one, too
+    name = next(iter(open_))
+    raise UnsupportedError(
+        f"the data flow pairs {name!r}{others(len(open_) - 1, 'state')} with output {found[name]!r}, and the names of "
+        f"all states pair it with {open_[name]!r}: neither is a proof",
+        f"say which is meant: {states_option(open_)}",
+        f"or {states_option({each: found[each] for each in open_})}",
+    )
+
+
+def _rules(graph: Graph) -> list[tuple[str, str]]:
+    """Texts before and behind an input's name in names of outputs, the most frequent first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    names = list(graph.outputs)
+    for output in dict.fromkeys((*names[:_LOOKED_AT], *names[-_LOOKED_AT:])):
+        for place in range(1, len(output)):
+            if output[:place] in graph.inputs:
+                counts["", output[place:]] += 1
+            if output[place:] in graph.inputs:
+                counts[output[:place], ""] += 1
+    return [rule for rule, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))][:_TRIED]

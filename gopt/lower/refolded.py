@@ -1,0 +1,86 @@
+"""Checks that a refolded optimizer has each state in its own place, and gives each state its own new value.
+
+The operator's body is gone, and with it what the other checks follow: which result is which moment. The record of the
+source's call says which slot every state belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gopt.errors import InvariantError
+from gopt.opaque.origin import Origin
+from gopt.opaque.refold import RefoldedCall, RefoldedWeight
+from gopt.program import ShardedState, SpmdProgram
+
+
+def check_refolded(program: SpmdProgram) -> None:
+    """Raise InvariantError for a member of a refolded call that takes or makes another slot's value; one sweep."""
+    calls = [node.origin for node in program.graph.nodes if isinstance(node.origin, RefoldedCall)]
+    if not calls:
+        return
+    slots: dict[str, dict[str, set[str]]] = {}
+    """Operator -> slot -> the tensors of the source that stand in it, in any call: a run may be of several calls."""
+    held = {state.input: state for state in program.states if not state.copy}
+    makers = {state.output: state for state in program.states if not state.copy}
+    new = {state.tensor: state.updated for state in program.training.states}
+    for call in calls:
+        _check_scalars(program, call)
+        pairs = _slot_pairs(call, new)
+        tensors = slots.setdefault(call.call.op_type, {}) or _fill(slots, program, call.call.op_type)
+        for member in call.members:
+            _check_member(call, member, tensors, pairs, held, makers)
+
+
+def _fill(slots: dict[str, dict[str, set[str]]], program: SpmdProgram, operator: str) -> dict[str, set[str]]:
+    """Add the tensors in the slots of all calls of an operator."""
+    found, seen = slots[operator], set[int]()
+    for node in program.source.graph.nodes:
+        call = node.origin.call if isinstance(node.origin, Origin) else None
+        if call is None or call.op_type != operator or call.number in seen:
+            continue
+        seen.add(call.number)
+        for table in call.slot_values.weights:
+            for slot, name in table.items():
+                found.setdefault(slot, set()).add(name)
+    return found
+
+
+def _check_member(
+    call: RefoldedCall,
+    member: RefoldedWeight,
+    tensors: Mapping[str, set[str]],
+    pairs: Mapping[str, str],
+    held: Mapping[str, ShardedState],
+    makers: Mapping[str, ShardedState],
+) -> None:
+    for slot, name in member.inputs.items():
+        state = held.get(name)
+        if state is None:
+            continue
+        strange = next((part.tensor for part in state.slices if part.tensor not in tensors.get(slot, ())), "")
+        if strange:
+            raise InvariantError(f"{call.call.label!r} reads state {strange!r} as its {slot}")
+        made = member.outputs.get(pairs.get(slot, ""), "")
+        taker = makers.get(made)
+        if taker is not None and taker.input != name:
+            raise InvariantError(
+                f"state {taker.slices[0].tensor!r} takes {made!r}, the new value of {state.slices[0].tensor!r}"
+            )
+
+
+def _slot_pairs(call: RefoldedCall, new: Mapping[str, str]) -> dict[str, str]:
+    """Slot of a state -> the slot of its new value. ``new``: state of the source -> its new value."""
+    given, found = call.call.slot_values, dict[str, str]()
+    for before, after in zip(given.weights, given.updated):
+        slots = {name: slot for slot, name in after.items()}
+        found.update({slot: slots[new[name]] for slot, name in before.items() if new.get(name) in slots})
+    return found
+
+
+def _check_scalars(program: SpmdProgram, call: RefoldedCall) -> None:
+    """Check that each scalar of the source stands in its own slot; passes make others."""
+    own = call.call.slot_values.scalars
+    for slot, name in call.scalars.items():
+        if name != own.get(slot) and name in own.values():
+            raise InvariantError(f"{call.call.label!r} reads {name!r} as its {slot}, and the source {own.get(slot)!r}")
