@@ -14,8 +14,8 @@ KINDS = (
 
 
 @click.command("diff")
-@click.argument("a", metavar="A", type=click.Path())
-@click.argument("b", metavar="B", type=click.Path())
+@click.argument("a", metavar="A", type=click.Path(readable=False))
+@click.argument("b", metavar="B", type=click.Path(readable=False))
 @click.option("--summary", is_flag=True, help="Show how many differences of each kind there are, not the differences.")
 @click.option("--full", is_flag=True, help="Show every difference; of output folders also each node of each rank.")
 @click.option("--markdown", is_flag=True, help="Print a comment for a pull request: folded tables, below 60 kB.")

@@ -8,7 +8,7 @@ from .terminal import print_json
 
 
 @click.command("explain")
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 @click.argument("name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def command(folder: str, name: str, as_json: bool) -> None:

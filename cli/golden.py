@@ -19,7 +19,7 @@ def command() -> None:
 
 
 @command.command("update")
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print what changed as JSON.")
 def update(folder: str, as_json: bool) -> int:
     """Write the goldens of DIR/gopt-golden.toml to DIR/golden.
@@ -46,7 +46,7 @@ def update(folder: str, as_json: bool) -> int:
 
 
 @command.command("check")
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def check(folder: str, as_json: bool) -> int:
     """Compare the goldens in DIR/golden with what gopt makes now.

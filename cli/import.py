@@ -8,7 +8,7 @@ from .terminal import print_json
 
 
 @click.command("import")
-@click.argument("source", metavar="SOURCE", type=click.Path())
+@click.argument("source", metavar="SOURCE", type=click.Path(readable=False))
 @click.option("-o", "--output", required=True, metavar="STEP", help="The ONNX file to write.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")

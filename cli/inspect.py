@@ -12,7 +12,7 @@ from .terminal import print_json, print_note, print_text
 
 
 @click.command("inspect")
-@click.argument("path", metavar="PATH", type=click.Path())
+@click.argument("path", metavar="PATH", type=click.Path(readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--text", "as_text", is_flag=True, help="Print the canonical text of the graph, made for golden files.")
 @click.option("--config", metavar="FILE", help="Read [roles] and [axes] from this gopt.toml.")

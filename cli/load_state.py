@@ -8,8 +8,8 @@ from .terminal import print_json
 
 
 @click.command("load-state")
-@click.argument("model", type=click.Path())
-@click.argument("state", metavar="STATE", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("state", metavar="STATE", type=click.Path(readable=False))
 @click.option("-o", "--output", required=True, metavar="MODEL", help="The ONNX file to write.")
 @click.option(
     "--ignore-unknown",

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gopt.errors import GoptError, StoppedError
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -133,9 +134,15 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         flush_stdout()
         return 0
+    except MemoryError as error:
+        if not debug:  # with the frames goes what took the memory: there must be some to say so
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        return explain_error(error, debug)
     except Exception as error:
         if isinstance(error, OSError) and (broken := flush_stdout()) is not None:
             return _unwritten(broken)
+        return explain_error(error, debug)
+    except StoppedError as error:
         return explain_error(error, debug)
 
 
@@ -166,25 +173,23 @@ def _unwritten(error: OSError) -> int:
     return _fail(f"cannot write the output: {error.strerror}", (), 5)
 
 
-def exit_code(error: Exception) -> int:
+def exit_code(error: Exception | StoppedError) -> int:
     """The exit code of an error."""
-    from gopt.errors import GoptError
-
     if isinstance(error, OSError) and error.errno is not None:
         return 3 if error.errno == errno.ENAMETOOLONG else 5
-    return error.exit_code if isinstance(error, GoptError) else 5 if isinstance(error, MemoryError) else 70
+    if isinstance(error, GoptError | StoppedError):
+        return error.exit_code
+    return 5 if isinstance(error, MemoryError) else 70
 
 
-def explain_error(error: Exception, debug: bool) -> int:
+def explain_error(error: Exception | StoppedError, debug: bool) -> int:
     """Print on stderr why a command failed; returns its exit code."""
-    from gopt.errors import GoptError
-
     tell_failure(error, exit_code(error))
     if debug:
         import traceback
 
         traceback.print_exc()
-    if isinstance(error, GoptError):
+    if isinstance(error, GoptError | StoppedError):
         return _fail(error.message, error.hints, error.exit_code)
     if isinstance(error, MemoryError):
         return _fail("out of memory", (), exit_code(error))

@@ -10,7 +10,7 @@ from .terminal import print_json
 
 
 @click.command("merge")
-@click.argument("path", metavar="DIR|CHECKPOINT|STEP", type=click.Path())
+@click.argument("path", metavar="DIR|CHECKPOINT|STEP", type=click.Path(readable=False))
 @click.option("-o", "output", metavar="MODEL", help="The ONNX file to write.")
 @click.option(
     "--state-dict", metavar="FILE", help="Write parameters and running statistics as a .safetensors file, no model."

@@ -21,7 +21,7 @@ from .server_options import MODES, trainers_option
 
 
 @click.command("plan")
-@click.argument("model", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
 @click.option(
     "--ranks",
     type=int,

@@ -23,7 +23,7 @@ PLACE, THEN = "{}", "--then"
 
 
 @click.command("reduce")
-@click.argument("path", metavar="MODEL|REPRODUCER", type=click.Path())
+@click.argument("path", metavar="MODEL|REPRODUCER", type=click.Path(readable=False))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option("-o", "--output", required=True, metavar="SMALL", help="The ONNX file to write.")
 @click.option(

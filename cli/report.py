@@ -11,7 +11,7 @@ from .verbosity import Verbosity, verbosity
 
 
 @click.command("report")
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 @click.option("--html", "page", metavar="FILE", help="Write the page to FILE.")
 @click.option("--trace", metavar="FILE", help="Show measured times, from the file that gopt run --trace wrote.")
 @click.option("--verification", metavar="FILE", help="Show the proof, from the file that gopt verify --json printed.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("reproduce")
-@click.argument("file", type=click.Path())
+@click.argument("file", type=click.Path(readable=False))
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS...]")
 @click.option(
     "--extract", metavar="DIR", help="Write the inputs into a new folder, show the command, and do not run it."

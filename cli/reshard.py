@@ -27,7 +27,7 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 
 
 @click.command("reshard")
-@click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
+@click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path(readable=False))
 @click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @axis_option

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 @click.option(
     "--data",
     required=True,

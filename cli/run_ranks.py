@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gopt.errors import RunError
+from gopt.errors import RunError, StoppedError
 
 from .run_report import report_resume, report_steps, signal_note, stopped_error
 from .terminal import print_error
@@ -71,7 +71,7 @@ def run_process(job: Any, manifest: Any, given: dict[str, Any], kind: str, debug
             error = stopped_error(job, trainer.step, trainer.stopped)
             beat.explain(128 + trainer.stopped, partial(explain_error, error, debug))
         beat.at(trainer.step, -1, ENDED)
-    except Exception as error:  # a defect too: a rank that only left would let the others wait
+    except (Exception, StoppedError) as error:  # a defect too: a rank that only left would let the others wait
         beat.report(exit_code(error), partial(explain_error, error, debug))
         engine.fail(error)
     except SystemExit:  # another rank says why

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gopt.errors import OptionError
+from gopt.errors import OptionError, StoppedError
 
 if TYPE_CHECKING:
     from gopt.verbs.run_options import RunOptions
@@ -148,7 +148,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
         if stopped and chief:
             beat.explain(128 + stopped, partial(explain_error, stopped_error(job, step, stopped), debug))
         beat.at(step, -1, ENDED)
-    except Exception as error:
+    except (Exception, StoppedError) as error:
         code, first = exit_code(error), hub.failure
         if first is not None and first.source not in hub.mailboxes:
             code = first.exit_code

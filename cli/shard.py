@@ -18,7 +18,7 @@ from .terminal import print_json, print_text
 
 
 @click.command("shard")
-@click.argument("model", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
 @click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .ranks]")
@@ -110,7 +110,7 @@ def command(model: str, **given: Any) -> None:
     asked = ShardRequest.of(model, given)
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     whole = check_output_folder(output, force=given["force"]) if written else output
-    with gc_paused(), progress() as advance, processes(given["jobs"]):
+    with gc_paused(), progress() as advance, processes(given["jobs"], own_process=True):
         source = asked.load(advance)
         if written:
             ranks = asked.options.only_ranks

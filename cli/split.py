@@ -31,7 +31,7 @@ _SERVERS_ALONE = (
 
 
 @click.command("split")
-@click.argument("model", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
 @split_options(*MODES, "allreduce")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .split]")
 @click.option("--config", metavar="FILE", help="Read accumulate and [roles] from this gopt.toml.")
@@ -77,7 +77,7 @@ def command(model: str, **given: Any) -> None:
     output = Path(given["output"] or f"{Path(model).stem}.split")
     asked = SplitRequest.of(model, given)
     whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
-    with gc_paused(), progress() as advance, processes(given["jobs"]):
+    with gc_paused(), progress() as advance, processes(given["jobs"], own_process=True):
         source = asked.load(advance)
         if whole is not None:
             check_disk_space(source.training, asked.files, whole, split=asked.mesh is None)

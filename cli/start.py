@@ -1,6 +1,6 @@
 """The start of the installed command: an interrupt ends it quietly while Python still imports the rest.
 
-This module imports nothing but ``os`` and ``signal``. It sets its handler before the command line, and the
+This module imports nothing but ``os``, ``signal`` and types. It sets its handler before the command line, and the
 libraries behind it, are imported; ``main`` then says "interrupted" itself.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType
+from typing import NoReturn
 
-INTERRUPTED = 130
-"""The exit code after an interrupt (contract section 3)."""
+INTERRUPTED, FAILED = 130, 5
+"""Exit codes after an interrupt, and without the memory even to end in order (contract section 3)."""
 
 
 def entry() -> None:
@@ -31,7 +32,16 @@ def entry() -> None:
             signal.signal(signal.SIGINT, _end)
     except KeyboardInterrupt:  # just before or after what main guards
         code = INTERRUPTED
+    except MemoryError:
+        _end_without_memory()
     leave(code)
+
+
+def _end_without_memory() -> NoReturn:
+    try:
+        os.write(2, b"gopt: error: out of memory\n")
+    finally:
+        os._exit(FAILED)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

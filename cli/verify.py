@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("verify")
-@click.argument("paths", nargs=-1, required=True, metavar="[MODEL] DIR", type=click.Path())
+@click.argument("paths", nargs=-1, required=True, metavar="[MODEL] DIR", type=click.Path(readable=False))
 @click.option("--steps", default=3, show_default=True, type=click.IntRange(1), metavar="K", help="Run K steps.")
 @click.option(
     "--seed",

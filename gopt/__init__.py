@@ -25,6 +25,7 @@ of ranks, or a ``Mesh``.
 or as keywords of its fields, ``split`` and ``derive`` as a record (``SplitOptions``, ``DeriveOptions``).
 
 Errors are subclasses of ``GoptError``: ``InputError``, ``OptionError``, ``UnsupportedError``, ``RunError``.
+A signal that ends gopt raises ``StoppedError``, which is no Exception.
 
 >>> import gopt
 >>> source = gopt.load("fixtures/mlp_adamw.onnx")

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import struct
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,11 +38,14 @@ class _Room:
 
     most: int
     least_nodes: int
+    own_process: bool
     children: list[_Child] = field(default_factory=list)
     waiting: list[Sequence[Task[Any]]] = field(default_factory=list)
 
     def fill(self) -> None:
-        """Begin with what waits, as far as there is room."""
+        """Begin with what waits, as far as there is room; while other threads run, with nothing."""
+        if not (self.own_process or threading.active_count() == 1):
+            return  # a child has no threads but its own, and would wait for ever for a lock that another held
         while self.waiting and sum(not child.ended() for child in self.children) < self.most:
             if tasks := [task for task in self.waiting.pop(0) if task.open]:
                 with defer_signals():
@@ -63,10 +67,11 @@ def usable_cores() -> int:
 
 
 @contextmanager
-def processes(jobs: int | None) -> Iterator[None]:
+def processes(jobs: int | None, *, own_process: bool = False) -> Iterator[None]:
     """Let ``begin`` fork in this block, so that at most ``jobs`` processes work at once, this one included.
 
-    SIGTERM and SIGHUP raise StoppedError in the block.
+    SIGTERM and SIGHUP raise StoppedError in the block. ``own_process``: this process is gopt's alone, and its threads
+    hold no lock that the work takes; elsewhere nothing is forked while other threads run.
 
     None: as many children as there are usable cores, where there are several, and only for graphs of at least
     ``LEAST_NODES`` nodes: one may end as the next begins. At the end, children whose results were not read are killed.
@@ -75,7 +80,8 @@ def processes(jobs: int | None) -> Iterator[None]:
     if jobs is not None and (not is_whole(jobs) or jobs < 1):
         raise OptionError(f"jobs={jobs!r}", "give the number of processes that may work at once, at least 1")
     cores = usable_cores()
-    room = _Room(cores if cores > 1 else 0, LEAST_NODES) if jobs is None else _Room(jobs - 1, 0)
+    most, least = (cores if cores > 1 else 0, LEAST_NODES) if jobs is None else (jobs - 1, 0)
+    room = _Room(most, least, own_process)
     before = _room.set(room)
     try:
         with raise_on_signals():  # or a signal would end this process with its children's work, and say nothing

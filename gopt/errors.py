@@ -46,9 +46,18 @@ class InvariantError(GoptError):
     exit_code = 70
 
 
-class StoppedError(GoptError):
-    """A signal asked the run to end; the exit code is the shell's, 128 and its number."""
+class StoppedError(BaseException):
+    """A signal asked gopt to end; the exit code is the shell's, 128 and its number.
+
+    As KeyboardInterrupt, no Exception: it comes at any operation, and what goes on after an error must not go on
+    after it.
+    """
 
     def __init__(self, number: int, *hints: str) -> None:
-        super().__init__(f"stopped by {Signals(number).name}", *hints)
+        super().__init__(number, *hints)
+        self.message = f"stopped by {Signals(number).name}"
+        self.hints = hints
         self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return self.message

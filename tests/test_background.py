@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 
 import pytest
 
@@ -114,6 +115,20 @@ def test_the_default_forks_for_large_graphs_on_several_cores(monkeypatch, cores,
     monkeypatch.setattr(background, "usable_cores", lambda: cores)
     with processes(None):
         assert (begin(os.getpid, nodes).result() != os.getpid()) is forks
+
+
+@pytest.mark.parametrize("own_process", [True, False])
+def test_beside_threads_of_others_nothing_is_forked(own_process):
+    """A child would wait for ever for a lock that another thread held as it was forked."""
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        with processes(2, own_process=own_process):
+            assert (begin(os.getpid, 0).result() != os.getpid()) is own_process
+    finally:
+        end.set()
+        other.join()
 
 
 def test_a_child_forks_no_further():

@@ -131,6 +131,8 @@ def _evaluated(node: Node, given: dict[str, np.ndarray], graph: Graph) -> np.nda
         with np.errstate(all="ignore"):
             (made,) = ReferenceEvaluator(model).run(None, given)
         return np.asarray(made)
+    except MemoryError:
+        raise
     except Exception:  # it raises whatever NumPy does
         return None
 

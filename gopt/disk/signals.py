@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from gopt.errors import StoppedError
@@ -23,13 +23,11 @@ def handle_signals(
     """Replace the handlers of those signals whose current handler is ``wanted``; only the main thread can set one."""
     mine = threading.current_thread() is threading.main_thread()
     before = {number: old for number in numbers if mine and wanted(old := signal.getsignal(number))}
-    for number in before:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
+    with ExitStack() as restored:  # each, also where a signal comes meanwhile and its handler raises
         for number, old in before.items():
-            signal.signal(number, old)
+            restored.callback(signal.signal, number, old)
+            signal.signal(number, handler)
+        yield
 
 
 @contextmanager
@@ -46,10 +44,17 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Signals that would end the process raise StoppedError; ignored ones, as under nohup, stay ignored."""
+    """Signals that would end the process raise StoppedError; ignored ones, as under nohup, stay ignored.
+
+    One that came where Python drops what is raised, as in a destructor, is raised at the end of the block.
+    """
+    came: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
+        came.append(number)
         raise StoppedError(number)
 
     with handle_signals(stop, STOPS, lambda old: old == signal.SIG_DFL):
         yield
+    if came:
+        raise StoppedError(came[0])

@@ -201,6 +201,8 @@ class _Chunks:
             found = onnx.shape_inference.infer_shapes(data, check_type=True, strict_mode=True).graph
             if not folded.keys().isdisjoint(made) or not folded.keys().isdisjoint(reads):
                 found = onnx.shape_inference.infer_shapes(self._model(nodes, made, reads, folded)).graph
+        except MemoryError:
+            raise
         except Exception:  # onnx's exceptions have no common base
             return None
         inferred = {info.name: info for info in (*found.value_info, *found.output)}

@@ -161,6 +161,8 @@ class DataFolder:
                 )
         if not stat.S_ISREG(mode):
             raise InputError(f"{owner}: {shown} is not a regular file")
+        if not os.access(path, os.R_OK):
+            raise InputError(f"{owner}: {shown} cannot be read: Permission denied")
         return path, size
 
 

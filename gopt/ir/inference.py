@@ -65,6 +65,8 @@ def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorTyp
     folded = fold_small(nodes, initializers, inputs)
     try:
         inferred = onnx.shape_inference.infer_shapes(strict, check_type=True, strict_mode=True).graph
+    except MemoryError:
+        raise
     except Exception:  # its exceptions have no common base
         check_legal(file)
         inferred = None
@@ -155,6 +157,8 @@ def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onn
         if open_ends and not any(map(_long, (*found, *copy.graph.input))):
             graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
             found = (*graph.value_info, *graph.output)
+    except MemoryError:
+        raise
     except Exception:  # its exceptions have no common base; code that needs a missing type reports it
         return ()
     return found

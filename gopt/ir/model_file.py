@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
+
+_NO_MEMORY = "alloc failed"
+
+
+def parse_model(data: bytes) -> ModelProto:
+    """Raises DecodeError for bytes that are no model; MemoryError, which protobuf reports as the same."""
+    try:
+        model: ModelProto = ModelProto.FromString(data)
+    except DecodeError as error:
+        if _NO_MEMORY in str(error):
+            raise MemoryError from None
+        raise
+    return model
 
 
 class ModelFile:
@@ -17,9 +31,9 @@ class ModelFile:
 
     @property
     def model(self) -> ModelProto:
-        """Raises DecodeError for bytes that are no model."""
+        """Raises DecodeError for bytes that are no model, MemoryError."""
         if self._model is None:
-            self._model = ModelProto.FromString(self.data)
+            self._model = parse_model(self.data)
         return self._model
 
     def release(self) -> None:

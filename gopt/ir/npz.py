@@ -74,7 +74,7 @@ class Archive(Mapping[str, Tensor]):
 def _reading(name: str) -> Iterator[None]:
     try:
         yield
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # on damaged bytes zipfile, zlib and NumPy raise a dozen types, tokenize's own included
         raise _damaged(name, error) from error

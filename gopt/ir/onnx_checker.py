@@ -68,6 +68,8 @@ def _said(data: bytes, *, full: bool = True) -> str | None:
         onnx.checker.check_model(data, full_check=full)
     except UnicodeDecodeError:
         return "what is wrong with it cannot be said: some text in it is not UTF-8"
+    except MemoryError:
+        raise
     except Exception as error:  # its exceptions have no common base
         return str(error) or type(error).__name__
     return None
@@ -109,6 +111,8 @@ def _sound(info: onnx.ValueInfoProto) -> bool:
     """Return whether a declared type is one at all."""
     try:
         onnx.checker.check_value_info(info)
+    except MemoryError:
+        raise
     except Exception:  # as above
         return False
     kind = info.type.WhichOneof("value")

@@ -254,6 +254,8 @@ class _Expansion:
         body.node.extend(node.to_proto() for node in nodes)
         try:
             result = onnx.shape_inference.infer_shapes(model, data_prop=True, strict_mode=False)
+        except MemoryError:
+            raise
         except Exception:  # its exceptions have no common base; code that needs a type reports it
             return
         for info in result.graph.value_info:

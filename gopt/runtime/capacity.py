@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from gopt.errors import RunError
 from gopt.ir.external_data import show
 from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType
 
 
 def free_memory() -> int:
@@ -32,3 +33,19 @@ def check_fits(graph: Graph, states: Iterable[str], copies: int) -> None:
     held = copies * sum(graph.type_of(state).nbytes for state in states)
     if held > free:
         raise RunError(f"{copies} copies of all states take {held} bytes, and {free} bytes of memory are free")
+
+
+def check_batches_fit(types: Mapping[str, TensorType], inputs: Collection[str], batches: int) -> None:
+    """Raise RunError where ``batches`` batches of the inputs, with the largest value in float64 and its gradient, are
+    larger than the free memory: a check by numbers holds more than that."""
+    sized = {name: kind for name, kind in types.items() if kind.static}
+    if not sized:
+        return
+    name, kind = max(sized.items(), key=lambda item: item[1].elements)
+    held = batches * sum(sized[each].nbytes for each in inputs if each in sized) + 2 * 8 * kind.elements
+    if held > (free := free_memory()):
+        raise RunError(
+            f"value {show(name)} is {kind}: a check of gradients takes at least {held} bytes of memory, and {free} are "
+            "free",
+            "give smaller sizes with --dim: the step is checked at the size that it has",
+        )

@@ -15,6 +15,7 @@ from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.states_file import STATES_FILE
 from gopt.disk.files import digest_of
 from gopt.errors import InputError
+from gopt.ir.external_data import reason
 from gopt.runtime.session import Array
 from gopt.sanitize import show
 from gopt.verification.rank_programs import RankPrograms
@@ -49,8 +50,15 @@ def check_written(manifest: Manifest, folder: Path) -> None:
         if not path.is_file():
             if digest:
                 raise InputError(f"{path} is missing", _AGAIN)
-        elif digest and digest_of(path).hex() != digest:
+        elif digest and _digest(path) != digest:
             raise InputError(f"{path} is not what gopt wrote: it was edited or damaged", _AGAIN)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return digest_of(path).hex()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}", "let this user read it") from error
 
 
 def check_starts(manifest: Manifest, ranks: Sequence[RankPrograms], stored: Mapping[str, Array], folder: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import onnx
@@ -352,12 +353,10 @@ def test_5_ranks_that_call_differently(capsys):
 
 
 def test_70_a_defect(capsys, monkeypatch):
-    import gopt.api
-
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(gopt.api, "shard", broken)
+    monkeypatch.setattr("gopt.verbs.shard.shard_step", broken)
     says(capsys, ["shard", MODEL, "--ranks", "2"], 70, "defect", "ZeroDivisionError")
 
 
@@ -367,12 +366,10 @@ def test_a_traceback_with_debug_alone(capsys):
 
 
 def test_130_an_interrupt(capsys, monkeypatch):
-    import gopt.api
-
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gopt.api, "shard", interrupted)
+    monkeypatch.setattr("gopt.verbs.shard.shard_step", interrupted)
     says(capsys, ["shard", MODEL, "--ranks", "2"], 130)
 
 
@@ -382,6 +379,54 @@ def test_130_an_interrupt_while_writing(capsys, monkeypatch):
 
     monkeypatch.setattr(os, "write", interrupted)
     says(capsys, ["shard", MODEL, "--ranks", "2"], 130)
+
+
+def stop(*_: object, **__: object) -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+WITH_TYPES_TO_INFER = str(FIXTURES / "mlp_ort_adamw.onnx")
+WHERE_WORK_GOES_ON = ["onnx.shape_inference.infer_shapes", "gopt.ir.load.check_parts", "onnx.checker.check_model"]
+"""Functions whose errors are taken for something else: for types that are not known, for a damaged file."""
+
+
+@pytest.mark.parametrize("name", WHERE_WORK_GOES_ON)
+def test_143_a_stop_is_never_taken_for_an_error(name, capsys, monkeypatch):
+    monkeypatch.setattr(name, stop)
+    says(capsys, ["shard", WITH_TYPES_TO_INFER, "--ranks", "2"], 143, "stopped by SIGTERM")
+
+
+@pytest.mark.parametrize("name", WHERE_WORK_GOES_ON)
+def test_5_too_little_memory_is_never_taken_for_another_error(name, capsys, monkeypatch):
+    monkeypatch.setattr(name, no_memory)
+    says(capsys, ["shard", WITH_TYPES_TO_INFER, "--ranks", "2"], 5, "out of memory")
+
+
+def test_5_what_took_the_memory_is_free_when_it_is_said(capsys, monkeypatch):
+    from gopt.cli import main as command_line
+
+    class Large:
+        pass
+
+    held = []
+
+    def fill(*_: object, **__: object) -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        raise MemoryError
+
+    def said(*_: object) -> int:
+        assert held[0]() is None
+        return 5
+
+    monkeypatch.setattr("gopt.ir.load.check_parts", fill)
+    monkeypatch.setattr(command_line, "explain_error", said)
+    assert main(["shard", MODEL, "--ranks", "2"]) == 5
+    assert held
 
 
 def test_130_a_signal(tmp_path):

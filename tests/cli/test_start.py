@@ -62,6 +62,19 @@ def test_after_the_command_has_ended(tmp_path: Path):
     assert (done.returncode, done.stderr) == (130, "") and done.stdout.startswith("gopt ")
 
 
+def test_without_the_memory_to_say_why(tmp_path: Path):
+    """Python's own code for an error that nobody takes is 1: it would say that a check found a difference."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import gopt.cli.main as command\ndef short(*_):\n    raise MemoryError\ncommand.main = short\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from gopt.cli.start import entry\nentry()", "inspect", MODEL],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (5, "gopt: error: out of memory\n")
+
+
 def test_the_installed_command_starts_here():
     text = (ROOT / "setup.cfg").read_text(encoding="utf-8")
     assert "gopt = gopt.cli.start:entry" in text

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
-from gopt.disk.signals import INTERRUPT, STOPS, defer_signals, handle_signals, raise_on_signals
+from gopt.disk.signals import INTERRUPT, STOPS, Handler, defer_signals, handle_signals, raise_on_signals
 from gopt.errors import StoppedError
 
 ALL = (*INTERRUPT, *STOPS)
@@ -55,6 +56,48 @@ def test_a_stop_is_a_refusal(number):
         signal.raise_signal(number)
     assert caught.value.exit_code == 128 + number and number.name in caught.value.message
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_what_goes_on_after_an_error_does_not_go_on_after_a_stop():
+    done = []
+    with pytest.raises(StoppedError), raise_on_signals():
+        with suppress(Exception):
+            signal.raise_signal(signal.SIGTERM)
+        done.append("the rest")
+    assert done == []
+
+
+class Dropped:
+    """Python drops what its destructor raises."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_stop_that_python_drops_comes_at_the_end():
+    with pytest.raises(StoppedError), raise_on_signals():
+        Dropped()
+
+
+@pytest.mark.parametrize("moment", [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGHUP, False)])
+def test_handlers_are_restored_although_one_raises_meanwhile(moment, monkeypatch):
+    """As the first handler is set, and as each is restored: a handler that stayed would take every later signal."""
+    put, seen = signal.signal, []
+
+    def changed(number: signal.Signals, handler: Handler) -> Handler:
+        was = put(number, handler)
+        if (number, callable(handler)) == moment and not seen:
+            seen.append(number)
+            raise KeyboardInterrupt
+        return was
+
+    with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(signal, "signal", changed)
+        with raise_on_signals():
+            pass
+    monkeypatch.undo()
+    assert [signal.getsignal(number) for number in STOPS] == [signal.SIG_DFL, signal.SIG_DFL]
 
 
 def test_a_stop_within_steps_that_belong_together_waits():

@@ -64,6 +64,7 @@ OTHERS = {
     "cli/test_streams.py": "a whole command where names, disks, streams and folders are not as they should be",
     "disk/test_small_disk.py": "every command that writes, on a disk of every size",
     "disk/test_sweeps.py": "every command that writes, killed and failed at every write",
+    "documents/test_record_damage.py": "damaged documents: schemas, readers and writers decide alike",
     "documents/test_damage.py": "every document that gopt reads, with every key damaged",
     "tensor_parallel/test_random_placements.py": "steps whose parameters are split by dimensions drawn at random",
     "tensor_parallel/test_meshes_generated.py": "streams of tokens on drawn meshes against a simulator of the contract",

@@ -15,7 +15,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
 from gopt.api import read_roles, with_stored_roles
 from gopt.errors import RunError, UnsupportedError
-from gopt.frontends.derive.options import DYNAMIC, DeriveOptions
+from gopt.frontends.derive.options import BATCHES, DYNAMIC, DeriveOptions
 from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
@@ -29,8 +29,6 @@ from gopt.verification.reference_graphs import refuse_call
 
 NEAR = 0.05
 """How far a ratio of a gradient and its finite difference may be from one: in half precision it is."""
-BATCHES = 3
-"""Batches that are drawn for the check."""
 ALONE = 16
 """Gradients that are held against differences of the loss itself."""
 

@@ -74,6 +74,8 @@ def _run(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.nda
     read = {each.name for each in session.get_inputs()}
     try:
         results = session.run(None, {name: value for name, value in feeds.items() if name in read})
+    except MemoryError:
+        raise
     except Exception as error:  # the runtime's have no common base
         raise node_error(error) from error
     return dict(zip([each.name for each in session.get_outputs()], map(np.asarray, results)))

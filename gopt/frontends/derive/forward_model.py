@@ -15,6 +15,7 @@ from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.frontends.derive.branches import take_branches
 from gopt.frontends.derive.conversion import check_conversion, mend_resizes
 from gopt.frontends.derive.functions import OPSET
+from gopt.frontends.derive.options import BATCHES
 from gopt.ir.functions import inline_functions
 from gopt.ir.graph import ROLES, Graph
 from gopt.ir.load import graph_of, load
@@ -22,6 +23,7 @@ from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import FLOATS, TensorType, dtype_name
+from gopt.runtime.capacity import check_batches_fit
 from gopt.sanitize import show
 
 _INSIDE = 1 << 12
@@ -75,6 +77,7 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
         _fold(forward)
     inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True).graph
     types = {each.name: read_type(each.type) for each in (*inferred.input, *inferred.value_info, *inferred.output)}
+    check_batches_fit(types, inputs, BATCHES)
     if model is not given:
         values = {name: np.asarray(each.numpy()) for name, each in stored.items()}
         check_conversion(given, model, values, {name: types[name] for name in inputs})
@@ -151,6 +154,8 @@ def _converted(model: ModelProto) -> ModelProto:
         return model
     try:
         converted = onnx.version_converter.convert_version(model, OPSET)
+    except MemoryError:
+        raise
     except Exception as error:  # the converter's own have no common base
         line = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise UnsupportedError(

@@ -16,6 +16,8 @@ from gopt.frontends.derive.schedules import SCHEDULES, Schedule
 from gopt.option_records import check_least, check_types
 from gopt.suggestions import did_you_mean
 
+BATCHES = 3
+"""Batches that are drawn for the check of gradients."""
 DYNAMIC = "dynamic"
 """A loss scale that follows the overflows, as torch's GradScaler does."""
 LARGEST = float(np.finfo(np.float32).max)

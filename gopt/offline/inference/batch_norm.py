@@ -131,6 +131,8 @@ def _measured(subgraph: ForwardSubgraph, state: str, updated: str, value: str) -
         return "it is not float32"
     try:
         base, kept, taken, both = at(0, 0), at(1, 0), at(0, 1), at(2, 3)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever the reference evaluator has no rule for
         return f"its update cannot be evaluated ({type(error).__name__})"
     if not np.isclose(base, 0, atol=_TOLERANCE) or not np.isclose(both, 2 * kept + 3 * taken, rtol=_TOLERANCE):

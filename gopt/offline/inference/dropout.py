@@ -112,6 +112,8 @@ def _measured(subgraph: ForwardSubgraph, draw: str, mask: str) -> tuple[float, f
     numbers = ((np.arange(_SAMPLES) + 0.5) / _SAMPLES).astype(np.float32)
     try:
         values = np.asarray(evaluate(subgraph, mask, {draw: numbers}), np.float64)
+    except MemoryError:
+        raise
     except Exception:  # whatever the reference evaluator has no rule for
         return 0.0, 0.0
     levels = np.unique(values)

@@ -61,6 +61,8 @@ def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
     """The type of every value for which the model has one, or inference finds one."""
     try:
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except MemoryError:
+        raise
     except Exception:  # inference raises many types on models that are wrong, which may be the very failure
         graph = model.graph
     known = {info.name: info for info in (*model.graph.value_info, *graph.value_info, *graph.input, *graph.output)}

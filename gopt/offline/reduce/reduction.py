@@ -12,6 +12,7 @@ from onnx import ModelProto
 from gopt import documents, limits
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.ir.external_data import DataFolder, naming
+from gopt.ir.model_file import parse_model
 from gopt.ir.types import TensorType, dtype_name
 from gopt.ir.wire_format import check_parts
 from gopt.offline.reduce.search import Bounds, Fails, Search, SpentError
@@ -48,7 +49,7 @@ def read_model(path: Path) -> ModelProto:
         data = documents.read_bytes(path, _MODEL_BYTES)
         check_parts(data)
         try:
-            model: ModelProto = ModelProto.FromString(data)
+            model: ModelProto = parse_model(data)
         except DecodeError:
             raise InputError("is not an ONNX model") from None
         _embed(model, DataFolder(str(path)))
@@ -84,6 +85,8 @@ def parameter_groups(path: Path) -> Groups:
         states = api.load(path).training.states
     except GoptError:
         return ()
+    except MemoryError:
+        raise
     except Exception:  # a defect of gopt may be what the reduction is about
         return ()
     groups: dict[str, list[str]] = {}

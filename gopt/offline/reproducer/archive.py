@@ -21,6 +21,7 @@ from gopt.disk.staging import staged_file
 from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import naming, reason, regular_size, show
+from gopt.ir.model_file import parse_model
 from gopt.ir.wire_format import check_parts
 from gopt.offline.reproducer.inputs import VALUES_FILE, Content
 from gopt.offline.reproducer.record import FORMAT, Input, Reproducer
@@ -119,7 +120,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
             with zipfile.ZipFile(path) as archive:
                 _check_members(archive, size)
                 yield archive
-        except (InputError, OSError):
+        except (InputError, OSError, MemoryError):
             raise
         except Exception as error:  # on damaged bytes zipfile and zlib raise a dozen types
             raise InputError(f"is not a reproducer, or is damaged: {reason(error)}") from error
@@ -211,7 +212,7 @@ def _complete(folder: Path, name: str) -> None:
     data = path.read_bytes()
     try:
         check_parts(data)
-        model = ModelProto.FromString(data)
+        model = parse_model(data)
     except DecodeError:
         return  # a damaged model is a way to fail
     if fill_values(model):

@@ -25,6 +25,7 @@ from gopt.disk.files import is_regular_file
 from gopt.errors import InputError
 from gopt.importers.load import holds_step
 from gopt.ir.external_data import DataFolder
+from gopt.ir.model_file import parse_model
 from gopt.ir.wire_format import check_parts
 from gopt.offline.reproducer.values import leave_out_values, move_external
 
@@ -91,7 +92,7 @@ def _parse(data: bytes, path: Path, values: bool) -> ModelProto | None:
     """The model, or None for a file that is none; it is kept only where values may be."""
     try:
         check_parts(data)
-        model: ModelProto | None = ModelProto.FromString(data)
+        model: ModelProto | None = parse_model(data)
     except (DecodeError, InputError):
         model = None
     if model is not None and model.HasField("graph"):

@@ -15,9 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import gopt
-from gopt.errors import UnsupportedError
+from gopt.errors import RunError, UnsupportedError
 from gopt.frontends.derive.derive import derive
+from gopt.frontends.derive.forward_model import read_forward
 from gopt.frontends.derive.options import DeriveOptions, Norms
+from gopt.runtime import capacity
 
 BODIES = {
     "If, one branch each": """zero = Constant<value = float {0}>() sum = ReduceSum<keepdims=0>(x) c = Less(sum, zero)
@@ -229,3 +231,21 @@ def test_a_whole_exponent(tmp_path: Path, two: str):
     text = f"two = Constant<{two}>() h = MatMul(x, w) y = Pow(h, two)"
     path = written(tmp_path, text, {"w": weights()["w"]})
     assert derive(path, tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd")).confirmed == 1
+
+
+@pytest.mark.parametrize("free", [1423, 1424])
+def test_a_size_that_no_memory_holds_is_refused_before_it_is_drawn(tmp_path: Path, monkeypatch, free: int):
+    """Three batches of N x 3 in float32, and the largest value, N x 20, in float64 with its gradient."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 20]>\ng (float[N,3] x) => (float[N,20] y) { y = MatMul(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 20), np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    size = 4  # 4 x 3 x 4 x 3 + 4 x 20 x 16 = 1424
+    monkeypatch.setattr(capacity, "free_memory", lambda: free)
+    if free == 1424:
+        read_forward(tmp_path / "m.onnx", {"N": size})
+        return
+    with pytest.raises(RunError, match="value 'y' is float32") as caught:
+        read_forward(tmp_path / "m.onnx", {"N": size})
+    assert "--dim" in caught.value.hints[0]

@@ -205,6 +205,8 @@ class Builder:
         model.graph.node.extend(nodes)
         try:
             found = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
+        except MemoryError:
+            raise
         except Exception:  # its exceptions have no common base; a lowering that needs a type says so
             return nodes
         for each in found:

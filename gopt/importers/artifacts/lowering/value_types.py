@@ -14,6 +14,8 @@ def value_types(model: ModelProto) -> dict[str, TensorType]:
     """The declared types, and those that ONNX infers of standard operators. Raises InputError for absurd sizes."""
     try:
         body = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph
+    except MemoryError:
+        raise
     except Exception:  # its exceptions have no common base; a lowering that needs a type says so
         body = model.graph
     found = {each.name: read_type(each.type) for each in (*body.value_info, *body.input, *body.output)}
