@@ -135,11 +135,11 @@ def test_prints_where_no_folder_can_be(place, tmp_path, monkeypatch, capsys):
 
 
 def test_what_the_system_refuses_is_no_defect(monkeypatch, capsys):
-    import gopt.api
+    import gopt.steps.source
 
     def broken(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "some/file")
 
-    monkeypatch.setattr(gopt.api, "load", broken)
+    monkeypatch.setattr(gopt.steps.source, "load", broken)
     assert main(["shard", MODEL, "--ranks", "2", "--dry-run"]) == 5
     assert capsys.readouterr().err == "gopt: error: 'some/file': Permission denied\n"

@@ -101,7 +101,7 @@ def test_the_launcher_knows_which_process_was_the_first(banner, code, said, tmp_
         record = heartbeat._RECORD.pack(each.process, each.step, each.call, each.how, each.when)
         (tmp_path / f"{each.rank}").write_bytes(record)
     process = SimpleNamespace(wait=lambda limit: code, poll=lambda: code)
-    watchdog = launch._JobMonitor(process, tmp_path, 1.0, print, words=[banner])
+    watchdog = launch._JobMonitor(process, tmp_path, 1.0, print, banner=[banner])
     error = watchdog._how_it_died(read(tmp_path)[0])
     assert error.message == said and error.exit_code == 5
     assert ("memory" in "".join(error.hints)) == ("SIGKILL" in said)
