@@ -345,15 +345,17 @@ def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int
     """One sweep over the nodes behind the gradients. A gradient read by the update counts as reduced."""
     rank_local: set[str] = set()
     reduced: set[str] = set()
+    held = set(gradients)
+    """The gradients, and what is reduced."""
     mixed: list[Node] = []
-    producers = context.index.producers
+    producers, tainted = context.index.producers, context.tainted
     for node in context.index.graph.nodes:
         if id(node) in context.forward or id(node) in backward:
             continue
         holds_rank_local, holds_reduced, met = node.op_type in MAY_DRAW and random(node), False, False
         for name in node.reads:
-            is_reduced, is_rank_local = name in gradients or name in reduced, name in rank_local
-            if not is_rank_local and not is_reduced and name in context.tainted:
+            is_reduced, is_rank_local = name in held, name in rank_local
+            if not is_rank_local and not is_reduced and name in tainted:
                 producer = producers.get(name)
                 is_rank_local = producer is None or id(producer) in context.forward or id(producer) in backward
             met = met or (is_rank_local and is_reduced)
@@ -364,4 +366,5 @@ def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int
             rank_local.update(node.outputs)
         if holds_reduced:
             reduced.update(node.outputs)
+            held.update(node.outputs)
     return LocalTaint(rank_local, reduced, mixed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.propagate import propagate
-from gopt.analysis.graph_walks import ancestors, descendants
+from gopt.analysis.graph_walks import descendants
 from gopt.analysis.linearity import CONSTANT, Linearity, level
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import COMM, Node
@@ -25,12 +25,10 @@ def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> dict[
     """
     if any(each.kind is CouplingKind.IN_BATCH for each in context.found):
         return {}
-    gradients = set(training.gradients.values())
-    wanted, _ = ancestors(context.index, gradients)
     trained = descendants(context.index, [state.tensor for state in training.parameters])
     levels: dict[str, Linearity] = {}
     for node in training.graph.nodes:
-        if id(node) not in wanted or _of_forward(node):
+        if node.phase is not Phase.BACKWARD:
             continue
         propagate(context, [node])
         for name in node.outputs:
@@ -41,10 +39,6 @@ def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> dict[
                     levels[name] = found
     all_of = {name: levels.get(value, Linearity.HOMOGENEOUS) for name, value in training.gradients.items()}
     return {name: each for name, each in all_of.items() if each > Linearity.SCALED}
-
-
-def _of_forward(node: Node) -> bool:
-    return node.phase is Phase.FORWARD
 
 
 def _level(context: CouplingContext, node: Node, mark: Mark, levels: dict[str, Linearity]) -> Linearity | None:
