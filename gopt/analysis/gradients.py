@@ -344,9 +344,8 @@ class LocalTaint:
 def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int]) -> LocalTaint:
     """One sweep over the nodes behind the gradients. A gradient read by the update counts as reduced."""
     rank_local: set[str] = set()
-    reduced: set[str] = set()
     held = set(gradients)
-    """The gradients, and what is reduced."""
+    """The gradients, and what is made of them: no node behind them makes one."""
     mixed: list[Node] = []
     producers, tainted = context.index.producers, context.tainted
     for node in context.index.graph.nodes:
@@ -365,6 +364,5 @@ def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int
         if holds_rank_local:
             rank_local.update(node.outputs)
         if holds_reduced:
-            reduced.update(node.outputs)
             held.update(node.outputs)
-    return LocalTaint(rank_local, reduced, mixed)
+    return LocalTaint(rank_local, held - gradients, mixed)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report_record import BeforeAfter, RankUsage, SourceEntry, StepSize
 from gopt.artifact.step_memory import live, live_in_source
-from gopt.ir.graph import COMM
 from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
@@ -69,7 +68,7 @@ def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
         gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
         peak_live=live_in_source(training).peak,
         initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
-        calls=sum(node.domain == COMM for node in training.graph.nodes),
+        calls=len(training.calls),
         traffic=0,
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
@@ -18,6 +19,9 @@ from gopt.ir.external_data import naming
 from gopt.ir.graph import Graph
 from gopt.ir.load import checked_graph, read_file
 from gopt.ir.model_file import ModelFile
+
+if TYPE_CHECKING:
+    from gopt.importers.artifacts.folder import Artifacts
 
 NO_STARTUP = "training_info's initialization is not run, ranks start from the stored values"
 """Begins a note, which says why."""
@@ -45,20 +49,22 @@ def read_step(path: str | os.PathLike[str], *, own: bool = False) -> StepFile | 
     """
     if not Path(path).is_dir():
         return _read_model(path, own)
-    from gopt.importers.artifacts.folder import read_artifacts
     from gopt.importers.artifacts.step import step_of
 
-    parts = read_artifacts(Path(path))
+    parts = _artifacts(path)
     return None if parts is None else StepFile(step_of(parts), parts.digest, parts.nbytes, plain=False)
 
 
 def holds_step(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder of artifacts; raises InputError for one that lacks a part."""
-    if not Path(path).is_dir():
-        return False
+    return Path(path).is_dir() and _artifacts(path) is not None
+
+
+def _artifacts(path: str | os.PathLike[str]) -> Artifacts | None:
+    """The parts of a folder of artifacts; what reads them is imported for folders alone."""
     from gopt.importers.artifacts.folder import read_artifacts
 
-    return read_artifacts(Path(path)) is not None
+    return read_artifacts(Path(path))
 
 
 def load_file(path: str | os.PathLike[str], *, own: bool = False) -> StepFile:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from gopt.analysis.training import StateKind
 from gopt.artifact.pass_facts import RoleSize
 from gopt.artifact.report_record import RankUsage, SourceEntry
-from gopt.ir.graph import COMM
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.parameter_server.split import SplitStep
 
@@ -38,7 +37,7 @@ def _source_size(split: SplitStep, source: SourceEntry) -> RoleSize:
         optimizer_states=sum(held[kind] for kind in _OPTIMIZER),
         gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
         initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
-        calls=sum(node.domain == COMM for node in training.graph.nodes),
+        calls=len(training.calls),
         traffic=0,
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 from gopt.analysis.region_mappings import RegionMapping, find_region_mappings, without_dual
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, RunError, UnsupportedError
-from gopt.ir.graph import COMM, Graph
+from gopt.ir.graph import Graph
 from gopt.ir.types import LOW_PRECISION
 from gopt.mesh import Mesh
 from gopt.runtime.float64 import Float64Graph
@@ -99,7 +99,7 @@ def _judge(
 
 def _has_like(training: TrainingGraph, mapping: RegionMapping) -> bool:
     """Return whether another mapping of the same form has its dual."""
-    made = {name: node for node in training.graph.nodes if node.domain == COMM for name in node.outputs}
+    made = {name: node for node in training.calls for name in node.outputs}
 
     def form(each: RegionMapping) -> tuple[object, ...]:
         node = made[each.value]

@@ -8,7 +8,7 @@ from whole_gen.derivatives import gradients
 from whole_gen.forwards import parameter, squares
 from whole_gen.odd import float_, net, odd, rest
 from whole_gen.updates import small
-from whole_gen.writer import Writer
+from whole_gen.writer import Value, Writer
 
 
 @odd
@@ -133,14 +133,20 @@ def signs_agree(w: Writer) -> None:
     w.becomes(b, b - w.op("Where", agree, gb, gb * 0.1) * 0.1)
 
 
-@odd
-def surgery(w: Writer) -> None:
-    """PCGrad: two losses on one weight; a gradient loses its part against the other."""
+def _two_losses(w: Writer) -> tuple[Value, Value, Value]:
+    """Two losses on one weight, and nothing of it updated: the weight, and the gradient of each loss."""
     x, y, z = w.fed("x", [3]), w.fed("y", [2]), w.fed("z", [2])
     a = parameter(w, "a", 3, 2)
     one, two = squares(w, w.op("Tanh", x @ a), y), squares(w, x @ a, z)
     g, h = gradients(one, [a])[0], gradients(two, [a])[0]
     w.out("loss", one + two)
+    return a, g, h
+
+
+@odd
+def surgery(w: Writer) -> None:
+    """PCGrad: two losses on one weight; a gradient loses its part against the other."""
+    a, g, h = _two_losses(w)
     dot = w.op("Min", (g * h).sum(), float_(w, 0.0))
     g2 = g - h * (dot / ((h * h).sum() + 1e-3))
     h2 = h - g * (dot / ((g * g).sum() + 1e-3))
@@ -150,11 +156,7 @@ def surgery(w: Writer) -> None:
 @odd
 def clipped_each(w: Writer) -> None:
     """Two losses on one weight, each gradient clipped by itself before they are added."""
-    x, y, z = w.fed("x", [3]), w.fed("y", [2]), w.fed("z", [2])
-    a = parameter(w, "a", 3, 2)
-    one, two = squares(w, w.op("Tanh", x @ a), y), squares(w, x @ a, z)
-    g, h = gradients(one, [a])[0], gradients(two, [a])[0]
-    w.out("loss", one + two)
+    a, g, h = _two_losses(w)
     low, high = float_(w, -0.05), float_(w, 0.05)
     w.becomes(a, a - (w.op("Clip", g, low, high) + w.op("Clip", h, low, high)) * 0.1)
 
@@ -162,11 +164,7 @@ def clipped_each(w: Writer) -> None:
 @odd
 def normed_each(w: Writer) -> None:
     """The same, each divided by its norm (GradNorm)."""
-    x, y, z = w.fed("x", [3]), w.fed("y", [2]), w.fed("z", [2])
-    a = parameter(w, "a", 3, 2)
-    one, two = squares(w, w.op("Tanh", x @ a), y), squares(w, x @ a, z)
-    g, h = gradients(one, [a])[0], gradients(two, [a])[0]
-    w.out("loss", one + two)
+    a, g, h = _two_losses(w)
     g, h = (each / (w.op("ReduceL2", each, keepdims=0) + 0.1) for each in (g, h))
     w.becomes(a, a - (g + h) * 0.1)
 

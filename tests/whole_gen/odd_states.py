@@ -91,42 +91,37 @@ def l2_in_loss(w: Writer) -> None:
     w.becomes(a, a - g * 0.1)
 
 
-@odd
-def summed_loss(w: Writer) -> None:
+def _summed(w: Writer, penalty: float = 0.0) -> tuple[Value, Value]:
+    """A summed loss of one weight, times 0.1, with a penalty of the weight: the weight and its gradient."""
     x, y = w.fed("x", [3]), w.fed("y", [2])
     a = parameter(w, "a", 3, 2)
     d = x @ a - y
     loss = (d * d).sum() * 0.1
+    loss = loss + (a * a).sum() * penalty if penalty else loss
     (g,) = gradients(loss, [a])
     w.out("loss", loss)
-    w.becomes(a, a - g * 0.1)
     w.options["loss_reduction"] = "sum"
+    return a, g
+
+
+@odd
+def summed_loss(w: Writer) -> None:
+    a, g = _summed(w)
+    w.becomes(a, a - g * 0.1)
 
 
 @odd
 def summed_loss_with_penalty(w: Writer) -> None:
     """A penalty of the weights in a summed loss counts once, not once a rank."""
-    x, y = w.fed("x", [3]), w.fed("y", [2])
-    a = parameter(w, "a", 3, 2)
-    d = x @ a - y
-    loss = (d * d).sum() * 0.1 + (a * a).sum() * 0.2
-    (g,) = gradients(loss, [a])
-    w.out("loss", loss)
+    a, g = _summed(w, penalty=0.2)
     w.becomes(a, a - g * 0.1)
-    w.options["loss_reduction"] = "sum"
 
 
 @odd
 def summed_loss_with_decay(w: Writer) -> None:
     """Decay added to the gradient of a summed loss."""
-    x, y = w.fed("x", [3]), w.fed("y", [2])
-    a = parameter(w, "a", 3, 2)
-    d = x @ a - y
-    loss = (d * d).sum() * 0.1
-    (g,) = gradients(loss, [a])
-    w.out("loss", loss)
+    a, g = _summed(w)
     w.becomes(a, a - (g + a * 0.3) * 0.1)
-    w.options["loss_reduction"] = "sum"
 
 
 def masked(w: Writer, penalty: bool) -> None:
