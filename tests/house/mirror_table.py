@@ -309,7 +309,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of the pass, which is tested as a whole", "passes/test_fuse_collectives.py", "golden/fuse-collectives",
     ),
     **_each(
-        "passes.shard.emit passes.shard.emitted passes.shard.gradient_reduction passes.shard.parameter_gather "
+        "passes.shard.emit passes.shard.emitted_bucket passes.shard.gradient_reduction passes.shard.parameter_gather "
         "passes.shard.plan passes.shard.scalar_reductions passes.shard.split passes.shard.whole",
         _SHARD, "golden/shard", "passes/test_passes_shard.py", "numeric/test_knobs.py",
     ),
