@@ -55,13 +55,13 @@ class Schedule:
         values = {**states, **settings}
         for _ in range(steps):
             made = self._run(values)
-            self.coverage.look({**values, **made})
+            self.coverage.record({**values, **made})
             values |= {name: made[new] for name, new in self.follows.items() if new in made}
         found: list[StartOverride] = []
         for start in self._candidates(fixed):
             if len(found) < MOST_STARTS and self.coverage.one_sided(scheduled=True):
                 given = {**states, **settings, **start.values}
-                if self.coverage.look({**given, **self._run(given)}):
+                if self.coverage.record({**given, **self._run(given)}):
                     found.append(start)
         return found
 
