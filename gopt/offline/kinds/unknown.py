@@ -52,6 +52,7 @@ def looks_like(candidate: Candidate) -> InputError | None:
             )
     if head.lstrip().startswith((b"{", b"[")):
         return InputError(
-            f"{candidate.path} is not a file that gopt inspects: it looks like JSON, but has no format of gopt"
+            f"{candidate.path} is not a file that gopt inspects: it looks like JSON, but has no format of gopt",
+            "give a model, an output folder, a checkpoint, a manifest or a report",
         )
     return None

@@ -51,7 +51,7 @@ def read_model(path: Path) -> ModelProto:
         try:
             model: ModelProto = parse_model(data)
         except DecodeError:
-            raise InputError("is not an ONNX model") from None
+            raise InputError("is not an ONNX model", "give the model that the command behind -- fails on") from None
         _embed(model, DataFolder(str(path)))
     return model
 
