@@ -16,6 +16,7 @@ from gopt.errors import GoptError, StoppedError
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
+from .empty_values import without_empty_values
 from .reproducer_option import recording, save_failure, tell_failure, with_reproducer
 from .terminal import flush_stdout, print_error, quiet_libraries
 from .verbosity import restored, with_verbosity
@@ -55,7 +56,7 @@ class Commands(click.Group):
             return None
         command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
-        return with_reproducer(with_verbosity(command))
+        return without_empty_values(with_reproducer(with_verbosity(command)))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -96,7 +97,7 @@ def group(debug: bool) -> None:
     """
 
 
-with_reproducer(with_verbosity(group))
+without_empty_values(with_reproducer(with_verbosity(group)))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -130,7 +130,7 @@ def test_2_comes_before_any_work(capsys):
 def test_2_an_existing_folder(capsys):
     Path("mlp_adamw.ranks").mkdir()
     Path("mlp_adamw.ranks/mine").write_text("keep")
-    says(capsys, ["shard", MODEL, "--ranks", "2"], 2, "mlp_adamw.ranks", "--force")
+    says(capsys, ["shard", MODEL, "--ranks", "2"], 2, "mlp_adamw.ranks exists already", "choose another folder")
     assert Path("mlp_adamw.ranks/mine").read_text() == "keep"
 
 
