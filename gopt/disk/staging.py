@@ -119,6 +119,8 @@ class Staged:
                 remove(self.path)
             with suppress(OSError):
                 os.close(self._lock)
+            if self._mine and os.path.lexists(self.path):
+                remove(self.path)  # with the lock's descriptor, where there was no other
 
 
 def _or_undo(work: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -140,7 +142,7 @@ def staged_folder(target: Path) -> Iterator[Staged]:
 
 @contextmanager
 def staged_file(target: Path) -> Iterator[Staged]:
-    """As ``draft_folder``, an empty file."""
+    """As ``staged_folder``, an empty file."""
     yield from _drafted(target, lambda path: os.close(os.open(path, NEW, 0o666)))
 
 
