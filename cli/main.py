@@ -177,10 +177,21 @@ def _unwritten(error: OSError) -> int:
 def exit_code(error: Exception | StoppedError) -> int:
     """The exit code of an error."""
     if isinstance(error, OSError) and error.errno is not None:
-        return 3 if error.errno == errno.ENAMETOOLONG else 5
+        return 3 if error.errno == errno.ENAMETOOLONG or _unreadable(error) else 5
     if isinstance(error, GoptError | StoppedError):
         return error.exit_code
     return 5 if isinstance(error, MemoryError) else 70
+
+
+def _unreadable(error: OSError) -> bool:
+    """Return whether it is about a file or folder that may not be read; what cannot be written says so itself."""
+    if error.errno != errno.EACCES or not isinstance(error.filename, str | bytes):
+        return False
+    try:
+        os.stat(error.filename)
+    except OSError as stopped:
+        return stopped.errno == errno.EACCES
+    return not os.access(error.filename, os.R_OK)
 
 
 def explain_error(error: Exception | StoppedError, debug: bool) -> int:
@@ -206,6 +217,8 @@ def _of_system(error: OSError) -> str:
     """The system's message and the file it is about."""
     why = error.strerror or str(error)
     paths = [show(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
+    if _unreadable(error):
+        return f"{paths[0]} cannot be read: {why}"
     if not paths and error.errno == errno.ENOENT:
         return "the folder that this command runs in is gone"
     if not paths and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF):
