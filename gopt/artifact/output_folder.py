@@ -11,7 +11,7 @@ from gopt.artifact.output_paths import check_output_folder, check_replaceable, c
 from gopt.background import held
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
-from gopt.disk.staging import LeftAsideError, Staged, staged_folder
+from gopt.disk.staging import DisplacedTargetError, Staged, staged_folder
 from gopt.errors import OptionError, RunError
 
 
@@ -46,7 +46,7 @@ def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) ->
                 staged.commit(check)
             else:
                 _put_new(staged, target)
-    except LeftAsideError as error:
+    except DisplacedTargetError as error:
         hint = f"the old folder is complete: mv {error.filename} {target}, or let the next run put it back"
         raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
     except OSError as error:

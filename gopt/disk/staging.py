@@ -19,7 +19,7 @@ from gopt.disk.signals import defer_signals
 _TRIES = 100
 
 
-class LeftAsideError(OSError):
+class DisplacedTargetError(OSError):
     """Raised when the old target is intact but was moved aside, to ``filename``."""
 
 
@@ -110,7 +110,7 @@ class Staged:
         try:
             os.rename(aside, self.target)
         except OSError as error:
-            raise LeftAsideError(error.errno, error.strerror, str(aside)) from error
+            raise DisplacedTargetError(error.errno, error.strerror, str(aside)) from error
 
     def close(self) -> None:
         """Remove the draft unless it was committed, and release the lock."""
