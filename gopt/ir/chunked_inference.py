@@ -26,7 +26,7 @@ from gopt.ir.wire_format import field
 
 WHOLE_NODES = 20_000
 """A graph of at most as many nodes is checked as a whole."""
-CHUNK_NODES = 2_000
+CHUNK_NODES = 500
 """Nodes of a chunk."""
 _READ_ELEMENTS = 64
 """Elements up to which a stored tensor may be a shape, axes, or sizes, which inference reads."""
