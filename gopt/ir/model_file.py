@@ -11,8 +11,8 @@ _NO_MEMORY, _DEPTH = "alloc failed", "MaxDepth"
 
 
 def parse_model(data: bytes) -> ModelProto:
-    """Raises DecodeError for bytes that are no model; InputError for graphs nested too deeply, and MemoryError: protobuf
-    reports both as the same."""
+    """Raises DecodeError for bytes that are no model; InputError for graphs nested too deeply, and MemoryError, which
+    protobuf reports as the same."""
     try:
         model: ModelProto = ModelProto.FromString(data)
     except DecodeError as error:
