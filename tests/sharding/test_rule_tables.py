@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard, OnMember, Partial, Placement, Shard
+from gopt.sharding.placements import FLAG_COUNT, PER_MEMBER, REPLICATED, FlatShard, OnMember, Partial, Placement, Shard
 from gopt.sharding.rules import FULL_REDUCTIONS, RULES, Mismatch, Operand, Use, result
 
 FLAT = FlatShard.whole((0, 3, 3, 5, 7))
@@ -68,10 +68,15 @@ def test_what_reductions_of_a_shard_are_terms_of():
 def test_a_shard_is_reduced_whole_by_axes_that_all_members_have():
     shard, axes = Operand("x", FLAT), Operand("axes", REPLICATED)
     assert result(Use("ReduceSum", (shard, axes), REPLICATED, True)) == Partial("sum")
+    with pytest.raises(Mismatch) as caught:
+        result(Use("ReduceSum", (shard,), REPLICATED))
+    assert caught.value.expected == "a whole tensor, to reduce it along some of its axes"
     for operands, single, expected in (
-        ((shard,), False, "a whole tensor, to reduce it along some of its axes"),
+        ((shard, axes), False, "a whole tensor, to reduce it along some of its axes"),
         ((shard, Operand("axes", PER_MEMBER)), True, "axes that are equal on all members"),
-        ((shard, shard), False, "a whole tensor"), ((shard, Operand("axes", FLAT)), True, "axes"),
+        ((shard, shard), True, "axes that are equal"),
+        ((Operand("x", REPLICATED), shard), True, "axes that are equal"),
+        ((shard, Operand("axes", FLAT)), True, "axes"),
     ):  # fmt: skip
         with pytest.raises(Mismatch) as caught:
             result(Use("ReduceSum", operands, REPLICATED, single))
@@ -105,3 +110,36 @@ def test_who_is_named_and_why():
         with pytest.raises(Mismatch) as caught:
             result(use)
         assert (caught.value.operand.name, expected in caught.value.expected) == (name, True)
+
+
+@pytest.mark.parametrize("cuts", [(0, 1, 4, 7, 10), (0, 3, 6, 9, 10)])
+def test_the_mean_of_shards_of_which_one_is_shorter_is_refused(cuts):
+    with pytest.raises(Mismatch, match="shards of one length"):
+        result(Use("ReduceMean", (Operand("x", FlatShard.whole(cuts), dtype="float32"),), REPLICATED, True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fine"),
+    [("int8", "int8", True), ("int32", "int64", True), ("int64", "int32", True), ("int32", "int8", False)],
+)
+def test_the_types_in_which_a_count_of_flags_is_kept(old, new, fine):
+    use = Use("Cast", (Operand("x", Partial("count"), True, old),), REPLICATED, True, new)
+    if fine:
+        assert result(use) == Partial("count")
+    else:
+        with pytest.raises(Mismatch):
+            result(use)
+
+
+@pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "GreaterOrEqual", "LessOrEqual", "Max", "Greater", "Reshape"])
+def test_no_other_operator_makes_a_flag_of_a_zero_and_a_count(op_type):
+    zero, count = Operand("zero", REPLICATED, True, zero=True), Operand("x", FLAG_COUNT, True)
+    with pytest.raises(Mismatch, match="the flag itself"):
+        result(Use(op_type, (zero, count), REPLICATED, True, "bool"))
+
+
+def test_whole_numbers_stay_whole_numbers():
+    terms = Operand("x", Partial("sum"), True, "int32")
+    assert result(Use("Cast", (terms,), REPLICATED, True, "int32")) == Partial("sum")
+    with pytest.raises(Mismatch):
+        result(Use("Cast", (terms,), REPLICATED, True, "int8"))
