@@ -7,12 +7,12 @@ last one is an output, so no pruning removes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.loss_reduction import LossRule
-from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.artifact.server_entries import PullAt
 from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, Node
@@ -50,7 +50,7 @@ def trainer_program(
     metrics = [name for name in training.metrics if name not in placement.metrics]
     view = role_view(training, placement.trainer_nodes, local, metrics, training.loss)
     at_end = options.pulls is PullAt.END
-    held = [state for state in training.states if state.tensor in placement.pulled] if at_end else []
+    held = _held(training, placement) if at_end else []
     view.metrics.append(DONE)
     view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
     view.metrics += placement.metrics
@@ -58,7 +58,7 @@ def trainer_program(
     view.states += held
     for state in held:
         view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
-        view.graph.outputs[state.updated] = training.graph.types[state.updated]
+        view.graph.outputs[state.updated] = view.graph.types[state.updated] = training.graph.types[state.tensor]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
     writer = TrainerWriter(program, training, plan, placement, options)
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
@@ -70,7 +70,8 @@ def trainer_program(
     done = writer.push(pushed, scalars)
     for served in plan.tables.served:
         done = tables.push(served, done, writer.weight)
-    done = writer.pull_at_end(scalars, done) if at_end else done
+    if at_end:
+        done = writer.pull_at_end(scalars, done, {state.tensor: state.updated for state in held})
     done = writer.metrics(scalars, done)
     writer.rewriter.add("Identity", [done], {DONE: ROUND_TYPE})
     writer.rewriter.finish()
@@ -84,6 +85,17 @@ def trainer_program(
         for state in view.states
     ])  # fmt: skip
     return program
+
+
+def _held(training: TrainingGraph, placement: NodePlacement) -> list[State]:
+    """Return the states that trainers pull at the end, with the names of their new values. Where a trainer computes the
+    source's one for itself, such as the number of the step that a schedule reads, what it pulls has another name."""
+    made = {name for node in placement.trainer_nodes for name in node.outputs}
+    pulled = [state for state in training.states if state.tensor in placement.pulled]
+    return [
+        replace(state, updated=f"gopt.ps.next{place}") if state.updated in made else state
+        for place, state in enumerate(pulled)
+    ]
 
 
 class TrainerWriter:
@@ -120,10 +132,8 @@ class TrainerWriter:
         )
         self._pull(buckets, scalars.states, ROUND, "before", {name: name for name in first}, head)
 
-    def pull_at_end(self, scalars: Scalars, done: str) -> str:
-        """Pull the trainers' values as they are after the update; return the token."""
-        states = self.training.state_of()
-        names = {name: states[name].updated for name in self.placement.pulled}
+    def pull_at_end(self, scalars: Scalars, done: str, names: Mapping[str, str]) -> str:
+        """Pull values as they are after the update; return the token. ``names``: state -> what is pulled of it."""
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
 
     def _pull(
