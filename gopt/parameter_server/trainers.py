@@ -28,6 +28,7 @@ from gopt.parameter_server.table_pulls import TableWriter
 from gopt.parameter_server.trainer_nodes import TrainerNodes
 from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
+from gopt.passes.shard.gradient_reduction import accumulated_dtype
 from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
@@ -199,15 +200,18 @@ class TrainerWriter:
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def accumulate(self) -> dict[str, str]:
-        """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update."""
+        """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update. Halves are summed
+        in float32 and rounded once."""
         found: dict[str, str] = {}
         merged = dict.fromkeys(self.training.gradients[name] for name in self.plan.owners)
         mean = self.options.loss_reduction.rule is not LossRule.SUM
         for place, gradient in enumerate(merged):
-            type, root = self.types[gradient], f"gopt.ps.sum{place}"
+            own, root = self.types[gradient], f"gopt.ps.sum{place}"
+            type = TensorType(accumulated_dtype(own.dtype), own.shape)
             held = Accumulator(root, f"{root}_out", f"{root}_next", type)
             self.types[held.input] = type
-            self.rewriter.add("Add", [held.input, gradient], {held.added: type})
+            term = self._as(gradient, type, f"{root}_term")
+            self.rewriter.add("Add", [held.input, term], {held.added: type})
             zeros = {"value": constant_value([0.0], type.dtype)}
             self.rewriter.add(
                 "ConstantOfShape", [self.nodes.shape(type.dims, None)], {held.output: type}, attributes=zeros
@@ -219,7 +223,15 @@ class TrainerWriter:
                 self.rewriter.add("Constant", [], {f"{root}_count": TensorType(type.dtype, ())}, attributes=count)
                 self.rewriter.add("Div", [held.input, f"{root}_count"], {f"{root}_mean": type})
                 found[gradient] = f"{root}_mean"
+            found[gradient] = self._as(found[gradient], own, f"{root}_rounded")
         return found
+
+    def _as(self, value: str, type: TensorType, name: str) -> str:
+        """Return a value in another type; itself where it has it."""
+        if self.types[value].dtype != type.dtype:
+            self.rewriter.add("Cast", [value], {name: type}, attributes={"to": dtype_code(type.dtype)})
+            return name
+        return value
 
     def push(self, instead: Mapping[str, str], scalars: Scalars) -> str:
         """Push each bucket once its gradients are complete; return the token. ``instead``: gradient -> the value sent
