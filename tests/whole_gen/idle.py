@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
-from steps_gen.graphs import reads
-
 from whole_gen.writer import Writer
 
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.FLOAT16: np.float16}
@@ -212,14 +210,12 @@ def over_a_one(p: Place) -> list[NodeProto]:
 
 
 def in_if(p: Place) -> list[NodeProto]:
-    info = helper.make_tensor_value_info(p.inner("of"), p.code, p.shape)
     bodies = []
     for place in range(2):
         made = p.inner(f"branch{place}")
         shown = helper.make_tensor_value_info(made, p.code, p.shape)
         kind = node("Identity", [p.old], [made]) if not place else node("Neg", [p.old], [made])
         bodies.append(helper.make_graph([kind], f"b{place}", [], [shown]))
-    del info
     yes = p.constant("yes", True, np.bool_)
     return [node("If", [yes], [p.new], then_branch=bodies[0], else_branch=bodies[1])]
 
@@ -288,6 +284,3 @@ def idle_step(w: Writer, seed: int, share: float = 0.05) -> Writer:
     w.model = lambda: made  # type: ignore[method-assign]
     w.idle = said  # type: ignore[attr-defined]
     return w
-
-
-__all__ = ["idle_step", "reads", "with_idle"]
