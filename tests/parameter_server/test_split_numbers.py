@@ -289,6 +289,7 @@ def test_a_gradient_that_others_need_is_refused() -> None:
 
 # --- helpers --------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("setting", [Setting(minimum=1, accumulate=2), Setting(minimum=1, pull="end")], ids=str)
 def test_the_number_of_the_step_that_trainers_compute_too(setting: Setting) -> None:
     """A schedule reads it in the gradient; what trainers pull at the end is that of the servers."""
@@ -301,7 +302,9 @@ def test_halves_of_micro_steps_are_summed_in_float32(servers: int, tmp_path: Pat
     """Four gradients of 30000: their sum is no half, their mean is."""
     b = Builder(seed=3)
     x, w = b.input("x", (2, 2), "float16"), b.state("w", np.ones(2, np.float16))
-    b.output("loss", b.op("ReduceSum", b.op("Mul", x, w), b.const(np.array([0, 1]), "int64"), keepdims=0), (), "float16")
+    b.output(
+        "loss", b.op("ReduceSum", b.op("Mul", x, w), b.const(np.array([0, 1]), "int64"), keepdims=0), (), "float16"
+    )
     gradient = b.op("ReduceSum", x, b.const(np.array([0]), "int64"), keepdims=0)
     rate = b.const(np.array(1e-4, np.float16), "float16")
     b.output("w_out", b.op("Sub", w, b.op("Mul", gradient, rate)), (2,), "float16")

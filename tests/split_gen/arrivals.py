@@ -1,6 +1,6 @@
-"""Splits without rounds: an order of pulls and pushes, run by the trainers' file and a server's keys, against the source.
+"""Splits without rounds: an order of pulls and pushes, run by the trainers' file and gopt's own keys of servers.
 
-The reference knows one rule: a push changes the states of one parameter, as the source's update does with this one
+The reference shares no code with gopt and knows one rule: a push changes the states of one parameter, as the source's update does with this one
 gradient and with the counters as they are after as many advances as the rule gives.
 """
 
@@ -82,9 +82,7 @@ class Served:
             values = {state["input"]: self._start(state, graph.inputs[state["input"]].dims) for state in held}
             rates = [HyperParameter(h["name"], rate_at, np.empty(h["shape"], dtype_of(h["dtype"]))) for h in hyper]
             for block in find_blocks(graph, plan, number, states, [h["name"] for h in hyper]):
-                self.keys[block.key] = KeyState(
-                    block, values, plan.count, rates, Host(tuning_of(True)), SessionCache()
-                )
+                self.keys[block.key] = KeyState(block, values, plan.count, rates, Host(tuning_of(True)), SessionCache())
         self.own = [
             {state["input"]: self.given[state["pieces"][0]["tensor"]] for state in self._held(each)
              if not state.get("copy")} for each in self.trainers

@@ -1,6 +1,6 @@
 """Splits of mode geo: trainers' own steps and their exchanges, after the files, against the rule that the page states.
 
-    delta = (local - last) / trainers; server += delta; local -= last + delta - pulled; last = pulled
+delta = (local - last) / trainers; server += delta; local -= last + delta - pulled; last = pulled
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Nodes that change nothing, put behind values of a step at random: what means the same is to give the same, or a refusal.
-"""
+"""Nodes that change nothing, put behind values of a step at random: it must give the same, or be refused."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
+
 from whole_gen.writer import Writer
 
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.FLOAT16: np.float16}

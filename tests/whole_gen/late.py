@@ -1,4 +1,4 @@
-"""Splits a step without rounds, runs an order of pulls and pushes, and compares states with the source's own updates."""
+"""Splits a step without rounds, runs an order of pulls and pushes, and compares states with the source's updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from split_gen.arrivals import Served, Serial, compared, drawn_order, rate_at
+from split_gen.arrivals import Serial, Served, compared, drawn_order, rate_at
 from split_gen.exchanges import Exchange, exchanged
 from split_gen.reference import Reference
 

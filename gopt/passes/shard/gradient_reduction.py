@@ -110,7 +110,9 @@ class GradientReduction:
         root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.rewriter.graph.types[name]
-            value = self._sum(root, name, TensorType(accumulated_dtype(type.dtype), type.shape), EVERYWHERE, name, own=True)
+            value = self._sum(
+                root, name, TensorType(accumulated_dtype(type.dtype), type.shape), EVERYWHERE, name, own=True
+            )
         else:
             value = self.weights.to_call(name, root)
         return self._on_wire(value, f"{root}_wire", EVERYWHERE)

@@ -1,7 +1,7 @@
 """One key of an asynchronous server: its states, its own counters, its version, and the versions that trainers pulled.
 
-One thread writes a key. Updates write into two sets of arrays in turn, so what a pull gives is a copy: it does not change
-while it is sent, and stays what the trainer has where delays are compensated.
+One thread writes a key. Updates write into two sets of arrays in turn, so what a pull gives is a copy: it does not
+change while it is sent, and stays what the trainer has where delays are compensated.
 """
 
 from __future__ import annotations
