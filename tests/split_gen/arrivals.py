@@ -1,7 +1,7 @@
 """Splits without rounds: an order of pulls and pushes, run by the trainers' file and gopt's own keys of servers.
 
-The reference shares no code with gopt and knows one rule: a push changes the states of one parameter, as the source's update does with this one
-gradient and with the counters as they are after as many advances as the rule gives.
+The reference shares no code with gopt and knows one rule: a push changes the states of one parameter, as the source's
+update does with this one gradient, and with the counters as they are after as many advances as the rule gives.
 """
 
 from __future__ import annotations
