@@ -189,9 +189,9 @@ REFOLDED = [
     (ON_1, {"weight": "alone"}, OnMember(1)), (ON_1, {"weight": "sole"}, OnMember(1)),
     (ON_1, {"weight": "alone", "gradient": "s1"}, "s1"), (ON_1, {"weight": "own_one"}, "own_one"),
     (Sharding.along("shard", OnMember(0)), {"weight": "alone"}, "alone"),
-    (EVERYWHERE, {}, REPLICATED), (EVERYWHERE, {"gradient": "own_one"}, PER_MEMBER),
-    (EVERYWHERE, {"gradient": "s1"}, "s1"), (EVERYWHERE, {"gradient": "alone"}, "alone"),
-    (EVERYWHERE, {"scalar": "alone"}, "alone"),
+    (FULLY_REPLICATED, {}, REPLICATED), (FULLY_REPLICATED, {"gradient": "own_one"}, PER_MEMBER),
+    (FULLY_REPLICATED, {"gradient": "s1"}, "s1"), (FULLY_REPLICATED, {"gradient": "alone"}, "alone"),
+    (FULLY_REPLICATED, {"scalar": "alone"}, "alone"),
 ]  # fmt: skip
 
 
@@ -208,4 +208,4 @@ def test_what_a_refolded_optimizer_takes(sharding, values, made):
 
 def test_what_a_refolded_optimizer_makes_of_scalars_alone():
     """Its other results follow the scalars: a flag that each member sets for itself is its own."""
-    assert infer_shardings(refolded(EVERYWHERE, scalar="own_one")).of("flag") == (PER_MEMBER, PER_MEMBER)
+    assert infer_shardings(refolded(FULLY_REPLICATED, scalar="own_one")).of("flag") == (PER_MEMBER, PER_MEMBER)
