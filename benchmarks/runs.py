@@ -20,7 +20,7 @@ OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "GOPT_BENCH_WIRE": 
 """Keeps MPICH's ranks of one host off shared memory, so that loopback's counters see what they send."""
 
 Run = dict[str, Any]
-"""``seconds`` of the steps that count, ``peak`` bytes of each process; what else a contestant can tell."""
+"""``seconds`` of the steps that count, ``losses`` of all, ``peak`` bytes of each process; what else it tells."""
 
 
 def together(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]]) -> list[str]:
@@ -113,11 +113,12 @@ def _command(target: Path, steps: int, folder: Path, how: Sequence[str]) -> list
 def _read(folder: Path, ranks: int) -> Run:
     notes = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    lines = (folder / "log.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     parts = [spans.shares(events, each, rank, WARMUP) for rank, each in enumerate(notes)]
     calls, sent = spans.counted(notes[0], WARMUP)
     run: Run = {
-        "seconds": [json.loads(line)["seconds"] for line in lines][WARMUP:], "peak": [each["peak"] for each in notes],
+        "seconds": [line["seconds"] for line in lines][WARMUP:], "losses": [line["loss"] for line in lines],
+        "peak": [each["peak"] for each in notes],
         "calls": calls, "handed": sent, "shares": [each for part in parts for each in part],
     }  # fmt: skip
     if seen := notes[0]["wire"]:

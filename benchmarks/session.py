@@ -49,14 +49,14 @@ def main(model: str, state: str, batch: str, steps: int, device: str) -> None:
             else:
                 binding.bind_ortvalue_output(name, after[name.removesuffix(".new")])
         bindings.append(binding)
-    seconds = []
+    seconds, losses = [], []
     for step in range(WARMUP + steps):
         begin = time.perf_counter()
         binding = bindings[step % 2]
         session.run_with_iobinding(binding)
-        float(binding.get_outputs()[outputs.index(loss)].numpy())
+        losses.append(float(binding.get_outputs()[outputs.index(loss)].numpy()))
         seconds.append(time.perf_counter() - begin)
-    print(json.dumps({"seconds": seconds[WARMUP:], "peak": [memory()[1]], "imports": imports}))
+    print(json.dumps({"seconds": seconds[WARMUP:], "losses": losses, "peak": [memory()[1]], "imports": imports}))
 
 
 def _like(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

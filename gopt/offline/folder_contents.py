@@ -27,7 +27,7 @@ from gopt.artifact.checkpoint_index import (
     rank_states_file,
     read_index,
 )
-from gopt.artifact.graph_check import check_source
+from gopt.artifact.graph_check import check_rank, check_source
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
@@ -36,6 +36,7 @@ from gopt.artifact.pieces import Place, place_shape, put
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.states_file import STATES_FILE, digest_of_tensor
 from gopt.artifact.table_parts import drawn_tables
 from gopt.errors import InputError, OptionError
 from gopt.importers.load import holds_step
@@ -71,8 +72,8 @@ class FolderContents:
 
 
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
-    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
-    differs, RunError where a checkpoint is damaged."""
+    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing, differs or is
+    not what gopt wrote, RunError where a checkpoint is damaged."""
     folder, home = Path(path), _home(path)
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
@@ -204,7 +205,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in _holders(manifest):
-        stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
+        stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank)
         for state in manifest.states_of(rank):
             if state.copy or state.input not in stored:
                 continue
@@ -224,7 +225,20 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
         held = sum(each.type.elements for inside in parts.values() for each in inside.values())
         if len(manifest.ranks) == manifest.total_ranks or held >= type.elements:
             found[name] = _put_together(name, type, parts)
+    if not checkpoint and manifest.written is not None:
+        _check_starts(folder, manifest.written.starts, found, whole=len(manifest.ranks) == manifest.total_ranks)
     return found
+
+
+def _check_starts(folder: Path, due: Mapping[str, str], found: Mapping[str, Tensor], *, whole: bool) -> None:
+    """Refuse values that are not those that were written with the manifest; raises InputError. ``whole``: no rank is
+    left out."""
+    for name in dict.fromkeys((*due, *found)) if whole else found:
+        if name not in found or digest_of_tensor(found[name]) != due.get(name):
+            raise InputError(
+                f"{folder}: {show(name)} is not what gopt wrote: {STATES_FILE} or a rank's file was edited or damaged",
+                "write the folder again; gopt load-state gives a step other values",
+            )
 
 
 def _holders(manifest: Manifest) -> Sequence[RankEntry]:
@@ -285,16 +299,16 @@ def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Ten
     return Tensor(whole, parts=tuple(pieces[start] for start in sorted(pieces)))
 
 
-def _written(folder: Path, rank: RankEntry) -> dict[str, Tensor]:
+def _written(folder: Path, manifest: Manifest, rank: RankEntry) -> dict[str, Tensor]:
     """Initial values to which the files of a rank refer."""
-    found = {}
-    for file in rank.files.values():
+    graphs = {}
+    for phase, file in rank.files.items():
         path = folder / Path(file).name
         if not path.is_file():
             raise InputError(f"rank {rank.rank} has no file {path}", "copy it here, or write the folder again")
-        tensors = load(path, own=True).initializers
-        found.update({name: tensor for name, tensor in tensors.items() if tensor.path})
-    return found
+        graphs[phase] = load(path, own=True)
+    check_rank(manifest, rank, graphs, folder)
+    return {name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if tensor.path}
 
 
 def _checkpointed(folder: Path, rank: RankEntry, files: Mapping[str, FileEntry]) -> Mapping[str, Tensor]:

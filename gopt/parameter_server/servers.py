@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.analysis.updates import Mode
 from gopt.artifact.report import PassResult
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
@@ -311,7 +312,8 @@ class _Emitter:
         name = f"ps.k{unit.number}"
         bucket = WholeBucket(name, SERVER, unit.subgraphs, (server,) * len(sizes), offsets, cuts, "")
         for place, subgraph in enumerate(unit.subgraphs):
-            if subgraph.reductions:
+            # What every owner computes for itself is no partial sum.
+            if subgraph.reductions and subgraph.mode is not Mode.REPLICATED:
                 self.partials += partial_scalars(self.rewriter, bucket, place, self.scalars)
 
     def read_merged(self) -> None:

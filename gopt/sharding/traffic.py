@@ -53,7 +53,7 @@ class CollectiveCall:
     """True if a heavy operator is between the call and ``first``: independent work that can overlap the call."""
     before_use: bool
     """Whether it gathers what a rank holds from the start, for nodes of this very step: it may be issued ahead."""
-    beside: float = 0.0
+    beside: float
     """The part of a call of gradients that is statistics or scalars, which a fused call may carry as well."""
 
     def sent_as(self, kind: CallContent) -> float:

@@ -68,6 +68,7 @@ OTHERS = {
     "documents/test_damage.py": "every document that gopt reads, with every key damaged",
     "tensor_parallel/test_random_placements.py": "steps whose parameters are split by dimensions drawn at random",
     "tensor_parallel/test_meshes_generated.py": "streams of tokens on drawn meshes against a simulator of the contract",
+    "sharding/test_rule_tables.py": "which operators the rules take, row by row, and no others",
     "sharding/test_bucket_steps.py": "errors planted in the buckets of fixtures",
     "sharding/test_placed_nodes.py": "nodes planted beside shards: what the verifier says that they make",
     "sharding/test_kept_steps.py": "errors planted in the computation of fixtures: refused, and unequal where they run",

@@ -78,9 +78,12 @@ def local_concat(
     rewriter.add("LocalConcat", sources, made, domain=SPMD, attributes=attributes, before=before)
 
 
-def select(rewriter: GraphRewriter, group: str, source: str, output: str, reduce: str) -> None:
-    """A term of a reduction over a group where it exists; on every other rank what changes nothing in it."""
-    attributes = {"group": group, "reduce": reduce}
+def select(
+    rewriter: GraphRewriter, group: str, source: str, output: str, reduce: str, of: Sequence[str]
+) -> None:  # fmt: skip
+    """A term of a reduction over a group where it exists; on every other rank what changes nothing in it. ``of``: the
+    results of the source of which it is a part."""
+    attributes = {"group": group, "reduce": reduce, "of": list(of)}
     rewriter.add("Select", [source], {output: rewriter.graph.types[source]}, domain=SPMD, attributes=attributes)
 
 

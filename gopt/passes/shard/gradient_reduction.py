@@ -78,7 +78,7 @@ class GradientReduction:
         value = scattered
         if self.micro and self.scattered:
             held = Sharding.along(self.groups.shard, FlatShard.whole(tuple(cuts)))
-            value = self._sum(shard, value, emit.flat(_wide(dtype), cuts[-1]), held, gradients[0])
+            value = self._sum(shard, value, emit.flat(accumulated_dtype(dtype), cuts[-1]), held, gradients[0])
         return self._finish(value, shard, dtype, self.groups.outer, FULLY_REPLICATED)
 
     def everywhere(self, bucket: str, gradients: Sequence[str]) -> ReducedGradients:
@@ -100,7 +100,7 @@ class GradientReduction:
             there = Sharding.along(self.groups.shard, OnMember(owner))
             emit.reduce(self.rewriter, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
-                type = TensorType(_wide(self._dtype(name)), self.rewriter.graph.types[name].shape)
+                type = TensorType(accumulated_dtype(self._dtype(name)), self.rewriter.graph.types[name].shape)
                 value = self._sum(result, value, type, there, name)
             reduced.add(name, self._finish(value, result, self._dtype(name), self.groups.outer, there))
         return reduced
@@ -110,7 +110,9 @@ class GradientReduction:
         root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.rewriter.graph.types[name]
-            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), FULLY_REPLICATED, name, own=True)
+            value = self._sum(
+                root, name, TensorType(accumulated_dtype(type.dtype), type.shape), FULLY_REPLICATED, name, own=True
+            )
         else:
             value = self.weights.to_call(name, root)
         return self._on_wire(value, f"{root}_wire", FULLY_REPLICATED)
@@ -184,6 +186,6 @@ class GradientReduction:
         return self.rewriter.graph.types[name].dtype
 
 
-def _wide(dtype: str) -> str:
-    """The type of an accumulator: float32, or float64 for gradients that are."""
+def accumulated_dtype(dtype: str) -> str:
+    """The type in which gradients of a type are summed over micro-steps: float32, or float64 for gradients that are."""
     return "float64" if dtype == "float64" else "float32"

@@ -1,6 +1,7 @@
 """One key of an asynchronous server: its states, its own counters, its version, and the versions that trainers pulled.
 
-One thread writes a key, and every update makes new arrays: the answer to a pull does not change afterwards.
+One thread writes a key. Updates write into two sets of arrays in turn, so what a pull gives is a copy: it does not
+change while it is sent, and stays what the trainer has where delays are compensated.
 """
 
 from __future__ import annotations
@@ -178,11 +179,12 @@ class KeyState(BlockState):
         return found
 
     def pull(self, trainer: int) -> Array:
-        """The parameter, with its current version, which is recorded for the trainer."""
+        """A copy of the parameter, with its current version, which is recorded for the trainer."""
         self.pulled[trainer] = self.version
+        value = self.value.copy()
         if self.block.backup:
-            self.backups[trainer] = self.value
-        return self.value
+            self.backups[trainer] = value
+        return value
 
     def extra(self, trainers: int) -> dict[str, Array]:
         found = super().extra(trainers)
