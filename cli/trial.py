@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -15,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gopt.background import die_with_parent
+
 if TYPE_CHECKING:
     from gopt.offline.reproducer.failure import Failure
 
@@ -27,17 +30,17 @@ def run_commands(commands: Sequence[Sequence[str]], folder: Path, timeout: float
     """Run commands of gopt one after the other, in a folder, until one fails; None where none does.
 
     They run in a fork of this process, which is quick; what they print is in ``stdout.txt`` and ``stderr.txt`` of the
-    folder. After ``timeout`` seconds the process and its children are killed.
+    folder. After ``timeout`` seconds the process and its children are killed; where this process dies, it dies too.
     """
     from gopt.offline.reproducer.failure import Failure
 
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:
         os.close(reader)
-        _in_child(commands, folder, writer)
+        _in_child(commands, folder, writer, parent)
     os.close(writer)
     data = None
     try:
@@ -75,10 +78,11 @@ def _answer(reader: int, end: float) -> bytes | None:
     return None
 
 
-def _in_child(commands: Sequence[Sequence[str]], folder: Path, writer: int) -> None:
+def _in_child(commands: Sequence[Sequence[str]], folder: Path, writer: int, parent: int) -> None:
     code = 70
     try:
         os.setsid()
+        die_with_parent(parent)
         os.chdir(folder)
         for number, name in ((0, os.devnull), (1, "stdout.txt"), (2, STDERR)):
             opened = os.open(name, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if number else 0), 0o600)
@@ -116,7 +120,7 @@ def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure |
     try:
         child = subprocess.Popen(
             words, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )  # fmt: skip
     except OSError as error:
         raise OptionError(

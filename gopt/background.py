@@ -288,6 +288,12 @@ def _reset_child(parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     gc.disable()  # a collection would touch, and so copy, every page
     _pool.set(None)
+    die_with_parent(parent)
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the system kill this process as soon as its parent dies, whose number is ``parent``; ends where it is dead
+    already."""
     with suppress(ImportError, AttributeError, OSError):
         import ctypes
 

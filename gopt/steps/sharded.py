@@ -98,8 +98,10 @@ class Sharded(HtmlTable):
         annotate: bool = False,
         advance: ProgressCallback = no_progress,
     ) -> Report:
-        """Write the output folder, whole or not at all, in at most ``jobs`` processes; returns the report.
+        """Write the output folder, whole or not at all; returns the report.
 
+        ``jobs``: as in ``Split.write``. Here this process does all that is left: ``gopt shard --jobs`` shares out the
+        work before it.
         ``annotate``: the kept source says in sharding specs of ONNX IR 11 which rank holds what part.
         """
         with background.processes(jobs) if jobs is not None else nullcontext():
