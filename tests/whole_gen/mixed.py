@@ -1,5 +1,5 @@
-"""Steps whose parameters have types of their own: each is cast for the forward, and updated in its type, in a wider one,
-or as the cast of a master."""
+"""Steps whose parameters have types of their own: each is cast for the forward, and updated in its type, in a wider
+one, or as the cast of a master."""
 
 from __future__ import annotations
 
