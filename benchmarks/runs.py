@@ -20,7 +20,7 @@ OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "GOPT_BENCH_WIRE": 
 """Keeps MPICH's ranks of one host off shared memory, so that loopback's counters see what they send."""
 
 Run = dict[str, Any]
-"""``seconds`` of the steps that count, ``peak`` bytes of each process; what else a contestant can tell."""
+"""``seconds`` of the steps that count, ``losses`` of all, ``peak`` bytes of each process; what else it tells."""
 
 
 def together(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]]) -> list[str]:
@@ -44,8 +44,9 @@ def told(out: str) -> Run:
     return found
 
 
-def session(case: Case, steps: int) -> Run:
-    command = [sys.executable, str(HERE / "session.py"), str(case.model), str(case.state), str(case.batch), str(steps)]
+def session(case: Case, steps: int, device: str = "cpu") -> Run:
+    files = [str(path) for path in (case.model, case.state, case.batch)]
+    command = [sys.executable, str(HERE / "session.py"), *files, str(steps), device]
     return told(together([command], [{}])[0])
 
 
@@ -75,9 +76,9 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
         folders = [Path(text, str(copy)) for copy in range(copies)]
         for folder in folders:
             folder.mkdir()
-        commands = [_command(case.ranks(ranks, stage), ranks, steps, folder, threads) for folder in folders]
-        path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        common = {"PYTHONPATH": path, "GOPT_BENCH_BATCH": str(case.batch)} | (OVER_TCP if wire else {})
+        how = ["--engine", "threads"] if threads else ["--launch", str(ranks)]
+        commands = [_command(case.ranks(ranks, stage), steps, folder, how) for folder in folders]
+        common = _environment(case) | (OVER_TCP if wire else {})
         together(commands, [common | {"GOPT_BENCH_NOTES": str(folder)} for folder in folders])
         found = [_read(folder, ranks) for folder in folders]
     first: Run = found[0]
@@ -87,8 +88,21 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
     return first
 
 
-def _command(target: Path, ranks: int, steps: int, folder: Path, threads: bool) -> list[str]:
-    how = ["--engine", "threads"] if threads else ["--launch", str(ranks)]
+def gopt_on_gpu(case: Case, steps: int) -> Run:
+    """``gopt run`` with one rank on a GPU. The loss is read after every step."""
+    with tempfile.TemporaryDirectory(prefix="gopt-run-") as text:
+        command = _command(case.ranks(1, 2), steps, Path(text), ["--engine", "nccl", "--launch", "1"])
+        together([command], [_environment(case) | {"GOPT_BENCH_NOTES": text}])
+        lines = Path(text, "log.jsonl").read_text().splitlines()
+        return {"seconds": [json.loads(line)["seconds"] for line in lines][WARMUP:]}
+
+
+def _environment(case: Case) -> dict[str, str]:
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "GOPT_BENCH_BATCH": str(case.batch)}
+
+
+def _command(target: Path, steps: int, folder: Path, how: Sequence[str]) -> list[str]:
     return [
         sys.executable, "-P", "-m", "gopt.cli", "run", str(target), "--data", "probe:batches",
         "--steps", str(WARMUP + steps),
@@ -99,11 +113,12 @@ def _command(target: Path, ranks: int, steps: int, folder: Path, threads: bool) 
 def _read(folder: Path, ranks: int) -> Run:
     notes = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    lines = (folder / "log.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     parts = [spans.shares(events, each, rank, WARMUP) for rank, each in enumerate(notes)]
     calls, sent = spans.counted(notes[0], WARMUP)
     run: Run = {
-        "seconds": [json.loads(line)["seconds"] for line in lines][WARMUP:], "peak": [each["peak"] for each in notes],
+        "seconds": [line["seconds"] for line in lines][WARMUP:], "losses": [line["loss"] for line in lines],
+        "peak": [each["peak"] for each in notes],
         "calls": calls, "handed": sent, "shares": [each for part in parts for each in part],
     }  # fmt: skip
     if seen := notes[0]["wire"]:

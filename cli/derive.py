@@ -161,14 +161,15 @@ def command(forward: str, output: str, force: bool, as_json: bool, **given: Any)
     from .render_progress import progress
 
     with progress() as advance:
-        derived = derive(forward, output, _options(given), force=force, advance=advance)
+        derived = derive(forward, output, options_of(given), force=force, advance=advance)
     if as_json:
         print_json(derived.to_json())
     else:
         render_derived(derived)
 
 
-def _options(given: dict[str, Any]) -> DeriveOptions:
+def options_of(given: dict[str, Any]) -> DeriveOptions:
+    """The options of the command line as the record of the verb. Raises OptionError."""
     from gopt.frontends.derive.options import DeriveOptions, Norms
 
     own = {name: given[name] for name in OPTIMIZER_OPTIONS if given[name] is not None}

@@ -79,14 +79,15 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
     from .render_progress import progress
 
     with progress() as advance:
-        exported = export(factory, output, options=_options(given), force=force, advance=advance)
+        exported = export(factory, output, options=options_of(given), force=force, advance=advance)
     if as_json:
         print_json(exported.to_json())
     else:
         render_exported(exported)
 
 
-def _options(given: dict[str, Any]) -> ExportOptions:
+def options_of(given: dict[str, Any]) -> ExportOptions:
+    """The options of the command line as the record of the verb. Raises OptionError."""
     from gopt.frontends.pytorch.options import Autocast, Draws, Dynamic, ExportOptions, Schedules
 
     return ExportOptions(

@@ -144,7 +144,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     """
     from gopt.runtime.training.job import read_manifest
 
-    options = _options(given)
+    options = options_of(given)
     if given["launch"] is not None:
         return _launch_ranks(context, folder, given)
     job = options.job(Path(folder), given["data"], given["steps"])
@@ -171,8 +171,8 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     return run_ranks.run_process(job, manifest, given, engine, context.find_root().params["debug"])
 
 
-def _options(given: dict[str, Any]) -> RunOptions:
-    """The options of the command line as the record of the verb."""
+def options_of(given: dict[str, Any]) -> RunOptions:
+    """The options of the command line as the record of the verb. Raises OptionError."""
     from gopt.verbs.run_options import RunOptions
 
     same = (

@@ -51,6 +51,9 @@ from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
 from gopt.sharding.boxes import in_grid, rows_of
 
+_AGAIN = "write the folder again with gopt shard or gopt split"
+_EDITED = "the manifest was edited: write the folder again"
+
 
 @dataclass(slots=True)
 class FolderContents:
@@ -80,7 +83,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     _check_pipeline(home, report, manifest, mesh)
     source = home / "source.onnx"
     if not source.is_file():
-        raise InputError(f"{home} has no {source.name}")
+        raise InputError(f"{home} has no {source.name}", _AGAIN)
     graph = load(source, own=True)
     roles = stored_roles(graph, source)
     check_source(manifest, graph, home)
@@ -168,7 +171,7 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
     if mesh.data_ranks > 1 and any(state.kind is StateKind.STATISTIC for state in manifest.states):
         needed.add("statistics")
     for name in sorted(needed - {name for name, _ in items}):
-        raise InputError(f"{home / REPORT_FILE}: pipeline: it lacks {name}, which these ranks need")
+        raise InputError(f"{home / REPORT_FILE}: pipeline: it lacks {name}, which these ranks need", _AGAIN)
 
 
 def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, manifest: Manifest) -> None:
@@ -177,7 +180,9 @@ def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, man
     counts = None if entry is None else (entry.servers, entry.mode.value, manifest.accumulate)
     told = None if split is None else (split[0].servers, split[0].mode, split[0].accumulate)
     if counts != told:
-        raise InputError(f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest")
+        raise InputError(
+            f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest", _AGAIN
+        )
 
 
 def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:
@@ -207,7 +212,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
             tensor, start = stored[state.input], 0
             if tensor.type.elements != state.elements:
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
-                raise InputError(f"rank {rank.rank}: {what}")
+                raise InputError(f"rank {rank.rank}: {what}", _EDITED)
             for piece in state.pieces:
                 inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
                 if piece.start not in inside:
@@ -248,7 +253,7 @@ def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int
     if not _tiled(parts.keys(), type):
         raise InputError(
             f"the pieces of {name} do not tile it: their boxes or rows omit or repeat elements of {type}",
-            "the manifest was edited: write the folder again",
+            _EDITED,
         )
     whole = {place: _inside(name, type, place, inside) for place, inside in parts.items()}
     if (None, None) in whole:
@@ -283,10 +288,12 @@ def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Ten
     for start in sorted(pieces):
         part = pieces[start].type
         if start != place or part.dtype != type.dtype:
-            raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {place}")
+            raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {place}", _EDITED)
         place += part.elements
     if place != whole.elements:
-        raise InputError(f"the pieces of {name} end at {place} of {whole.elements}: a rank is missing")
+        raise InputError(
+            f"the pieces of {name} end at {place} of {whole.elements}: a rank is missing", "shard without --only-ranks"
+        )
     if len(pieces) == 1:
         return replace(next(iter(pieces.values())), type=whole)
     return Tensor(whole, parts=tuple(pieces[start] for start in sorted(pieces)))
@@ -298,7 +305,7 @@ def _written(folder: Path, manifest: Manifest, rank: RankEntry) -> dict[str, Ten
     for phase, file in rank.files.items():
         path = folder / Path(file).name
         if not path.is_file():
-            raise InputError(f"rank {rank.rank} has no file {path}")
+            raise InputError(f"rank {rank.rank} has no file {path}", "copy it here, or write the folder again")
         graphs[phase] = load(path, own=True)
     check_rank(manifest, rank, graphs, folder)
     return {name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if tensor.path}

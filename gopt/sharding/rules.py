@@ -122,14 +122,14 @@ def elementwise(use: Use) -> Placement:
 
 def reduction(use: Use) -> Placement:
     """A full reduction of a shard: each member's term of the reduction of the whole."""
-    operand = next(each for each in use.operands if isinstance(each.placement, FlatShard))
+    operand, *axes = use.operands
+    for other in axes:
+        if not isinstance(other.placement, Replicated):
+            raise Mismatch(other, "axes that are equal on all members")
     flat = operand.placement
     assert isinstance(flat, FlatShard)
     if not use.single:
         raise Mismatch(operand, "a whole tensor, to reduce it along some of its axes")
-    for other in use.operands:
-        if other is not operand and not isinstance(other.placement, Replicated):
-            raise Mismatch(other, "axes that are equal on all members")
     op = FULL_REDUCTIONS[use.op_type]
     if not op:
         raise Mismatch(operand, f"a whole tensor: what members make of shards is not a term of {use.op_type}")

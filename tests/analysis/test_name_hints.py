@@ -39,3 +39,14 @@ def test_the_rule_of_most_names_counts(tmp_path):
     assert pairs_by_name(graph) == {name: f"{name}_out" for name in Written("").shapes}
     graph.outputs = {f"o{place}": type for place, type in enumerate(graph.outputs.values())}
     assert pairs_by_name(graph) == {}
+
+
+def test_names_of_what_is_shown_beside_new_values_raise_no_doubt(tmp_path):
+    """Two rules for all states: ``NAME_moved`` is shown, ``NAME_out`` is what the data flow finds."""
+    shapes = Written("").shapes
+    shown = {f"{name}_moved": ("float", shape) for name, shape in shapes.items()}
+    step = Written(NET + each("  @_moved = Mul(g@, lr)\n  @_out = Sub(@, @_moved)\n"), shown=shown)
+    path = saved(step.model(), tmp_path)
+    assert pairs_by_name(load(path)) == {name: f"{name}_moved" for name in shapes}
+    found = {state.tensor: state.updated for state in gopt.load(path).training.states}
+    assert found == {name: f"{name}_out" for name in shapes}

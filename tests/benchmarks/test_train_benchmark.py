@@ -90,6 +90,8 @@ def test_one_session_and_one_rank_run_the_same_step(case: Case) -> None:
     rank = runs.gopt(case, 1, 2, 3, threads=True)
     assert len(rank["seconds"]) == 3
     assert rank["calls"] == 0
+    assert rank["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert len({*whole["losses"]}) == len(whole["losses"]) == runs.WARMUP + 3, "no step does nothing"
     for step in rank["shares"]:
         assert step.wall == pytest.approx(step.compute + step.exposed + step.overhead)
         assert 0 < step.loop <= step.overhead < step.wall

@@ -21,16 +21,16 @@ STEP = "fixtures/mlp_sgd.onnx"
 DERIVED = {"loss": "mse", "optimizer": "sgd"}
 RECORDS = {
     "shard": (["x", "--ranks", "2"], lambda given: ShardRequest.of("x", given).options, gopt.ShardOptions()),
-    "run": (["x", "--data", "x", "--steps", "1"], run._options, gopt.RunOptions()),
+    "run": (["x", "--data", "x", "--steps", "1"], run.options_of, gopt.RunOptions()),
     "split": (
         ["x", "--trainers", "2", "--servers", "1"], lambda given: SplitRequest.of("x", given).split,
         gopt.SplitOptions(trainers=2, servers=1),
     ),
     "derive": (
-        ["x", "-o", "y", "--loss", "mse", "--optimizer", "sgd"], derive._options,
+        ["x", "-o", "y", "--loss", "mse", "--optimizer", "sgd"], derive.options_of,
         gopt.DeriveOptions(loss="mse", optimizer="sgd"),
     ),
-    "export": (["x:y", "-o", "y"], export._options, ExportOptions()),
+    "export": (["x:y", "-o", "y"], export.options_of, ExportOptions()),
 }  # fmt: skip
 """Command -> the fewest words that it takes, its record made of them, and the record with the defaults of Python."""
 ELSEWHERE = {

@@ -77,7 +77,7 @@ def said(step: Any, nodes: list[Node], live: list[Node] | None = None) -> str:
     for name in names:
         word = name.split(".")[0].split("_")[0]
         step.graph.types[name] = TensorType("float32", (SIZES.get(word, 6 if word == "bucket" else 3),))
-    step.mesh = SimpleNamespace(axes=(("shard", 2),))
+    step.mesh = SimpleNamespace(axes=(("dp", 1), ("shard", 2)))
     step.live_nodes = lambda: {id(each) for each in (nodes if live is None else live)}
     try:
         check_bucket_order(step)

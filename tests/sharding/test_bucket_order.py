@@ -376,3 +376,20 @@ def test_parameters_of_two_elements_and_of_none():
     assert "reads 'two' for 'a': these are elements of 'two'" in said(step, [reader])
     shapes = {**BUCKET, "shapes": ["3", "0", "3"]}
     assert said(step, update("U AllGather bucket.q -> a_new none_new b_new", **shapes)) == ""
+
+
+def test_a_cast_of_another_domain_says_nothing_of_its_result():
+    nodes = [node("B Abs x -> da"), node("B Cast da -> da16"), node("U Mul da16 lr -> a_new")]
+    nodes[1].domain = "my"
+    reader = kept(nodes[2])
+    reader.inputs[0] = "b"
+    assert said(step_of(nodes), [reader]) == ""
+
+
+def test_an_absent_result_is_no_operand_of_others():
+    swapped = made("U LocalSlice b a -> bucket.r", **CUT)
+    clip = made("U Clip bucket.r - lr -> bucket.s")
+    clip.inputs[1] = ""
+    nodes = [*update()[:3], swapped, clip]
+    nodes[2].outputs.append("")
+    assert said(step_of(), nodes) == ""

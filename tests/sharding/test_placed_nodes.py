@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
+from gopt.opaque.refold import RefoldedCall
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import EVERYWHERE, PER_MEMBER, REPLICATED, FlatShard, OnMember, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, PER_MEMBER, REPLICATED, FlatShard, OnMember, Sharding
 from gopt.sharding.verifier import ShardingInference, infer_shardings, parts_so_far
 
 
@@ -59,12 +61,13 @@ USES = [
     ("Add s1 s1", ON_S1, S1), ("Add s1 one", ON_S1, S1), ("Clip s1 - one", ON_S1, S1),
     ("CastLike s1 whole", ON_S1, S1), ("Add s1 s2", ON_S1, LOST), ("Add s1 whole", ON_S1, LOST),
     ("Add one s2", ON_S1, LOST), ("MatMul s1 s1", ON_S1, LOST), ("Add s1 x", ON_S1, LOST),
-    ("Add s1 untyped", ON_S1, LOST), ("Add s1 own_one", ON_S1, LOST), ("Add s1 s1", EVERYWHERE, S1),
-    ("Add alone alone", ON_1, OnMember(1)), ("Add alone alone", EVERYWHERE, LOST), ("ReduceSum s1", ON_S1, LOST),
-    ("Shape s1", EVERYWHERE, PER_MEMBER), ("Shape alone", EVERYWHERE, LOST), ("Shape whole", EVERYWHERE, REPLICATED),
-    ("Shape own_one", EVERYWHERE, REPLICATED), ("Shape untyped", EVERYWHERE, PER_MEMBER),
-    ("RandomUniformLike whole", EVERYWHERE, PER_MEMBER), ("RandomUniformLike s1", EVERYWHERE, LOST),
-    ("Dropout whole", EVERYWHERE, REPLICATED), ("If one", EVERYWHERE, PER_MEMBER),
+    ("Add s1 untyped", ON_S1, LOST), ("Add s1 own_one", ON_S1, LOST), ("Add s1 s1", FULLY_REPLICATED, S1),
+    ("Add alone alone", ON_1, OnMember(1)), ("Add alone alone", FULLY_REPLICATED, LOST), ("ReduceSum s1", ON_S1, LOST),
+    ("Shape s1", FULLY_REPLICATED, PER_MEMBER), ("Shape alone", FULLY_REPLICATED, LOST),
+    ("Shape whole", FULLY_REPLICATED, REPLICATED),
+    ("Shape own_one", FULLY_REPLICATED, REPLICATED), ("Shape untyped", FULLY_REPLICATED, PER_MEMBER),
+    ("RandomUniformLike whole", FULLY_REPLICATED, PER_MEMBER), ("RandomUniformLike s1", FULLY_REPLICATED, LOST),
+    ("Dropout whole", FULLY_REPLICATED, REPLICATED), ("If one", FULLY_REPLICATED, PER_MEMBER),
 ]  # fmt: skip
 
 
@@ -154,3 +157,55 @@ def test_a_guard_or_a_join_reads_what_nodes_with_a_place_made(op_type):
     plant(step, "Reduce", "x", "root", domain=COMM, attributes=attributes)
     plant(step, op_type, "root", "out", domain=SPMD, attributes={"group": "shard", "reduce": "sum", "sizes": [8]})
     assert refused(step).startswith(f"{op_type} 'out' reads 'root', which is on member 1 alone along shard")
+
+
+def refolded(sharding: Sharding, *, scalar: str = "one", gradient: str = "whole", weight: str = "whole") -> SpmdProgram:
+    """A refolded optimizer that runs on ``sharding``, beside the values of ``among``."""
+    step, given = among(), sharded("mlp_ort_adamw", "shard=2", 0)
+    node = next(node for node in given.graph.nodes if isinstance(node.origin, RefoldedCall))
+    assert isinstance(node.origin, RefoldedCall)
+    member = replace(
+        node.origin.members[0], sharding=sharding, inputs={"weight": weight, "gradient": gradient},
+        outputs={"new_weight": "out"},
+    )  # fmt: skip
+    origin = replace(node.origin, scalars={"rate": scalar}, results={"updated_flag": "flag"}, members=(member,))
+    sole = FlatShard((0, 0, 8), 0, 8)
+    attributes = {"starts": [0], "sizes": [8]}
+    step.graph.types.update(sole=TensorType("float32", (8,)), flag=TensorType("bool", ()))
+    plant(
+        step, "LocalSlice", "whole", "sole", domain=SPMD, sharding=Sharding.along("shard", sole), attributes=attributes
+    )
+    plant(step, node.op_type, f"{weight} {gradient} {scalar}", "out", domain=SPMD)
+    step.graph.nodes[-1].outputs, step.graph.nodes[-1].origin = ["out", "flag"], origin
+    return step
+
+
+REFOLDED = [
+    (ON_S1, {"weight": "s1", "gradient": "s1"}, S1), (ON_S1, {"weight": "s1"}, S1),
+    (ON_S1, {"weight": "s1", "gradient": "s2"}, "s2"), (ON_S1, {"weight": "s2", "gradient": "s1"}, "s2"),
+    (ON_S1, {"weight": "s1", "gradient": "own_one"}, "own_one"),
+    (ON_S1, {"weight": "s1", "scalar": "own_one"}, "own_one"),
+    (ON_S1, {"weight": "s1", "gradient": "alone"}, "alone"), (ON_S1, {"weight": "s1", "scalar": "s1"}, "s1"),
+    (ON_1, {"weight": "alone"}, OnMember(1)), (ON_1, {"weight": "sole"}, OnMember(1)),
+    (ON_1, {"weight": "alone", "gradient": "s1"}, "s1"), (ON_1, {"weight": "own_one"}, "own_one"),
+    (Sharding.along("shard", OnMember(0)), {"weight": "alone"}, "alone"),
+    (FULLY_REPLICATED, {}, REPLICATED), (FULLY_REPLICATED, {"gradient": "own_one"}, PER_MEMBER),
+    (FULLY_REPLICATED, {"gradient": "s1"}, "s1"), (FULLY_REPLICATED, {"gradient": "alone"}, "alone"),
+    (FULLY_REPLICATED, {"scalar": "alone"}, "alone"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sharding", "values", "made"), REFOLDED)
+def test_what_a_refolded_optimizer_takes(sharding, values, made):
+    """The part of a bucket on which it runs, what its member has, or what all have; else that value is named."""
+    step = refolded(sharding, **values)
+    if isinstance(made, str):
+        assert refused(step).startswith(f"Refold 'out' reads {made!r}, which is ")
+    else:
+        known = infer_shardings(step)
+        assert known.of("out")[1] == made and known.of("flag")[1] == REPLICATED
+
+
+def test_what_a_refolded_optimizer_makes_of_scalars_alone():
+    """Its other results follow the scalars: a flag that each member sets for itself is its own."""
+    assert infer_shardings(refolded(FULLY_REPLICATED, scalar="own_one")).of("flag") == (PER_MEMBER, PER_MEMBER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx.parser
@@ -15,6 +16,8 @@ from plants import attribute, gradient_calls
 import gopt
 from gopt.errors import InputError, OptionError
 from gopt.ir.load import load
+from gopt.verification.batches import SampledBatches
+from gopt.verification.compare import Values
 from gopt.verification.result import Outcome
 from gopt.verification.sampling import Range, integer_ranges
 from gopt.verification.verify import Verifier
@@ -22,11 +25,11 @@ from gopt.verification.verify import Verifier
 MASKED, IGNORE = 0, -100
 
 
-def tagger(folder: Path, ignore_safe: bool = True, masked: int = MASKED) -> Path:
+def tagger(folder: Path, replaced: int | None = IGNORE, masked: int = MASKED) -> Path:
     """Embedding rows by id, with a row for padding that the backward masks; a class per row, -100 for none.
 
-    ``ignore_safe``: labels of -100 are replaced before anything is looked up with them. ``masked``: PyTorch compares
-    with -1 where there is no padding.
+    ``replaced``: labels of this number are replaced before anything is looked up with them; None: none are.
+    ``masked``: PyTorch compares with -1 where there is no padding.
     """
     b = Builder()
     ids, labels = b.input("ids", (8,), "int64"), b.input("labels", (8,), "int64")
@@ -34,7 +37,9 @@ def tagger(folder: Path, ignore_safe: bool = True, masked: int = MASKED) -> Path
     h = b.op("Gather", table, ids)
     scores = b.op("LogSoftmax", b.op("MatMul", h, w), axis=-1)
     no = b.op("Equal", labels, b.const(IGNORE, "int64"))
-    safe = b.op("Where", no, b.const(0, "int64"), labels) if ignore_safe else labels
+    safe = labels
+    if replaced is not None:
+        safe = b.op("Where", b.op("Equal", labels, b.const(replaced, "int64")), b.const(0, "int64"), labels)
     kept = b.op("Cast", b.op("Not", no), to=1)
     count = b.op("ReduceSum", kept, keepdims=0)
     column = b.op("Reshape", safe, b.const([8, 1], "int64"))
@@ -61,27 +66,39 @@ def sharded(path: Path) -> Path:
     return path.parent / "out"
 
 
-def test_rows_that_are_masked_are_not_drawn_and_labels_to_ignore_are(tmp_path):
+@pytest.fixture
+def drawn(monkeypatch) -> list[Values]:
+    """The batches that a verification draws, in order."""
+    usual, seen = SampledBatches.batch, []
+
+    def batch(self: SampledBatches, number: int, part: int) -> Values:
+        seen.append(usual(self, number, part))
+        return seen[-1]
+
+    monkeypatch.setattr(SampledBatches, "batch", batch)
+    return seen
+
+
+def test_rows_that_are_masked_are_not_drawn_and_labels_to_ignore_are(tmp_path, drawn):
     out = sharded(tagger(tmp_path))
     verifier = Verifier(out)
     ranges = integer_ranges(verifier.training)
     assert ranges["ids"] == Range(6, frozenset({MASKED}))
     assert ranges["labels"] == Range(3, frozenset(), IGNORE)
-    batches = verifier._batches(0, None, verifier._start(0))
-    drawn = [batches.batch(number, part) for number in range(20) for part in range(2)]
+    result = verifier.run(steps=20)
+    assert result.equal, result.to_json()
     assert {*np.unique([each["ids"] for each in drawn])} == {1, 2, 3, 4, 5}
     assert {*np.unique([each["labels"] for each in drawn])} == {IGNORE, 0, 1, 2}
     assert all((each["labels"] != IGNORE).any() for each in drawn)
-    result = verifier.run()
-    assert result.equal, result.to_json()
 
 
-def test_labels_that_the_source_cannot_ignore_are_left_out(tmp_path):
-    """-100 would be looked up: the draw goes without."""
-    verifier = Verifier(sharded(tagger(tmp_path, ignore_safe=False)))
-    batches = verifier._batches(0, None, verifier._start(0))
-    assert all((batches.batch(number, 0)["labels"] >= 0).all() for number in range(20))
-    assert verifier.run(confirm=False).equal
+@pytest.mark.parametrize("replaced", [None, 1000])
+def test_labels_that_the_source_cannot_ignore_are_left_out(tmp_path, replaced, drawn):
+    """-100 would be looked up: the draw goes without, also where only a run of the source shows it."""
+    verifier = Verifier(sharded(tagger(tmp_path, replaced)))
+    assert (integer_ranges(verifier.training)["labels"].ignored is None) == (replaced is None)
+    assert verifier.run(steps=9, confirm=False).equal
+    assert all((each["labels"] >= 0).all() for each in drawn[-18:])
 
 
 def test_an_id_that_is_looked_up_is_never_one_to_ignore(tmp_path):
@@ -139,10 +156,8 @@ def test_operators_that_ignore_a_label_say_so(tmp_path):
         { l = SoftmaxCrossEntropyLoss<ignore_index = -1>(x, y) }"""
     )
     onnx.save(model, tmp_path / "g.onnx")
-    from gopt.analysis.graph_walks import GraphIndex
-    from gopt.verification.sampling import _range
-
-    assert _range(GraphIndex(load(tmp_path / "g.onnx", own=True)), "y") == Range(3, frozenset(), -1)
+    training = SimpleNamespace(graph=load(tmp_path / "g.onnx", own=True), batch=["x", "y"])
+    assert integer_ranges(training) == {"y": Range(3, frozenset(), -1)}
 
 
 def test_what_the_backward_alone_compares_ids_with_is_no_label_to_ignore():

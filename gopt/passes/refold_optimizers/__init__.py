@@ -17,7 +17,7 @@ from gopt.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
 from gopt.passes.base import Pass
 from gopt.passes.refold_optimizers.match import CurrentGraph, Match, NoFoldError, Pieces, slots
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import EVERYWHERE
+from gopt.sharding.placements import FULLY_REPLICATED
 
 NAME = "refold-optimizers"
 
@@ -132,7 +132,7 @@ class _Folder:
         scalars, results = slots(call, self.now.types)
         gone = [node for _, nodes in members for node in nodes]
         every = [node for table in pieces.now.values() for held in table.values() for node in held]
-        if whole and all(member.sharding == EVERYWHERE for member, _ in members) and self._lone(every, results):
+        if whole and all(member.sharding == FULLY_REPLICATED for member, _ in members) and self._lone(every, results):
             gone = every
         else:
             made = {slot: f"{name}.{slot}" for slot in results}

@@ -9,7 +9,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.program import BucketSlice
-from gopt.sharding.placements import EVERYWHERE, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def all_reduce(
     inputs: Sequence[str],
     outputs: Sequence[str],
     reduce: str,
-    sharding: Sharding = EVERYWHERE,
+    sharding: Sharding = FULLY_REPLICATED,
 ) -> None:
     """One packed call over tensors of one dtype."""
     types = {new: rewriter.graph.types[old] for old, new in zip(inputs, outputs)}

@@ -23,15 +23,12 @@ class Contributions:
     def add(self, message: Message) -> bool:
         """Take a PUSH or PUSH_ROWS; returns whether it counts."""
         place = message.round, message.kind, message.key
-        slot = self._held.setdefault(place, {})
-        if message.round < self.round or message.source in slot:
+        if message.round < self.round or message.source in self._held.get(place, ()):
             self.dropped += 1
-            if not slot:
-                del self._held[place]
             return False
         weight = 1.0 if message.note is None else float(message.note["weight"])
         ids = message.arrays[0] if message.kind is Kind.PUSH_ROWS else None
-        slot[message.source] = Contribution(message.arrays[-1], weight, ids)
+        self._held.setdefault(place, {})[message.source] = Contribution(message.arrays[-1], weight, ids)
         return True
 
     def of(self, bucket: int, kind: Kind = Kind.PUSH) -> dict[int, Contribution]:

@@ -22,6 +22,7 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.hyper_parameters import HyperParameter
 
+_DAMAGED = "its newest step is damaged: move that away, and --resume takes the one before it"
 CHIEF = 0
 """The trainer whose pushes count, where the rule is ``chief``."""
 
@@ -123,13 +124,13 @@ class BlockState(ABC):
         """
         numbers = read(f"{self.root}.numbers")
         if numbers is None:
-            raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated")
+            raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated", _DAMAGED)
         self.version, self.counting.advances, self.counting.due = map(int, numbers)
         self._first_version = self.version
         for n, name in enumerate(self.counters):
             value = read(f"{self.root}.counter{n}")
             if value is None:
-                raise InputError(f"the checkpoint has no {name!r} of {self.block.entry.name!r}")
+                raise InputError(f"the checkpoint has no {name!r} of {self.block.entry.name!r}", _DAMAGED)
             self.counters[name] = value
 
 

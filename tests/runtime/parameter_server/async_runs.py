@@ -67,6 +67,11 @@ class Run:
         return np.concatenate([value for _, value in sorted(parts, key=lambda part: part[0])])
 
 
+def buckets(server: AsyncServer) -> set[int]:
+    """The buckets of which a server has keys: it gets one push of each trainer and round for each of them."""
+    return {server.server_job.plan.keys[number].bucket for number in server.keys}
+
+
 def folder(tmp_path: Path, **given: object) -> Path:
     """A split of a step with a schedule."""
     options = {"trainers": 2, "servers": 2, "minimum": 4, "mode": Mode.ASYNC, **given}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from async_runs import Run, folder, interpret, interpret_geo, pieces, run_split
+from async_runs import Run, buckets, folder, interpret, interpret_geo, pieces, run_split
 from async_steps import SourceUpdate
 
 from gopt import api
@@ -119,7 +119,7 @@ def test_a_bound_holds_the_fast_back(pull: PullAt, tmp_path: Path, data: str) ->
     job = ServerJob.read(Job(folder=split, data=data, steps=9))
     hub = ThreadHub(job.roster(), Settings(deadline=5))
     server = AsyncServer(job, hub.endpoint(2), lambda *_: None, bound=1)
-    (bucket,) = server._buckets
+    (bucket,) = buckets(server)
 
     def send(trainer: int, kind: Kind, round_number: int) -> int:
         endpoint = hub.endpoint(trainer)
@@ -235,7 +235,7 @@ def test_a_push_is_applied_once_at_most(tmp_path: Path, data: str) -> None:
         twice = run_split(split, data, 3)
     assert twice.states() == plain.states() and twice.losses == plain.losses
     for server in twice.servers.values():
-        assert server.usage.dropped == 2 * server.usage.accepted / max(len(server.keys), 1) * len(server._buckets)
+        assert server.usage.dropped == 2 * server.usage.accepted / max(len(server.keys), 1) * len(buckets(server))
 
 
 @pytest.mark.parametrize("compensation", [None, 1.0])

@@ -19,11 +19,11 @@ def test_a_second_message_of_a_trainer_round_and_bucket_is_dropped_and_counted()
     assert found.dropped == 1 and found.of(1)[0].values[0] == 1.0
 
 
-def test_a_message_to_a_round_that_is_over_is_dropped_and_leaves_nothing() -> None:
+def test_a_message_to_a_round_that_is_over_is_dropped() -> None:
     found = Contributions(3)
     found.next_round()
     assert not found.add(push(0, 3, 1, 1.0))
-    assert found.dropped == 1 and not found.any() and not found._held
+    assert found.dropped == 1 and not found.any() and not found.sources() and not found.of(1)
 
 
 def test_a_message_to_the_next_round_waits() -> None:

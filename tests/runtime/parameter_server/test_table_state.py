@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from async_runs import Run, interpret, pieces, run_split, table_pieces
+from async_runs import Run, buckets, interpret, pieces, run_split, table_pieces
 from async_steps import SourceUpdate
 from helpers import ROOT
 from lazy_reference import touched_of_dlrm
@@ -72,7 +72,7 @@ def test_rows_are_applied_once_at_most(tmp_path: Path, data: str) -> None:
         twice = trained(path, data)
     assert twice.states() == plain.states()
     for server in twice.servers.values():
-        assert server.usage.dropped == 2 * (len(server._buckets) + len(server.tables))
+        assert server.usage.dropped == 2 * (len(buckets(server)) + len(server.tables))
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, data: str) -> None:

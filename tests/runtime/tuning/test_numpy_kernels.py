@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import tracemalloc
 
 import numpy as np
 import onnx
@@ -234,6 +235,12 @@ def test_where_loses_the_sign_of_the_zeros_that_the_runtime_loses(singles, worke
 def test_scratch_is_used_again():
     names = [f"v{n}" for n in range(20)]
     nodes = [Node("Neg", [before], [after]) for before, after in itertools.pairwise(["a", *names])]
-    types = dict.fromkeys(["a", *names], FLOAT)
-    worker = NumpyKernel(Segment(tuple(nodes), ("a",), (names[-1],)), LENGTH, ["a"], types, {}, {})
-    assert len(worker._scratch) == 1
+    types = dict.fromkeys(["a", *names], TensorType("float32", (numpy_kernels.TILE,)))
+    tracemalloc.start()
+    try:
+        worker = NumpyKernel(Segment(tuple(nodes), ("a",), (names[-1],)), numpy_kernels.TILE, ["a"], types, {}, {})
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    row = numpy_kernels.TILE * 4
+    assert worker and row < held < 2 * row, "one row for all values between the first and the last"
