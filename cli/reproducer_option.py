@@ -26,7 +26,7 @@ class _Run:
     values: bool = False
     context: click.Context | None = None
     error: tuple[BaseException, int] | None = None
-    """What ended it, with the exit code."""
+    """The error that ended it, and its exit code."""
     message: str = ""
 
 
