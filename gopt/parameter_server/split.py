@@ -25,6 +25,7 @@ from gopt.lower.lowering import LoweredProgram, lower
 from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.blocks import find_blocks
 from gopt.parameter_server.geo import NOTHING, geo_plan, geo_servers, geo_trainers, place_geo_nodes
+from gopt.parameter_server.message_check import check_trainer_messages
 from gopt.parameter_server.node_placement import NodePlacement, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
@@ -108,7 +109,11 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     trainer_graphs = lower(trainer, [0])
     server_graphs = lower(servers.program, range(options.servers))
     keys = tuple(_keys(training, plan, servers, scalars, options))
-    checks = _checks(training, plan, placement, trainer_graphs, server_graphs)
+    followed = check_trainer_messages(trainer, plan, options)
+    checks = (
+        *_checks(training, plan, placement, trainer_graphs, server_graphs),
+        Check("pieces in messages", "every push and pull has the elements of its keys", followed),
+    )
     tables = tuple(_table(served, servers.tables[served.number]) for served in plan.tables.served)
     table_states = {
         name: (served.layout, part.number)

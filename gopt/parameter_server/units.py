@@ -91,7 +91,7 @@ class _UnitMaker:
                     key = (piece.server, subgraph.equivalence_class, *self._dtypes(subgraph))
                     runs.setdefault(key, []).append((ready, piece))
             elif together.get(name, (name,))[0] == name:
-                yield self._whole([self.updates.subgraphs[each] for each in together.get(name, (name,))], index)
+                yield from self._whole([self.updates.subgraphs[each] for each in together.get(name, (name,))], index)
         for run in runs.values():
             run.sort(key=lambda item: (item[0], item[1].index))
             yield from (self._run(chunk) for chunk in self._chunks(run))
@@ -118,16 +118,24 @@ class _UnitMaker:
         ready = max(at for at, _ in chunk)
         return Unit(0, placed[0].server, True, subgraphs, placed, ready, nbytes, self._dtypes(subgraphs[0]))
 
-    def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Unit:
-        types = self.training.graph.types
+    def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Iterator[Unit]:
+        """Yield the units of updates that run as one: a message is of one type, so each pair of types has its own."""
         if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
             subgraphs = self._closed(subgraphs, index)
-        placed = tuple(self.owners[each.parameter.tensor][0] for each in subgraphs)
-        server = None if self._seen_outside(subgraphs) else placed[0].server
-        gradients = dict.fromkeys(each.gradient for each in subgraphs)
-        ready = max(index.defined_at(name) for name in gradients)
-        nbytes = sum(types[name].nbytes for name in gradients)
-        return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
+        server = None if self._seen_outside(subgraphs) else self._placed(subgraphs[0]).server
+        alike: dict[tuple[str, str], list[UpdateSubgraph]] = {}
+        for each in subgraphs:
+            alike.setdefault(self._dtypes(each), []).append(each)
+        types = self.training.graph.types
+        for dtypes, held in alike.items():
+            gradients = dict.fromkeys(each.gradient for each in held)
+            ready = max(index.defined_at(name) for name in gradients)
+            nbytes = sum(types[name].nbytes for name in gradients)
+            yield Unit(0, server, False, tuple(held), tuple(map(self._placed, held)), ready, nbytes, dtypes)
+
+    def _placed(self, subgraph: UpdateSubgraph) -> PlacedPiece:
+        """Return the only piece of a parameter that is not cut."""
+        return self.owners[subgraph.parameter.tensor][0]
 
     def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
         """Return updates with all nodes that depend on them, if these nodes serve nothing else."""

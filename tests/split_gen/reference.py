@@ -75,6 +75,7 @@ class Reference:
         if missing:
             raise Unseen(f"{min(missing)} is in a function")
         by_update = {name for node in self._behind(self.cuts) for name in node.output}
+        by_update.update(name for name in updated.values() if name in self.cuts)  # a state that keeps a gradient
         local = [name for name in updated if name in self.statistics or updated[name] not in by_update]
         # What follows from settings and itself alone is the same on every trainer, or on servers.
         self.own = [name for name in local if self._needs_batch([updated[name]], ())]

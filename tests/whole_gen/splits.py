@@ -37,8 +37,9 @@ def drawn_split(seed: int) -> Setting:
 
 
 def judged_split(
-    make: Callable[[int, int], Writer], how: Setting, seed: int = 0, samples: int = 4, told: bool = False
-) -> Verdict:
+    make: Callable[[int, int], Writer], how: Setting, seed: int = 0, samples: int = 4, told: bool = False,
+    tolerance: float = 1e-7,
+) -> Verdict:  # fmt: skip
     """As ``judged``."""
     w, parts = make(samples, 1), how.trainers * how.accumulate
     whole = make(samples * parts, parts)
@@ -70,7 +71,7 @@ def judged_split(
         for at, step in enumerate(feeds):
             simulation.round([[turn[t] for turn in step] for t in range(how.trainers)], w.hyper)
             found = simulation.states()
-            wrong = different(found, expected[at], expected[at - 1] if at else start, 1e-7)
+            wrong = different(found, expected[at], expected[at - 1] if at else start, tolerance)
             if wrong:
                 return Verdict("WRONG", f"step {at}: {wrong}")
         return Verdict("right")
