@@ -64,7 +64,7 @@ USES = [
     ("Add s1 untyped", ON_S1, LOST), ("Add s1 own_one", ON_S1, LOST), ("Add s1 s1", EVERYWHERE, S1),
     ("Add alone alone", ON_1, OnMember(1)), ("Add alone alone", EVERYWHERE, LOST), ("ReduceSum s1", ON_S1, LOST),
     ("Shape s1", EVERYWHERE, PER_MEMBER), ("Shape alone", EVERYWHERE, LOST), ("Shape whole", EVERYWHERE, REPLICATED),
-    ("Shape own_one", EVERYWHERE, REPLICATED), ("Shape untyped", EVERYWHERE, PER_MEMBER),
+    ("Shape s1", ON_S1, LOST), ("Shape own_one", EVERYWHERE, REPLICATED), ("Shape untyped", EVERYWHERE, PER_MEMBER),
     ("RandomUniformLike whole", EVERYWHERE, PER_MEMBER), ("RandomUniformLike s1", EVERYWHERE, LOST),
     ("Dropout whole", EVERYWHERE, REPLICATED), ("If one", EVERYWHERE, PER_MEMBER),
 ]  # fmt: skip
