@@ -44,8 +44,9 @@ def told(out: str) -> Run:
     return found
 
 
-def session(case: Case, steps: int) -> Run:
-    command = [sys.executable, str(HERE / "session.py"), str(case.model), str(case.state), str(case.batch), str(steps)]
+def session(case: Case, steps: int, device: str = "cpu") -> Run:
+    files = [str(path) for path in (case.model, case.state, case.batch)]
+    command = [sys.executable, str(HERE / "session.py"), *files, str(steps), device]
     return told(together([command], [{}])[0])
 
 
@@ -75,9 +76,9 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
         folders = [Path(text, str(copy)) for copy in range(copies)]
         for folder in folders:
             folder.mkdir()
-        commands = [_command(case.ranks(ranks, stage), ranks, steps, folder, threads) for folder in folders]
-        path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        common = {"PYTHONPATH": path, "GOPT_BENCH_BATCH": str(case.batch)} | (OVER_TCP if wire else {})
+        how = ["--engine", "threads"] if threads else ["--launch", str(ranks)]
+        commands = [_command(case.ranks(ranks, stage), steps, folder, how) for folder in folders]
+        common = _environment(case) | (OVER_TCP if wire else {})
         together(commands, [common | {"GOPT_BENCH_NOTES": str(folder)} for folder in folders])
         found = [_read(folder, ranks) for folder in folders]
     first: Run = found[0]
@@ -87,8 +88,21 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
     return first
 
 
-def _command(target: Path, ranks: int, steps: int, folder: Path, threads: bool) -> list[str]:
-    how = ["--engine", "threads"] if threads else ["--launch", str(ranks)]
+def gopt_on_gpu(case: Case, steps: int) -> Run:
+    """``gopt run`` with one rank on a GPU. The loss is read after every step."""
+    with tempfile.TemporaryDirectory(prefix="gopt-run-") as text:
+        command = _command(case.ranks(1, 2), steps, Path(text), ["--engine", "nccl", "--launch", "1"])
+        together([command], [_environment(case) | {"GOPT_BENCH_NOTES": text}])
+        lines = Path(text, "log.jsonl").read_text().splitlines()
+        return {"seconds": [json.loads(line)["seconds"] for line in lines][WARMUP:]}
+
+
+def _environment(case: Case) -> dict[str, str]:
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "GOPT_BENCH_BATCH": str(case.batch)}
+
+
+def _command(target: Path, steps: int, folder: Path, how: Sequence[str]) -> list[str]:
     return [
         sys.executable, "-P", "-m", "gopt.cli", "run", str(target), "--data", "probe:batches",
         "--steps", str(WARMUP + steps),

@@ -16,6 +16,7 @@ from gopt.errors import GoptError, StoppedError
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
+from .empty_values import without_empty_values
 from .reproducer_option import recording, save_failure, tell_failure, with_reproducer
 from .terminal import flush_stdout, print_error, quiet_libraries
 from .verbosity import restored, with_verbosity
@@ -55,7 +56,7 @@ class Commands(click.Group):
             return None
         command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
-        return with_reproducer(with_verbosity(command))
+        return without_empty_values(with_reproducer(with_verbosity(command)))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -96,7 +97,7 @@ def group(debug: bool) -> None:
     """
 
 
-with_reproducer(with_verbosity(group))
+without_empty_values(with_reproducer(with_verbosity(group)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,10 +177,21 @@ def _unwritten(error: OSError) -> int:
 def exit_code(error: Exception | StoppedError) -> int:
     """The exit code of an error."""
     if isinstance(error, OSError) and error.errno is not None:
-        return 3 if error.errno == errno.ENAMETOOLONG else 5
+        return 3 if error.errno == errno.ENAMETOOLONG or _unreadable(error) else 5
     if isinstance(error, GoptError | StoppedError):
         return error.exit_code
     return 5 if isinstance(error, MemoryError) else 70
+
+
+def _unreadable(error: OSError) -> bool:
+    """Return whether it is about a file or folder that may not be read; what cannot be written says so itself."""
+    if error.errno != errno.EACCES or not isinstance(error.filename, str | bytes):
+        return False
+    try:
+        os.stat(error.filename)
+    except OSError as stopped:
+        return stopped.errno == errno.EACCES
+    return not os.access(error.filename, os.R_OK)
 
 
 def explain_error(error: Exception | StoppedError, debug: bool) -> int:
@@ -205,6 +217,8 @@ def _of_system(error: OSError) -> str:
     """The system's message and the file it is about."""
     why = error.strerror or str(error)
     paths = [show(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
+    if _unreadable(error):
+        return f"{paths[0]} cannot be read: {why}"
     if not paths and error.errno == errno.ENOENT:
         return "the folder that this command runs in is gone"
     if not paths and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF):

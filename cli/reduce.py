@@ -77,7 +77,7 @@ def command(
     from gopt.artifact.output_paths import resolve_output
     from gopt.disk.signals import raise_on_signals
     from gopt.offline.reduce.reduction import parameter_groups, read_model, reduce_model
-    from gopt.offline.reduce.search import Bounds
+    from gopt.offline.reduce.search import SearchBudget
 
     from .render_progress import progress
 
@@ -91,7 +91,7 @@ def command(
         model = read_model(model_path)
         fails = _runner(runs, Path(scratch), deadline)
         reduction = reduce_model(
-            model, fails, groups=parameter_groups(model_path), bounds=Bounds(tries, budget), tell=_teller(advance)
+            model, fails, groups=parameter_groups(model_path), bounds=SearchBudget(tries, budget), tell=_teller(advance)
         )
         advance("writing")
         _write(target, Path(output), reduction, force)

@@ -25,7 +25,8 @@ class _Run:
     path: Path | None = None
     values: bool = False
     context: click.Context | None = None
-    failure: Failure | None = None
+    error: tuple[BaseException, int] | None = None
+    """The error that ended it, and its exit code."""
     message: str = ""
 
 
@@ -71,9 +72,7 @@ def _values(context: click.Context, param: click.Parameter, value: bool) -> None
 
 def tell_failure(error: BaseException, code: int) -> None:
     """Note the error that ends the command with ``code``."""
-    from gopt.offline.reproducer.failure import failure_of
-
-    _Setting.run.failure = failure_of(error, code)
+    _Setting.run.error = error, code
 
 
 def tell_result(message: str) -> None:
@@ -83,9 +82,10 @@ def tell_result(message: str) -> None:
 
 def failure(code: int) -> Failure:
     """How the command has failed that ended with ``code``."""
-    from gopt.offline.reproducer.failure import Failure
+    from gopt.offline.reproducer.failure import Failure, failure_of
 
-    return _Setting.run.failure or Failure(code, "result", _Setting.run.message)
+    error = _Setting.run.error
+    return Failure(code, "result", _Setting.run.message) if error is None else failure_of(*error)
 
 
 def save_failure(code: int) -> int:

@@ -1,11 +1,12 @@
 """The start of the installed command: an interrupt ends it quietly while Python still imports the rest.
 
-This module imports nothing but ``os``, ``signal`` and types. It sets its handler before the command line, and the
-libraries behind it, are imported; ``main`` then says "interrupted" itself.
+This module imports nothing but ``gc``, ``os``, ``signal`` and types. It sets its handler before the command line, and
+the libraries behind it, are imported; ``main`` then says "interrupted" itself.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from types import FrameType
@@ -13,10 +14,13 @@ from typing import NoReturn
 
 INTERRUPTED, FAILED = 130, 5
 """Exit codes after an interrupt, and without the memory even to end in order (contract section 3)."""
+_COLLECT_AFTER = 100_000
+"""New objects after which Python looks for garbage: imports make many, and keep them."""
 
 
 def entry() -> None:
     """Run the command line of this process, and end the process."""
+    gc.set_threshold(_COLLECT_AFTER)
     mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # an ignored one, as under nohup, stays so
     if mine:
         signal.signal(signal.SIGINT, _end)

@@ -33,7 +33,7 @@ _SIZE = struct.Struct("=Q")
 
 
 @dataclass(slots=True)
-class _Room:
+class _ProcessPool:
     """How many children there may be at once, and for graphs of how many nodes; and what waits for one."""
 
     most: int
@@ -42,8 +42,8 @@ class _Room:
     children: list[_Child] = field(default_factory=list)
     waiting: list[Sequence[Task[Any]]] = field(default_factory=list)
 
-    def fill(self) -> None:
-        """Begin with what waits, as far as there is room; while other threads run, with nothing."""
+    def start_waiting(self) -> None:
+        """Begin with what waits, as far as the pool allows; while other threads run, with nothing."""
         if not (self.own_process or threading.active_count() == 1):
             return  # a child has no threads but its own, and would wait for ever for a lock that another held
         while self.waiting and sum(not child.ended() for child in self.children) < self.most:
@@ -56,7 +56,7 @@ class _Room:
                             task.hand_over(child, place)
 
 
-_room: ContextVar[_Room | None] = ContextVar("_room", default=None)
+_pool: ContextVar[_ProcessPool | None] = ContextVar("_pool", default=None)
 
 
 def usable_cores() -> int:
@@ -81,15 +81,15 @@ def processes(jobs: int | None, *, own_process: bool = False) -> Iterator[None]:
         raise OptionError(f"jobs={jobs!r}", "give the number of processes that may work at once, at least 1")
     cores = usable_cores()
     most, least = (cores if cores > 1 else 0, LEAST_NODES) if jobs is None else (jobs - 1, 0)
-    room = _Room(most, least, own_process)
-    before = _room.set(room)
+    pool = _ProcessPool(most, least, own_process)
+    before = _pool.set(pool)
     try:
         with raise_on_signals():  # or a signal would end this process with its children's work, and say nothing
             yield
     finally:
-        _room.reset(before)
-        room.waiting.clear()
-        for child in room.children:
+        _pool.reset(before)
+        pool.waiting.clear()
+        for child in pool.children:
             child.drop()
 
 
@@ -120,18 +120,18 @@ class Task(Generic[T]):
             self.open = False
             child, self._child = self._child, None
             self._found.append(self.work() if child is None or child.dropped else child.result(self._place))
-            self.work = _forgotten
+            self.work = _released
             proceed()
         return self._found[0]
 
 
-def _forgotten() -> Any:
+def _released() -> Any:
     """In place of work that is done, and of all that it held."""
     raise AssertionError
 
 
 def begin(work: Callable[[], T], nodes: int) -> Task[T]:
-    """Begin work on a graph of ``nodes`` nodes in a process of its own, where ``processes`` has room for one, or as
+    """Begin work on a graph of ``nodes`` nodes in a process of its own, where ``processes`` allows one, or as
     soon as it has.
 
     ``work`` returns what can be pickled, changes nothing that is read afterwards, and writes no file. Where the system
@@ -144,32 +144,32 @@ def begin(work: Callable[[], T], nodes: int) -> Task[T]:
 def begin_all(works: Iterable[Callable[[], T]], nodes: int) -> list[Task[T]]:
     """The same for several works, one after the other in one process: each result can be had once it is there."""
     tasks = [Task(work) for work in works]
-    room = _room.get()
-    if room is not None and room.most and nodes >= room.least_nodes:
-        room.waiting.append(tasks)
-        room.fill()
+    pool = _pool.get()
+    if pool is not None and pool.most and nodes >= pool.least_nodes:
+        pool.waiting.append(tasks)
+        pool.start_waiting()
     return tasks
 
 
 def proceed() -> None:
     """Begin with work that waits, where a child has ended meanwhile."""
-    room = _room.get()
-    if room is not None and room.waiting:
-        room.fill()
+    pool = _pool.get()
+    if pool is not None and pool.waiting:
+        pool.start_waiting()
 
 
 @contextmanager
 def held() -> Iterator[None]:
     """Begin nothing in this block, in which a child would share a lock of this process: what waits runs here."""
-    room = _room.get()
-    if room is None:
+    pool = _pool.get()
+    if pool is None:
         yield
         return
-    most, room.most = room.most, 0
+    most, pool.most = pool.most, 0
     try:
         yield
     finally:
-        room.most = most
+        pool.most = most
 
 
 class _Child:
@@ -211,7 +211,7 @@ class _Child:
             if not number:
                 code = 1
                 try:
-                    _calm(parent)
+                    _reset_child(parent)
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                     _answer_all(works, answers, tell)
                     code = 0
@@ -282,12 +282,12 @@ class _Child:
         self._status = status if number else None
 
 
-def _calm(parent: int) -> None:
+def _reset_child(parent: int) -> None:
     """Drop what a child must not share with its parent: handlers, further children, walks over all objects."""
     for number in INTERRUPT + STOPS:
         signal.signal(number, signal.SIG_DFL)
     gc.disable()  # a collection would touch, and so copy, every page
-    _room.set(None)
+    _pool.set(None)
     with suppress(ImportError, AttributeError, OSError):
         import ctypes
 

@@ -15,7 +15,7 @@ from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.sharding.boxes import Box, box_of
-from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class ShardedState:
     output: str
     dtype: str
     slices: tuple[BucketSlice, ...]
-    sharding: Sharding = EVERYWHERE
+    sharding: Sharding = FULLY_REPLICATED
     local: bool = False
     copy: bool = False
     """A low-precision copy of ``slices[0]``: always the cast of the master."""
@@ -66,7 +66,7 @@ class Accumulator:
     output: str
     added: str
     type: TensorType
-    sharding: Sharding = EVERYWHERE
+    sharding: Sharding = FULLY_REPLICATED
     own_along: tuple[str, ...] = ()
     """Axes along which members sum other elements: those of parts of a parameter."""
     reduced: bool = False
@@ -81,7 +81,7 @@ class Accumulator:
         return TensorType(self.type.dtype, self.sharding.local_shape(self.type.dims, coordinates))
 
 
-class Explains(Protocol):
+class PlacementExplainer(Protocol):
     """Says where the placement of a value came from."""
 
     def lines(self, value: str) -> list[str]: ...
@@ -117,7 +117,7 @@ class SpmdProgram:
     """State of the source -> its sharding, where dimensions of it are."""
     fed: dict[str, Sharding] = field(default_factory=dict)
     """Input of the batch -> its sharding, where ranks are fed parts of it."""
-    explanations: list[Explains] = field(default_factory=list)
+    explanations: list[PlacementExplainer] = field(default_factory=list)
     """The effects on values of the source of axes along which the computation is split."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
     """Values that ranks average in the forward and the backward."""

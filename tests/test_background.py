@@ -182,7 +182,7 @@ def test_a_child_that_dies_is_an_error(end, how):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_in_a_childs_first_moment_ends_it(number, monkeypatch):
     """A child that still had its parent's handlers noted the signal for a parent it is not, and went on."""
-    calm = background._calm
+    calm = background._reset_child
 
     def late(parent: int) -> None:
         os.kill(os.getpid(), number)
@@ -190,7 +190,7 @@ def test_a_signal_in_a_childs_first_moment_ends_it(number, monkeypatch):
             pass
         calm(parent)
 
-    monkeypatch.setattr(background, "_calm", late)
+    monkeypatch.setattr(background, "_reset_child", late)
     with processes(2), pytest.raises(RunError, match=signal.Signals(number).name):
         begin(os.getpid, 0).result()
     assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

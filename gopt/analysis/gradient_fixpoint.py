@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.gradients import AnalysisContext, LocalTaint, find_gradient, local_taint
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
+from gopt.analysis.analysis_context import AnalysisContext, build_context
+from gopt.analysis.gradients import find_gradient
+from gopt.analysis.graph_walks import ancestors, descendants
+from gopt.analysis.local_taint import LocalTaint, local_taint
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
 
-_OF_LOSS = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Neg", "Mul", "Div", "Add", "Sub", "Sum")
 MAX_ITERATIONS = 8
 """Maximum number of times a gradient is moved towards the update because a rank-local value was found in it."""
 
@@ -33,7 +34,7 @@ class GradientMap:
 
 def find_gradients(step: StepSkeleton) -> GradientMap:
     """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
-    context = _context(step)
+    context = build_context(step)
     wanted = _parameter_candidates(step)
     for _ in range(MAX_ITERATIONS):
         gradients = _walk(step, context, wanted)
@@ -107,52 +108,6 @@ def _of_divisors(step: StepSkeleton, context: AnalysisContext, name: str) -> boo
             return False
         stack.extend(producer.reads)
     return True
-
-
-def _context(step: StepSkeleton) -> AnalysisContext:
-    index = step.index
-    context = AnalysisContext(index, step.tainted, step.forward, of_loss=descendants(index, _same_as_loss(step)))
-    read = [name for name in step.updated if name in step.forward_values]
-    of_parameters = descendants(index, read)
-    context.model = step.forward_values | of_parameters
-    made = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
-    context.computed = made & of_parameters - step.tainted
-    foreign = [name for name in index.graph.inputs if name not in step.forward_values and name not in step.batch]
-    # One-element states and settings are left out: a loss scale is in every gradient.
-    context.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
-    context.settings = {name for name in foreign if name not in step.updated}
-    for node in index.graph.nodes:
-        if id(node) in step.forward and node.is_a("Div") and len(node.inputs) == 2:
-            context.divisors.update(_scalar_chain(index, node.inputs[1]))
-    return context
-
-
-def _same_as_loss(step: StepSkeleton) -> list[str]:
-    """The loss, and the one-element values that it is cast, reshaped or scaled from: as good as it, and no backward of
-    these operators reads them."""
-    found, name = [step.loss], step.loss
-    while (producer := step.index.producers.get(name)) is not None and producer.is_in(_OF_LOSS):
-        moving = [each for each in producer.reads if each in step.tainted]
-        if len(moving) != 1 or not step.index.one_element(moving[0]):
-            break
-        name = moving[0]
-        found.append(name)
-    return found
-
-
-def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
-    """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
-    found: list[str] = []
-    stack = [name]
-    while stack:
-        value = stack.pop()
-        if value in found or not index.one_element(value):
-            continue
-        found.append(value)
-        producer = index.producers.get(value)
-        if producer is not None and producer.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze"):
-            stack.extend(producer.reads)
-    return found
 
 
 def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]) -> None:
@@ -236,10 +191,10 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
     types = step.index.graph.types
     gradients: dict[str, str] = {}
     chosen: set[str] = set()
-    context.clean = set()
+    context.of_other_gradients = set()
     for name in wanted:
-        if types[name].elements == 1 and not context.clean and gradients:
-            context.clean = descendants(step.index, chosen) - chosen
+        if types[name].elements == 1 and not context.of_other_gradients and gradients:
+            context.of_other_gradients = descendants(step.index, chosen) - chosen
         given = step.roles.params.get(name, "")
         if given:
             why = _disqualified(step, context, name, given)
@@ -250,7 +205,7 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
                 )
         gradient = given or find_gradient(context, name, step.updated[name])
         single = types[name].elements == 1 and not given
-        if gradient is None or (single and (gradient in context.clean or gradient in chosen)):
+        if gradient is None or (single and (gradient in context.of_other_gradients or gradient in chosen)):
             continue
         gradients[name] = gradient
         chosen.add(gradient)

@@ -1,106 +1,23 @@
 """Find each parameter's gradient: the value nearest the data through which its whole update depends on the batch.
 
-From a new parameter value a walk goes back over what depends on the batch, latest value first. Whenever a single
-value is left to visit, every path runs through it: it dominates the update. The dominator nearest the data is exact,
-whatever lies behind it: the backward is homogeneous-linear in the adjoint that flows through it, so all that is affine
-or nonlinear in that dominator belongs to the update, and a mean over ranks passes through the rest. Of the dominators
-that follow it in proportion, the last one that the backward makes is called the gradient.
-
-One-element operands (a clip coefficient, a finite flag) are not followed; whether they are the same on every rank is
-checked afterwards by ``local_taint``.
+Of the dominators of an update, the one nearest the data is exact, whatever lies behind it: the backward is
+homogeneous-linear in the adjoint that flows through it, so all that is affine or nonlinear in that dominator belongs to
+the update, and a mean over ranks passes through the rest. Of the dominators that follow it in proportion, the last one
+that the backward makes is called the gradient.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from dataclasses import dataclass, field
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.linearity import Linearity, is_zero, propagate_linearity
-from gopt.analysis.operators import LAYOUT, MAY_DRAW, elementwise, random
+from gopt.analysis.analysis_context import AnalysisContext
+from gopt.analysis.dominators import MAX_VISITED, UpdateWalk, walk_update
+from gopt.analysis.linearity import Linearity, propagate_linearity
+from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
-
-MAX_VISITED = 4000
-"""Values one walk may visit: an update is some tens of nodes, a Newton-Schulz iteration some hundreds."""
-
-
-@dataclass(slots=True)
-class AnalysisContext:
-    """Facts about the graph that the walks need: which values depend on the batch, and which belong to the forward."""
-
-    index: GraphIndex
-    tainted: set[str]
-    forward: set[int]
-    barrier: set[int] = field(default_factory=set)
-    """Nodes known to belong to the backward although they look like update."""
-    update_only: set[str] = field(default_factory=set)
-    """Values that depend on optimizer states: what reads them is update."""
-    settings: set[str] = field(default_factory=set)
-    """Inputs that neither the batch nor the forward has: hyper-parameters."""
-    model: set[str] = field(default_factory=set)
-    """Values that the forward reads or computes, and all that depends on parameters: a factor among them is no
-    optimizer mask.
-    """
-    computed: set[str] = field(default_factory=set)
-    """Values that the forward computes from parameters alone."""
-    clean: set[str] = field(default_factory=set)
-    """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
-    divisors: set[str] = field(default_factory=set)
-    """Values of the forward by which something of the forward is divided, such as a token count."""
-    of_loss: set[str] = field(default_factory=set)
-    """The loss and what depends on it."""
-
-    later: set[str] = field(init=False)
-    """Values computed after the forward."""
-
-    def __post_init__(self) -> None:
-        nodes = self.index.graph.nodes
-        self.later = {name for node in nodes if id(node) not in self.forward for name in node.outputs}
-
-    def starts_in_forward(self, held: list[str]) -> bool:
-        """Return whether a node reads a batch-dependent value of the forward, so that it computes a local gradient.
-
-        ``held``: what it reads of the batch. A factor computed from the loss does not count next to a value of the
-        backward: no backward of a mean reads it there.
-        """
-        later = self.later
-        if later.issuperset(held):
-            return False
-        local = [name for name in held if name not in later]
-        if len(local) == len(held):
-            return True
-        return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
-
-    def masks_locally(self, node: Node) -> bool:
-        """Return whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
-        if not node.is_a("Where") or not any(is_zero(self.index, name) for name in node.inputs[1:]):
-            return False
-        producer = self.index.producers.get(node.inputs[0])
-        held = [name for name in producer.reads if name in self.tainted] if producer is not None else []
-        return bool(held) and self.later.isdisjoint(held)
-
-    def adjoints(self, operands: list[str]) -> list[str]:
-        """Return those one-element operands that may be gradients: they depend on the model and not on the loss.
-
-        If no operand qualifies, all are returned. A rate that follows the loss, or a count of the batch, is a factor of
-        a gradient.
-        """
-        operands = [name for name in operands if name not in self.of_loss] or operands
-        return [name for name in operands if name in self.model or name not in self.tainted] or operands
-
-
-@dataclass(slots=True)
-class Walk:
-    """Values that all paths from the batch to an update run through, latest first; and the visited nodes, with their
-    places."""
-
-    dominators: list[str]
-    nodes: list[Node]
-    places: list[int]
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -108,84 +25,16 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
 
     Raises UnsupportedError where the data flow leaves open which value is the gradient.
     """
-    walk = _walk(context, updated)
+    walk = walk_update(context, updated)
     if not walk.dominators:
         return None
-    return _Choice(context, parameter, walk).gradient()
+    return _DominatorChoice(context, parameter, walk).gradient()
 
 
-def _walk(context: AnalysisContext, updated: str) -> Walk:
-    index, types, tainted_values = context.index, context.index.graph.types, context.tainted
-    producers, places, scalars = index.producers, index.definitions, index.scalars
-    forward, later, barrier = context.forward, context.later, context.barrier
-    elements = types[updated].elements
-    single = elements == 1
-    walk = Walk([], [], [])
-    heap = [(-index.defined_at(updated), updated)]
-    queued = {updated}
-    backward: set[str] = set()
-    """Values in front of nodes that are known to belong to the backward."""
-    for _ in range(MAX_VISITED):
-        if not heap:
-            break
-        place, name = heapq.heappop(heap)
-        node = producers.get(name)
-        if node is None or id(node) in forward:
-            break
-        tainted = [operand for operand in node.reads if operand in tainted_values]
-        local = not later.issuperset(tainted) and context.starts_in_forward(tainted)
-        if not heap and name != updated and not (local and _moves(node)):
-            type = types.get(name)
-            if type is not None and type.elements == elements and type.dtype in FLOATS:
-                walk.dominators.append(name)
-        walk.nodes.append(node)
-        walk.places.append(-place)
-        if local:
-            break
-        if single:  # a flag over all gradients is not a gradient
-            if context.masks_locally(node):
-                break
-            tainted = context.adjoints([o for o in tainted if index.graph.type_of(o).dtype != "bool"])
-            # A clip coefficient looks like a gradient: it is the operand that knows other gradients.
-            clean = _derived(context, tainted)
-            tainted = [operand for operand in tainted if operand not in clean] or tainted
-        elif name in backward or (barrier and id(node) in barrier):
-            backward.update(tainted)  # no clip stands there: a sum of an adjoint is a factor of its other part
-        elif elementwise(node) and not scalars.isdisjoint(tainted):
-            tainted = [operand for operand in tainted if operand not in scalars]
-        for operand in tainted:
-            if operand not in queued:
-                queued.add(operand)
-                heapq.heappush(heap, (-places.get(operand, -1), operand))
-    else:
-        raise UnsupportedError(
-            f"the update that makes {updated!r} has more than {MAX_VISITED} values: its gradient was not reached",
-            "name the gradient of its parameter: --params PARAMETER=VALUE",
-        )
-    return walk
-
-
-def _moves(node: Node) -> bool:
-    """Return whether a node passes its operand on: a value of the forward in another layout is one operand of a
-    contraction whose other operand has one element."""
-    return node.is_in(LAYOUT) or node.is_a("Cast")
-
-
-def _derived(context: AnalysisContext, operands: list[str]) -> set[str]:
-    """Return the operands that depend on other gradients.
-
-    Before any gradient is known: operands computed from another operand, such as the norm that clips a gradient.
-    """
-    if context.clean or len(operands) < 2:
-        return context.clean
-    distinct = set(operands)
-    return {name for name in distinct if not distinct.isdisjoint(ancestors(context.index, [name])[1] - {name})}
-
-
-class _Choice:
+class _DominatorChoice:
     """Selects the dominator of a walk that is the gradient."""
 
-    def __init__(self, context: AnalysisContext, parameter: str, walk: Walk) -> None:
+    def __init__(self, context: AnalysisContext, parameter: str, walk: UpdateWalk) -> None:
         self.context, self.parameter = context, parameter
         self.index, self.types = context.index, context.index.graph.types
         self.nearest = walk.dominators[-1]
@@ -329,40 +178,3 @@ class _Choice:
                 return False
             stack.extend(node.inputs)
         return True
-
-
-@dataclass(slots=True)
-class LocalTaint:
-    """The values after the gradients that are still rank-local, and those that depend on (reduced) gradients."""
-
-    rank_local: set[str]
-    reduced: set[str]
-    mixed: list[Node]
-    """Nodes where the two first meet: an update that would read a value of one rank alone."""
-
-
-def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int]) -> LocalTaint:
-    """One sweep over the nodes behind the gradients. A gradient read by the update counts as reduced."""
-    rank_local: set[str] = set()
-    held = set(gradients)
-    """The gradients, and what is made of them: no node behind them makes one."""
-    mixed: list[Node] = []
-    producers, tainted = context.index.producers, context.tainted
-    for node in context.index.graph.nodes:
-        if id(node) in context.forward or id(node) in backward:
-            continue
-        holds_rank_local, holds_reduced, met = node.op_type in MAY_DRAW and random(node), False, False
-        for name in node.reads:
-            is_reduced, is_rank_local = name in held, name in rank_local
-            if not is_rank_local and not is_reduced and name in tainted:
-                producer = producers.get(name)
-                is_rank_local = producer is None or id(producer) in context.forward or id(producer) in backward
-            met = met or (is_rank_local and is_reduced)
-            holds_rank_local, holds_reduced = holds_rank_local or is_rank_local, holds_reduced or is_reduced
-        if holds_rank_local and holds_reduced and not met:
-            mixed.append(node)
-        if holds_rank_local:
-            rank_local.update(node.outputs)
-        if holds_reduced:
-            held.update(node.outputs)
-    return LocalTaint(rank_local, held - gradients, mixed)

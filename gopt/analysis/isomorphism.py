@@ -17,18 +17,18 @@ def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[
     of the update that are in no subgraph, as far as they are known."""
     numbers, order = _ValueNumbering(training, updates, unowned), StateOrder(training.graph)
     known: dict[Hashable, tuple[list[int], int]] = {}
-    """Look of an update with its states as listed -> their order, by their places, and its class. Few looks differ."""
+    """Structure of an update with its states as listed -> their order, by their places, and its class."""
     for subgraph in updates.subgraphs.values():
         if subgraph.mode is not Mode.SPLIT:
             order.sort(subgraph)
             continue
-        keys, outside = numbers.look(subgraph)
-        look, listed = (keys, *map(order.leaf, outside)), subgraph.states
-        if look not in known:
+        keys, outside = numbers.structure(subgraph)
+        structure, listed = (keys, *map(order.leaf, outside)), subgraph.states
+        if structure not in known:
             order.sort(subgraph)
             places = [next(place for place, each in enumerate(listed) if each is state) for state in subgraph.states]
-            known[look] = places, numbers.number(numbers.look(subgraph)[0])
-        places, subgraph.equivalence_class = known[look]
+            known[structure] = places, numbers.number(numbers.structure(subgraph)[0])
+        places, subgraph.equivalence_class = known[structure]
         subgraph.states = [listed[place] for place in places]
 
 
@@ -87,7 +87,7 @@ class _ValueNumbering:
             return ("constant", str(tensor.type), tensor.numpy().tobytes())
         return ("value", name)
 
-    def look(self, subgraph: UpdateSubgraph) -> tuple[Hashable, list[str]]:
+    def structure(self, subgraph: UpdateSubgraph) -> tuple[Hashable, list[str]]:
         """A key of a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed; and its
         operands from outside of more than one element."""
         types, reduction_of = self.graph.types, self.updates.reduction_of

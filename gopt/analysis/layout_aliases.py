@@ -38,7 +38,7 @@ def find_aliases(graph: Graph, named: Collection[str] = ()) -> dict[str, str]:
         elif node.op_type in LAYOUT_OPERATORS and node.is_in(LAYOUT_OPERATORS) and any(node.inputs[:1]):
             if of_operator(node):
                 continue
-            finder.look(node)
+            finder.visit(node)
     return finder.aliases
 
 
@@ -75,7 +75,7 @@ class _Finder:
     constants: dict[str, Node] = field(default_factory=dict)
     """Constant nodes by what they make."""
 
-    def look(self, node: Node) -> None:
+    def visit(self, node: Node) -> None:
         if len(node.outputs) == 1:
             self._look_at_one(node, self.aliases.get(node.inputs[0], node.inputs[0]), node.outputs[0])
         if node.is_in(CUTS):

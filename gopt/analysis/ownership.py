@@ -21,7 +21,9 @@ class Ownership:
 
     def of(self, node: Node) -> list[str]:
         """The owners of the full-shaped values that a node reads, in the order of its operands."""
-        return list(dict.fromkeys(filter(None, map(self.full.get, node.reads))))
+        owners = list(filter(None, map(self.full.get, node.inputs)))
+        owners += filter(None, map(self.full.get, node.captures))
+        return list(dict.fromkeys(owners)) if len(owners) > 1 else owners
 
     def note(self, node: Node) -> list[str]:
         """Assign an owner to the outputs of a node, and return ``of(node)``; nodes come in topological order."""

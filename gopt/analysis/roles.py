@@ -19,6 +19,7 @@ from gopt.analysis.name_hints import refuse_contradicted
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
+from gopt.analysis.role_hints import MOST, others
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
@@ -303,8 +304,8 @@ def _settle_losses(
                 f"two outputs could be the loss: {losses[0]!r} and {rivals[0]!r}",
                 f"name the one that the gradients belong to: --loss {losses[0]}",
             )
-        names = ", ".join(map(repr, [losses[0], *rivals]))
+        names = ", ".join(map(repr, [losses[0], *rivals[: MOST - 1]]))
         raise UnsupportedError(
-            f"several outputs could be the loss: {names}",
+            f"several outputs could be the loss: {names}{others(max(0, len(rivals) - MOST + 1), 'output')}",
             f"name the one that the gradients belong to: --loss {rivals[-1]}",
         )

@@ -9,8 +9,8 @@ import numpy as np
 
 from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
-from gopt.analysis.gradients import LocalTaint
 from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.local_taint import LocalTaint
 from gopt.analysis.role_hints import MOST, others, states_option
 from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton

@@ -8,7 +8,7 @@ from gopt.documents.records import key
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
+class CorrectedConstant:
     """A constant of the batch's size: node ``output`` reads ``constant``, which the large batch has as ``value``."""
 
     output: str
@@ -23,4 +23,4 @@ class SynchronisedValues:
     """
 
     points: tuple[str, ...] = field(default=(), metadata=key("values"))
-    corrected: tuple[Corrected, ...] = field(default=(), metadata=key("constants"))
+    corrected: tuple[CorrectedConstant, ...] = field(default=(), metadata=key("constants"))

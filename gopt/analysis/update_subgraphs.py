@@ -192,14 +192,14 @@ class _Finder:
 
     def _judge(self, subgraph: UpdateSubgraph, node: Node) -> None:
         """Judge a node that does not act element by element."""
-        types, shape = self.graph.types, self.graph.types[subgraph.parameter.tensor].shape
+        shape = self.graph.types[subgraph.parameter.tensor].shape
         full = [name for name in node.inputs if name and name not in self.index.scalars]
         alike = self._have_shape(node.inputs[:1] if node.is_in(FLATTENING) else full, shape)
         if node.is_in(FLATTENING) and alike and self._only_reduced(node):
             self.flattened.add(node.outputs[0])
             return
         source = node.inputs[0]
-        whole = source in full and (types[source].shape == shape or source in self.flattened)
+        whole = source in full and (self._have_shape([source], shape) or source in self.flattened)
         if node.is_in(REDUCTIONS) and whole and all(map(self.index.one_element, filter(None, node.outputs))):
             subgraph.reductions.append(node)
             return

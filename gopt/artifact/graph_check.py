@@ -10,12 +10,14 @@ from typing import NoReturn
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
-from gopt.errors import GoptError, InputError, OptionError
+from gopt.errors import GoptError, InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.mesh import AxisKind, Mesh
 from gopt.sanitize import show
 from gopt.sharding.boxes import box_shape
+
+_EDITED = "a file of the folder was edited or comes from another one: write the folder again"
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -75,25 +77,26 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
     if rank.role == "server" and manifest.parameter_server is not None:
         servers = manifest.parameter_server.servers
         mesh, member = Mesh((("server", servers),), (("server", AxisKind.DATA),)), rank.rank - mesh.ranks
-    for graph in graphs.values():
+    for phase, graph in graphs.items():
+        file = str(Path(home, Path(rank.files.get(phase, MANIFEST_FILE)).name))
         for node in graph.nodes:
             if node.domain == COMM and node.op_type in MESSAGES:
-                _check_message(name, rank, graph, node)
+                _check_message(file, graph, node)
             elif node.domain == COMM:
-                _check_call(name, mesh, member, graph, node)
+                _check_call(file, mesh, member, graph, node)
 
 
-def _check_message(name: str, rank: RankEntry, graph: Graph, node: Node) -> None:
+def _check_message(file: str, graph: Graph, node: Node) -> None:
     """Refuse a message whose attributes and operands do not fit one another."""
     types = [graph.type_of(each) for each in node.inputs]
     given = [(type.dtype, type.shape) if each else ("", None) for each, type in zip(node.inputs, types)]
     try:
         MESSAGES[node.op_type].infer(node.attributes, given)
     except GoptError as error:
-        _refuse(name, f"rank {rank.rank}", f"its file has {show(node.label)}: {error.message}")
+        _refuse(file, show(node.label), error.message, *error.hints)
 
 
-def _check_call(name: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
+def _check_call(file: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
     """Refuse a call that no group of this mesh can make."""
     types = [graph.type_of(each) for each in node.inputs]
     try:
@@ -102,12 +105,10 @@ def _check_call(name: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> N
         size, index = mesh.size(group), mesh.index(group, rank)
         record.infer(node.attributes, [(type.dtype, type.shape) for type in types], size, index)
     except KeyError:
-        _refuse(name, f"rank {rank}", f"its file calls {show(node.op_type)}, and {COMM} has no such operator")
-    except OptionError as error:
-        _refuse(name, "mesh.axes", f"rank {rank}: {error.message}")
+        _refuse(file, show(node.label), f"{COMM} has no operator {show(node.op_type)}")
     except GoptError as error:
-        _refuse(name, f"rank {rank}", f"its file calls {show(node.label)}: {error.message}")
+        _refuse(file, show(node.label), error.message, *error.hints)
 
 
-def _refuse(name: str, key: str, what: str) -> NoReturn:
-    raise InputError(f"{name}: {key}: {what}")
+def _refuse(name: str, key: str, what: str, *hints: str) -> NoReturn:
+    raise InputError(f"{name}: {key}: {what}", *hints, _EDITED)

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from gopt.artifact.output_paths import check_not_inside
+from gopt.artifact.output_paths import check_not_inside, existing
 from gopt.artifact.serialize import model_bytes
 from gopt.artifact.states_file import StatesFile
 from gopt.disk.files import digest_of, is_regular_file, remove
@@ -33,11 +33,16 @@ def check_model(target: Path, *, shown: Path, force: bool) -> None:
     """Raise OptionError where a model must not be written."""
     if os.path.lexists(target):
         if not force:
-            raise OptionError(f"{shown} exists already", "choose another name with -o, or replace it with --force")
-        if not is_regular_file(target):
-            what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "no file"
-            raise OptionError(f"{shown} is {what}: --force replaces only files", "choose another name with -o")
+            raise existing(shown, "name", "-o", lambda: _check_file(target, shown))
+        _check_file(target, shown)
     check_not_inside(shown, target)
+
+
+def _check_file(target: Path, shown: Path) -> None:
+    """Raise OptionError for what is no regular file: --force does not replace it."""
+    if not is_regular_file(target):
+        what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "no file"
+        raise OptionError(f"{shown} is {what}: --force replaces only files", "choose another name with -o")
 
 
 def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) -> str:

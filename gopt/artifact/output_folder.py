@@ -11,7 +11,7 @@ from gopt.artifact.output_paths import check_output_folder, check_replaceable, c
 from gopt.background import held
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
-from gopt.disk.staging import LeftAsideError, Staged, staged_folder
+from gopt.disk.staging import DisplacedTargetError, Staged, staged_folder
 from gopt.errors import OptionError, RunError
 
 
@@ -38,19 +38,23 @@ def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) ->
     ``whole``: the path of ``target`` without links. ``check`` gets the path that an old folder has now, and raises
     where it may not be replaced. Raises OptionError, RunError and StoppedError as ``output_folder``.
     """
+    draft = whole
     try:
         make_folders(whole.parent)
         with raise_on_signals(), staged_folder(whole) as staged:
-            yield staged.path
+            draft = staged.path
+            yield draft
             if os.path.lexists(whole):
                 staged.commit(check)
             else:
                 _put_new(staged, target)
-    except LeftAsideError as error:
+    except DisplacedTargetError as error:
         hint = f"the old folder is complete: mv {error.filename} {target}, or let the next run put it back"
         raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
     except OSError as error:
-        raise RunError(f"cannot write {target}: {reason(error)}", "nothing was left behind") from error
+        left = draft != whole and os.path.lexists(draft)
+        hint = f"remove {draft}, or let the next run do so" if left else "nothing was left behind"
+        raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
 
 
 def _put_new(staged: Staged, target: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gopt.disk.files import is_regular_file, reason
 from gopt.disk.paths import real_path
 from gopt.documents import read_bytes
 from gopt.documents.prescan import check_prescan
-from gopt.errors import InputError, OptionError, RunError
+from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.limits import DOCUMENT_BYTES
 
 _HINT = "choose another path with -o"
@@ -52,11 +53,21 @@ def check_resolved_folder(target: Path, whole: Path, *, force: bool) -> None:
     """As ``check_output_folder``, of a resolved path."""
     if os.path.lexists(whole):
         if not force:
-            raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+            raise existing(target, "folder", "-o", lambda: check_replaceable(target, whole))
         if _runs_in(whole):
             raise OptionError(f"{target} is the folder that this command runs in", "run it from another folder")
         check_replaceable(target, whole)
     check_not_inside(target, whole)
+
+
+def existing(target: Path, what: str, option: str, check: Callable[[], object]) -> OptionError:
+    """The refusal of a path that exists; it names --force where ``check`` lets that replace it."""
+    hint = f"choose another {what} with {option}"
+    try:
+        check()
+    except (GoptError, OSError):
+        return OptionError(f"{target} exists already", hint)
+    return OptionError(f"{target} exists already", f"{hint}, or replace it with --force")
 
 
 def _runs_in(folder: Path) -> bool:

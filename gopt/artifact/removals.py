@@ -17,7 +17,7 @@ from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
 
 
-class Told(NamedTuple):
+class RemovalReason(NamedTuple):
     """Why a source node was removed: the pass, its reason, and the parameter that the node serves."""
 
     pass_name: str
@@ -25,41 +25,41 @@ class Told(NamedTuple):
     of: str | None = None
 
 
-LOOKED_THROUGH = Told("load", "it changes nothing: its readers read what it reads")
+LOOKED_THROUGH = RemovalReason("load", "it changes nothing: its readers read what it reads")
 UNKNOWN = TensorType("undefined", None)
 _ROLES: dict[Phase | None, str] = {None: "unread", **{phase: phase.value for phase in Phase}}
-UNREAD = Told("prune", "nothing reads it any more")
+UNREAD = RemovalReason("prune", "nothing reads it any more")
 
 
 class Removals:
     """Removals recorded by the passes: of a pass the first reason for a node counts, of several passes the last."""
 
     def __init__(self, ran: Iterable[PassRun]) -> None:
-        self._found: dict[str, Told] = {}
+        self._found: dict[str, RemovalReason] = {}
         self.replaced: dict[str, tuple[str, ...]] = {}
         """Value -> the values that replace it."""
         for each in ran:
-            told, replaced = _told(each.record.name, each.result.removed)
-            self._found = self._found | told if self._found else told
+            reasons, replaced = _reasons(each.record.name, each.result.removed)
+            self._found = self._found | reasons if self._found else reasons
             self.replaced = self.replaced | replaced if self.replaced else replaced
 
-    def of(self, node: Node, untold: Told = UNREAD) -> Told:
-        """Return the removal of a source node; ``untold`` where no pass has told one."""
-        return self._found.get(node.first_output, untold)
+    def of(self, node: Node, default: RemovalReason = UNREAD) -> RemovalReason:
+        """Return the removal of a source node; ``default`` where no pass has recorded one."""
+        return self._found.get(node.first_output, default)
 
 
-def _told(pass_name: str, removed: Iterable[Removal]) -> tuple[dict[str, Told], dict[str, tuple[str, ...]]]:
+def _reasons(pass_name: str, removed: Iterable[Removal]) -> tuple[dict[str, RemovalReason], dict[str, tuple[str, ...]]]:
     """The removals of one pass by the first outputs of nodes, and the replacements of values."""
-    found: dict[str, Told] = {}
+    found: dict[str, RemovalReason] = {}
     replaced: dict[str, tuple[str, ...]] = {}
     for removal in removed:
-        told = Told(pass_name, removal.why, removal.of)
+        reason = RemovalReason(pass_name, removal.why, removal.of)
         outputs = [node.first_output for node in removal.sources]
         if found.keys().isdisjoint(outputs):
-            found.update(dict.fromkeys(outputs, told))
+            found.update(dict.fromkeys(outputs, reason))
         else:  # the first reason counts
             for name in outputs:
-                known = found.setdefault(name, told)
+                known = found.setdefault(name, reason)
                 if known.of is None and removal.of is not None:
                     found[name] = known._replace(of=removal.of)
         for node, names in zip(removal.sources, removal.by):
@@ -108,7 +108,7 @@ class _Removed:
         variables: RemovedVarTables,
     ) -> None:
         self.program, self.classes, self.ops, self.variables = program, classes, ops, variables
-        self.told, self.roles = Removals(ran), roles(program.source)
+        self.removals, self.roles = Removals(ran), roles(program.source)
         self._heads: dict[Head, Head] = {}
         """One object for each beginning of a group's key: most items have that of the one before."""
         self.types = program.source.graph.types
@@ -146,15 +146,15 @@ class _Removed:
             else:
                 where = self._lacking(*(nodes.get(id(node)) for nodes in self.left))
             if where:
-                self._remove(node, self.told.of(node), where)
+                self._remove(node, self.removals.of(node), where)
 
     def _lacking(self, *kept: Node | None) -> str:
         if all(each is not None and not each.sharding.by_axis for each in kept):
             return ""
         return self.missing_on(*(None if each is None else each.sharding for each in kept))
 
-    def _remove(self, node: Node, told: Told, where: str) -> None:
-        inputs, outputs, replaced = self.program.graph.inputs, self.program.source.graph.outputs, self.told.replaced
+    def _remove(self, node: Node, reason: RemovalReason, where: str) -> None:
+        inputs, outputs, replaced = self.program.graph.inputs, self.program.source.graph.outputs, self.removals.replaced
         role = role_of(node)
         now: tuple[str, ...] = ()
         for name in node.outputs:
@@ -167,14 +167,14 @@ class _Removed:
                 by = (name,)
             now = now or by
             if not again and name not in outputs and name not in inputs:
-                self._value(name, told, where, self.roles.get(name, role), by)
-        self.ops.add(self._head(told, where, role), told.of, node.label, node.op_type, now)
+                self._value(name, reason, where, self.roles.get(name, role), by)
+        self.ops.add(self._head(reason, where, role), reason.of, node.label, node.op_type, now)
 
-    def _value(self, name: str, told: Told, where: str, role: str, by: tuple[str, ...]) -> None:
-        self.variables.add(self._head(told, where, role), told.of, name, self.types.get(name, UNKNOWN), by)
+    def _value(self, name: str, reason: RemovalReason, where: str, role: str, by: tuple[str, ...]) -> None:
+        self.variables.add(self._head(reason, where, role), reason.of, name, self.types.get(name, UNKNOWN), by)
 
-    def _head(self, told: Told, where: str, role: str) -> Head:
-        head = told.pass_name, told.why, where, role
+    def _head(self, reason: RemovalReason, where: str, role: str) -> Head:
+        head = reason.pass_name, reason.why, where, role
         return self._heads.setdefault(head, head)
 
     def aliases(self) -> None:
@@ -199,12 +199,14 @@ class _Removed:
                 continue
             if state.input not in types:
                 for part in state.slices:
-                    told = Told("shard", "held as the rank's run of a bucket", _parameter(owners, part.tensor))
+                    reason = RemovalReason(
+                        "shard", "held as the rank's run of a bucket", _parameter(owners, part.tensor)
+                    )
                     by = (state.input,)
-                    self._value(part.tensor, told, self.on_every, self.roles.get(part.tensor, "state"), by)
+                    self._value(part.tensor, reason, self.on_every, self.roles.get(part.tensor, "state"), by)
             elif where := self.missing_on(*(each.sharding for each in held)):
-                told = Told("shard", "held by its owner alone", _parameter(owners, state.input))
-                self._value(state.input, told, where, self.roles.get(state.input, "state"), ())
+                reason = RemovalReason("shard", "held by its owner alone", _parameter(owners, state.input))
+                self._value(state.input, reason, where, self.roles.get(state.input, "state"), ())
 
 
 def _parameter(states: Mapping[str, object], name: str) -> str | None:

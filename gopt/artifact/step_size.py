@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.artifact.report_record import BeforeAfter, RankUsage, SourceEntry, StepSize
+from gopt.artifact.report_record import BeforeAfter, RankBytes, RankUsage, SourceEntry, StepSize
 from gopt.artifact.step_memory import live, live_in_source
 from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall, find_calls
-
-_OPTIMIZER = (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR)
 
 
 def before_after(
@@ -56,16 +54,26 @@ def before_after(
     return BeforeAfter(most.rank, _source_size(program.source, source), largest)
 
 
-def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
+def source_bytes(training: TrainingGraph) -> RankBytes:
+    """Bytes that one process holds which runs the source itself."""
     types = training.graph.types
     held = dict.fromkeys(StateKind, 0)
     for state in training.states:
         held[state.kind] += types[state.tensor].nbytes
+    return RankBytes(
+        parameters=held[StateKind.PARAMETER],
+        optimizer_states=held[StateKind.OPTIMIZER_STATE] + held[StateKind.ACCUMULATOR],
+        gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
+    )
+
+
+def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
+    held = source_bytes(training)
     return StepSize(
         nodes=source.counts["nodes"],
-        parameters=held[StateKind.PARAMETER],
-        optimizer_states=sum(held[kind] for kind in _OPTIMIZER),
-        gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
+        parameters=held.parameters,
+        optimizer_states=held.optimizer_states,
+        gradients=held.gradients,
         peak_live=live_in_source(training).peak,
         initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
         calls=len(training.calls),

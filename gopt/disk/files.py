@@ -109,15 +109,28 @@ def remove(path: Path) -> None:
     """Remove a file or a folder, as much of it as possible; a link is removed, not its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+        if path.exists():  # rmtree opens each folder twice: where descriptors are short, it removes nothing
+            _remove_files(path)
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def _remove_files(folder: Path) -> None:
+    """Remove the files of a folder, with one descriptor, and the folder if it had no others."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                os.unlink(folder / name)
+        os.rmdir(folder)
 
 
 def reason(error: OSError) -> str:
     """Return a short reason why a write failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
+    if error.errno == errno.EMFILE:
+        return "too many files are open (ulimit -n)"
     return error.strerror or str(error)
 
 

@@ -19,7 +19,7 @@ from gopt.disk.signals import defer_signals
 _TRIES = 100
 
 
-class LeftAsideError(OSError):
+class DisplacedTargetError(OSError):
     """Raised when the old target is intact but was moved aside, to ``filename``."""
 
 
@@ -110,7 +110,7 @@ class Staged:
         try:
             os.rename(aside, self.target)
         except OSError as error:
-            raise LeftAsideError(error.errno, error.strerror, str(aside)) from error
+            raise DisplacedTargetError(error.errno, error.strerror, str(aside)) from error
 
     def close(self) -> None:
         """Remove the draft unless it was committed, and release the lock."""
@@ -119,6 +119,8 @@ class Staged:
                 remove(self.path)
             with suppress(OSError):
                 os.close(self._lock)
+            if self._mine and os.path.lexists(self.path):
+                remove(self.path)  # with the lock's descriptor, where there was no other
 
 
 def _or_undo(work: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -140,7 +142,7 @@ def staged_folder(target: Path) -> Iterator[Staged]:
 
 @contextmanager
 def staged_file(target: Path) -> Iterator[Staged]:
-    """As ``draft_folder``, an empty file."""
+    """As ``staged_folder``, an empty file."""
     yield from _drafted(target, lambda path: os.close(os.open(path, NEW, 0o666)))
 
 

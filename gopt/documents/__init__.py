@@ -154,8 +154,7 @@ def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> No
         wrong = first_error(kind.schema, _split(found))
     if wrong is None:
         return
-    place, message = wrong
-    where = found
+    place, where = wrong.place, found
     for key in place:
         where = where[key]
     if (
@@ -164,7 +163,7 @@ def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> No
         and (place in ([], ["format"]) or _is_other(found["format"], kind))
     ):
         _check_format(found["format"], kind, name)
-    raise InputError(f"{name}: {_told(place)}{message.replace(VALUE, show(where))}")
+    raise InputError(f"{name}: {_told(place)}{wrong.message.replace(VALUE, show(where))}", *filter(None, [wrong.hint]))
 
 
 def key_path(place: Sequence[str | int]) -> str:

@@ -7,27 +7,39 @@ import functools
 import json
 from importlib import resources
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
+
+from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
 
 VALUE = "\0value\0"
 """Placeholder for a value in a message: the value may be long, or have control characters."""
 
 
-def first_error(schema: str, found: Any) -> tuple[list[str | int], str] | None:
-    """The place and message of the first violation, or None. Validity is checked first: that copies nothing."""
+class Violation(NamedTuple):
+    """Where a document does not fit its schema: the keys down to the place, what is wrong, and a nearer key."""
+
+    place: list[str | int]
+    message: str
+    hint: str | None = None
+
+
+def first_error(schema: str, found: Any) -> Violation | None:
+    """The first violation, or None. Validity is checked first: that copies nothing."""
     validator = _validator(schema)
     if validator.is_valid(found):
         return None
-    if (wrong := _violation(validator, _slim(found))) is not None or not isinstance(found, dict):
+    if (wrong := _violation(schema, _slim(found))) is not None or not isinstance(found, dict):
         return wrong
     for key, value in found.items():
         if isinstance(value, list) and not validator.is_valid({**_slim(found), key: value}):
-            return _in_list(validator, found, key)
-    return [], "it does not fit its schema"
+            return _in_list(schema, found, key)
+    return Violation([], "it does not fit its schema")
 
 
-def _in_list(validator: Any, found: dict[str, Any], key: str) -> tuple[list[str | int], str]:
+def _in_list(schema: str, found: dict[str, Any], key: str) -> Violation:
     """Like ``first_error``, for an error inside a long list."""
+    validator = _validator(schema)
     rest, value = _slim(found), found[key]
     good, bad = 0, len(value)  # the first ``good`` ones are as they should be, the first ``bad`` ones are not
     while bad - good > 1:
@@ -36,21 +48,36 @@ def _in_list(validator: Any, found: dict[str, Any], key: str) -> tuple[list[str 
             good = middle
         else:
             bad = middle
-    wrong = _violation(validator, {**rest, key: [_slim(value[good])]})
-    if wrong is None or wrong[0][:2] != [key, 0]:
-        return [key, good], "it does not fit its schema"
-    return [key, good, *wrong[0][2:]], wrong[1]
+    wrong = _violation(schema, {**rest, key: [_slim(value[good])]})
+    if wrong is None or wrong.place[:2] != [key, 0]:
+        return Violation([key, good], "it does not fit its schema")
+    return wrong._replace(place=[key, good, *wrong.place[2:]])
 
 
-def _violation(validator: Any, found: Any) -> tuple[list[str | int], str] | None:
-    """Place and message of the first violation, or None. It makes two copies of the document."""
-    from jsonschema_rs import ValidationError
+def _violation(schema: str, found: Any) -> Violation | None:
+    """The first violation, or None. It makes two copies of the document."""
+    from jsonschema_rs import ValidationError, ValidationErrorKind
 
     try:
-        validator.validate(found)
+        _validator(schema).validate(found)
     except ValidationError as error:
-        return list(error.instance_path), error.message
+        place, kind = list(error.instance_path), error.kind
+        if isinstance(kind, ValidationErrorKind.AdditionalProperties):
+            unknown = kind.unexpected[0]
+            hint = did_you_mean(unknown, _known_keys(schema, error.schema_path[:-1]))
+            return Violation(place, f"there is no key {show(unknown)}", hint)
+        if isinstance(kind, ValidationErrorKind.Required):
+            return Violation(place, f"the key {show(kind.property)} is missing")
+        return Violation(place, error.message)
     return None
+
+
+def _known_keys(schema: str, path: list[str | int]) -> list[str]:
+    """The keys of a table; ``path``: the place in the schema that describes it."""
+    at = json.loads(_text(schema))
+    for key in path:
+        at = at[key]
+    return list(at.get("properties", ()))
 
 
 def _slim(found: Any) -> Any:
@@ -74,9 +101,12 @@ _FEW, _MANY, _SLIM = 64, 1000, 50_000
 """Maximum numbers of items of a list, of a table and of all values that the copy keeps."""
 
 
+def _text(schema: str) -> str:
+    return resources.files("gopt").joinpath("schemas", f"{schema}.schema.json").read_text(encoding="utf-8")
+
+
 @functools.cache
 def _validator(schema: str) -> Any:
     import jsonschema_rs
 
-    text = resources.files("gopt").joinpath("schemas", f"{schema}.schema.json").read_text(encoding="utf-8")
-    return jsonschema_rs.validator_for(json.loads(text), mask=VALUE)
+    return jsonschema_rs.validator_for(json.loads(_text(schema)), mask=VALUE)

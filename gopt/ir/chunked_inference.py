@@ -26,13 +26,13 @@ from gopt.ir.wire_format import field
 
 WHOLE_NODES = 20_000
 """A graph of at most as many nodes is checked as a whole."""
-CHUNK_NODES = 2_000
+CHUNK_NODES = 500
 """Nodes of a chunk."""
 _READ_ELEMENTS = 64
 """Elements up to which a stored tensor may be a shape, axes, or sizes, which inference reads."""
 
 
-class Outline:
+class ModelHeader:
     """The parts of a model, besides its nodes, that chunks need; copied, so that the model itself can be freed."""
 
     def __init__(self, model: ModelProto) -> None:
@@ -50,26 +50,26 @@ class Outline:
         """True if no value is declared twice; of two conflicting types, the order in the file would decide."""
 
 
-def outline(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> Outline | None:
-    """The outline of a model that can be treated in chunks; ``flat``: no node has a body.
+def header_for_chunks(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> ModelHeader | None:
+    """The header of a model that can be treated in chunks; ``flat``: no node has a body.
 
     None for a short graph, and where names in one chunk mean something in another: bodies and functions.
     """
     if len(nodes) <= WHOLE_NODES or not flat or model.functions:
         return None
-    found = Outline(model)
-    return found if found.consistent else None
+    header = ModelHeader(model)
+    return header if header.consistent else None
 
 
 def types_by_chunk(
-    graph: Graph, model: Outline, constants: Mapping[str, TensorType], folded: Mapping[str, np.ndarray]
+    graph: Graph, header: ModelHeader, constants: Mapping[str, TensorType], folded: Mapping[str, np.ndarray]
 ) -> dict[str, TensorType] | None:
     """The type of every node's outputs; ``constants`` are spared, and ``folded`` are known by value.
 
     None where onnx refuses a chunk, or leaves a type open: the graph has to be looked at as a whole then, for the
     message, and for what only the whole shows.
     """
-    if not accepts(model.without_nodes, full=True):
+    if not accepts(header.without_nodes, full=True):
         return None
     nodes = graph.nodes
     if constants:
@@ -79,8 +79,8 @@ def types_by_chunk(
         for node in nodes
         if node.op_type == "Constant" and len(node.outputs) == 1 and node.encoded
     }
-    seen = _Seen(graph, model, constants, stored, folded)
-    chunks = _Chunks(graph, model, seen.types, constants, stored)
+    seen = _SeenTypes(graph, header, constants, stored, folded)
+    chunks = _Chunks(graph, header, seen.types, constants, stored)
     decode = TypeDecoder(lambda info: read_type(info.type))
     place = seen.skip(nodes, 0)
     while place < len(nodes):
@@ -94,13 +94,13 @@ def types_by_chunk(
     return seen.types
 
 
-class _Seen:
+class _SeenTypes:
     """The types that nodes made, by all that inference looks at. ``types``: of every value that a node makes."""
 
     def __init__(
         self,
         graph: Graph,
-        model: Outline,
+        header: ModelHeader,
         constants: Mapping[str, TensorType],
         stored: Mapping[str, Node],
         folded: Mapping[str, np.ndarray],
@@ -119,9 +119,9 @@ class _Seen:
         self._operands.update((name, _array(value)) for name, value in folded.items())
         self._said: dict[str, Hashable] = {"": ""}
         """Declarations in the file of values that nodes compute; inference compares its results with them."""
-        for table in (model.declared, model.outputs):
+        for table in (header.declared, header.outputs):
             for name, info in table.items():
-                self._said[name] = (self._said.get(name), table is model.outputs, info.type.SerializeToString())
+                self._said[name] = (self._said.get(name), table is header.outputs, info.type.SerializeToString())
         self._said.update((name, (self._said.get(name), _array(value))) for name, value in folded.items())
         self._operand, self._declaration = self._operands.__getitem__, self._said.get
 
@@ -181,12 +181,12 @@ class _Chunks:
     def __init__(
         self,
         graph: Graph,
-        model: Outline,
+        header: ModelHeader,
         types: Mapping[str, TensorType],
         constants: Mapping[str, TensorType],
         stored: Mapping[str, Node],
     ) -> None:
-        self.graph, self.model, self.types, self.constants, self.stored = graph, model, types, constants, stored
+        self.graph, self.header, self.types, self.constants, self.stored = graph, header, types, constants, stored
 
     def infer(
         self, nodes: Sequence[Node], folded: Mapping[str, np.ndarray], decode: TypeDecoder
@@ -218,7 +218,7 @@ class _Chunks:
         self, nodes: Iterable[Node], made: Mapping[str, None], reads: Iterable[str], folded: Mapping[str, np.ndarray]
     ) -> bytes:
         """Serialize a chunk as a model; the values of ``folded`` become constants in it."""
-        body = GraphProto(name=self.model.name or "graph")
+        body = GraphProto(name=self.header.name or "graph")
         encoded: list[bytes] = []
         for name in reads:
             if name in folded:
@@ -233,10 +233,10 @@ class _Chunks:
                 node.encoded or b"" if value is None else as_constant(node.outputs[0], value).SerializeToString()
             )
         ends = made.keys() | {tensor.name for tensor in body.initializer}
-        body.value_info.extend(_of(self.model.declared, ends))
-        body.output.extend(_of(self.model.outputs, ends))
+        body.value_info.extend(_of(self.header.declared, ends))
+        body.output.extend(_of(self.header.outputs, ends))
         parts = [field(1, each) for each in encoded]
-        return self.model.head + field(7, b"".join(parts) + body.SerializeToString())
+        return self.header.head + field(7, b"".join(parts) + body.SerializeToString())
 
     def _border(self, body: GraphProto, name: str) -> None:
         """Add a value that the chunk reads from outside: a small stored one as it is, any other as an input."""

@@ -82,6 +82,14 @@ def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
     return None
 
 
+def filled(sizes: Sequence[int], attributes: Mapping[str, Any]) -> np.ndarray | None:
+    """The result of a ConstantOfShape by its attributes; None above 64 elements: a large one is no shape."""
+    if math.prod(sizes) > _SMALL:
+        return None
+    value = attributes.get("value")
+    return np.full(sizes, np.float32(0) if value is None else onnx.numpy_helper.to_array(value).reshape(-1)[0])
+
+
 def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
     """A Constant node that makes a folded value."""
     return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
@@ -109,14 +117,10 @@ def _cast(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _filled(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
-    """ConstantOfShape; a large one is no shape, and is not made."""
-    sizes = [int(size) for size in operands[0].reshape(-1)]
-    if math.prod(sizes) > _SMALL:
+    result = filled([int(size) for size in operands[0].reshape(-1)], node.attributes)
+    if result is None:
         raise ValueError("large")
-    value = node.attributes.get("value")
-    if value is None:
-        raise ValueError("float32")
-    return np.full(sizes, onnx.numpy_helper.to_array(value).reshape(-1)[0])
+    return result
 
 
 def _range(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:

@@ -9,7 +9,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto
 
 from gopt import limits
-from gopt.ir.chunked_inference import Outline, types_by_chunk
+from gopt.ir.chunked_inference import ModelHeader, types_by_chunk
 from gopt.ir.constant_folding import as_constant, fold_small
 from gopt.ir.external_data import show
 from gopt.ir.graph import Graph, Node
@@ -35,17 +35,17 @@ def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, Tens
     return types
 
 
-def add_types(graph: Graph, file: ModelFile, outline: Outline | None) -> None:
+def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None:
     """Add the types that are stored or inferred to the declared ones in ``graph.types``; the more exact one is kept.
 
-    ``outline``: what a long graph keeps of the model while it is treated in chunks; the message is released then.
+    ``header``: what a long graph keeps of the model while it is treated in chunks; the message is released then.
     Raises InputError for a model that onnx's checker refuses: inference is most of its full check, and is done once.
     """
     constants, types = _large_constants(graph.nodes), graph.types
     found = None
-    if outline is not None:
+    if header is not None:
         file.release()
-        found = types_by_chunk(graph, outline, constants, fold_small(graph.nodes, graph.initializers, graph.inputs))
+        found = types_by_chunk(graph, header, constants, fold_small(graph.nodes, graph.initializers, graph.inputs))
     types.update(_types_at_once(graph, file, constants) if found is None else found)
     types.update(constants)
     types.update((name, tensor.type) for name, tensor in graph.initializers.items())

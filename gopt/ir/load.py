@@ -15,7 +15,7 @@ from onnx import ModelProto, OperatorSetIdProto
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.garbage import gc_paused
-from gopt.ir.chunked_inference import outline
+from gopt.ir.chunked_inference import header_for_chunks
 from gopt.ir.external_data import DataFolder, naming, regular_size, show
 from gopt.ir.functions import check_functions
 from gopt.ir.graph import Graph
@@ -129,7 +129,7 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
     outputs = read_outputs(body, symbols)
     graph = Graph(body.name, nodes, inputs, outputs, initializers, {}, header, metadata)
     graph.types = declared_types(body, symbols.defined)
-    kept = outline(model, nodes, flat=not symbols.bodies)
+    kept = header_for_chunks(model, nodes, flat=not symbols.bodies)
     del model, body, symbols  # the message of a long graph is freed before types are inferred
     add_types(graph, file, kept)
     for name, kind in outputs.items():

@@ -5,16 +5,23 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
-_NO_MEMORY = "alloc failed"
+from gopt.errors import InputError
+
+_NO_MEMORY, _DEPTH = "alloc failed", "MaxDepth"
 
 
 def parse_model(data: bytes) -> ModelProto:
-    """Raises DecodeError for bytes that are no model; MemoryError, which protobuf reports as the same."""
+    """Raises DecodeError for bytes that are no model; InputError for graphs nested too deeply, and MemoryError, which
+    protobuf reports as the same."""
     try:
         model: ModelProto = ModelProto.FromString(data)
     except DecodeError as error:
         if _NO_MEMORY in str(error):
             raise MemoryError from None
+        if _DEPTH in str(error):
+            raise InputError(
+                "nests graphs in graphs deeper than protobuf reads, which is about 30", "unroll some of its If and Loop"
+            ) from None
         raise
     return model
 

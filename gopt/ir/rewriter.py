@@ -12,7 +12,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.topological_order import topological_sort
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import EVERYWHERE, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 _BEHIND = 1e-3
@@ -74,7 +74,7 @@ class GraphRewriter:
         *,
         domain: str = "",
         attributes: Mapping[str, Any] | None = None,
-        sharding: Sharding = EVERYWHERE,
+        sharding: Sharding = FULLY_REPLICATED,
         after: Node | None = None,
         before: Node | None = None,
     ) -> Node:

@@ -27,12 +27,14 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
             raise InvariantError(f"state {state.input!r} is held as each rank's own, and is not a statistic")
         wanted = shardings.state(state)
         if not _fits(shardings.of(state.output), wanted):
-            raise _Blame(program, shardings).state(state)
+            raise _ErrorBuilder(program, shardings).state(state)
     for held in program.accumulators:
         wanted = shardings.accumulator(held)
         if not _fits(shardings.of(held.added), wanted):
             what = "in shards" if held.sharding.by_axis else "by every rank"
-            raise _Blame(program, shardings).error(f"accumulator {held.input!r} is held {what}", held.added, wanted)
+            raise _ErrorBuilder(program, shardings).error(
+                f"accumulator {held.input!r} is held {what}", held.added, wanted
+            )
     _check_statistics(program)
     return len(program.states) + len(program.accumulators)
 
@@ -64,7 +66,7 @@ def _check_statistics(program: SpmdProgram) -> None:
 
 
 @dataclass(slots=True)
-class _Blame:
+class _ErrorBuilder:
     """Builds the error for a state that fails the check, naming where the fault entered."""
 
     program: SpmdProgram

@@ -149,7 +149,7 @@ def _tensors(training: TrainingGraph) -> set[str]:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _StateSources:
     """Value -> the states that it is computed from in the update, and neither from gradients nor from scalars.
 
     New values of states stand for what they follow themselves: every tensor of a bucket follows the whole bucket.
@@ -181,10 +181,10 @@ class _Followed:
         return seen
 
 
-def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _Followed:
+def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _StateSources:
     """Follow ``states`` and their ``new`` values through a graph; one sweep in order."""
     gradients = set(training.gradients.values())
-    found = _Followed({name: frozenset((name,)) for name in (*states, *new)})
+    found = _StateSources({name: frozenset((name,)) for name in (*states, *new)})
     known = {each: each for each in found.read.values()}
     """One object for each set: an update has few, and many values."""
     read, types, followed = found.read, graph.types, found.read.get

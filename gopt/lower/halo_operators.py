@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, dtype_code, numpy_dtype
-from gopt.lower.lowered import Here, Lowered, bounds, make, stand_in
+from gopt.lower.lowered import Lowered, LoweringContext, bounds, make, stand_in
 from gopt.sharding.halo import Halo, Piece
 from gopt.tensor_parallel.builder import inner
 
@@ -26,19 +26,19 @@ def lowest(dtype: str) -> np.ndarray:
 
 
 @dataclass(slots=True)
-class _Made:
+class _HaloNodes:
     """Nodes of one member in the making."""
 
     node: Node
-    here: Here
+    context: LoweringContext
     halo: Halo
     member: int
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, node: Node, here: Here) -> _Made:
-        return cls(node, here, Halo.of(node.attributes), here.coordinates[node.attributes["group"]])
+    def of(cls, node: Node, context: LoweringContext) -> _HaloNodes:
+        return cls(node, context, Halo.of(node.attributes), context.coordinates[node.attributes["group"]])
 
     @property
     def output(self) -> str:
@@ -66,13 +66,13 @@ class _Made:
 
     def filled(self, count: int, role: str, value: np.ndarray) -> str:
         """Return a constant block of ``count`` places that no member has."""
-        dims = list(self.here.types[self.node.inputs[0]].dims)
+        dims = list(self.context.types[self.node.inputs[0]].dims)
         dims[self.axis] = count
         shape = self.constant(f"{role}.shape", dims)
         return self.add("ConstantOfShape", [shape], inner(self.output, role), value=numpy_helper.from_array(value))
 
     def zeros(self, count: int, role: str) -> str:
-        return self.filled(count, role, np.zeros(1, numpy_dtype(self.here.types[self.node.inputs[0]].dtype)))
+        return self.filled(count, role, np.zeros(1, numpy_dtype(self.context.types[self.node.inputs[0]].dtype)))
 
     def joined(self, parts: Sequence[str]) -> Lowered:
         """The result: its parts one behind the other."""
@@ -88,25 +88,25 @@ class _Made:
         return Lowered(shape, lambda: self.nodes, self.constants)
 
 
-def strips(node: Node, here: Here) -> Lowered:
+def strips(node: Node, context: LoweringContext) -> Lowered:
     """Return the strips of a member that other members need."""
-    made = _Made.of(node, here)
+    made = _HaloNodes.of(node, context)
     pieces = made.halo.strip_pieces(made.member)
     if not pieces:
         pieces = [Piece(0, 0, 0)]
     return made.joined([made.slice(each, f"strip{number}") for number, each in enumerate(pieces)])
 
 
-def join(node: Node, here: Here) -> Lowered:
+def join(node: Node, context: LoweringContext) -> Lowered:
     """Return a member's window: its own places, those of strips, and padding beyond the dimension."""
-    made = _Made.of(node, here)
+    made = _HaloNodes.of(node, context)
     halo, member = made.halo, made.member
     runs = [pieces[0] for _, pieces in halo.runs(member)]
     before, behind = halo.border(member)
-    size = here.types[node.inputs[0]].dims[made.axis]
+    size = context.types[node.inputs[0]].dims[made.axis]
     if not before and not behind and len(runs) == 1 and runs[0] == Piece(runs[0].start, runs[0].start + size, 0):
         return made.joined(node.inputs[:1])  # not an alias: it may be a result of the step
-    dtype = here.types[node.inputs[0]].dtype
+    dtype = context.types[node.inputs[0]].dtype
     value = lowest(dtype) if node.attributes["border"] == "lowest" else np.zeros(1, numpy_dtype(dtype))
     parts = [made.filled(before, "before", value)] if before else []
     parts += [made.slice(piece, f"run{number}") for number, piece in enumerate(runs)]
@@ -114,9 +114,9 @@ def join(node: Node, here: Here) -> Lowered:
     return made.joined(parts)
 
 
-def total(node: Node, here: Here) -> Lowered:
+def total(node: Node, context: LoweringContext) -> Lowered:
     """A member's part: the sum of all terms for its places, those of halves in float32."""
-    made = _Made.of(node, here)
+    made = _HaloNodes.of(node, context)
     parts = []
     for number, ((start, stop), pieces) in enumerate(made.halo.runs(made.member)):
         terms = [made.slice(piece, f"run{number}.{place}") for place, piece in enumerate(pieces)]
@@ -127,22 +127,22 @@ def total(node: Node, here: Here) -> Lowered:
     return made.joined(parts)
 
 
-def _sum(made: _Made, terms: list[str], name: str) -> str:
-    dtype = made.here.types[made.node.inputs[0]].dtype
+def _sum(made: _HaloNodes, terms: list[str], name: str) -> str:
+    dtype = made.context.types[made.node.inputs[0]].dtype
     if dtype not in LOW_PRECISION:
         return made.add("Sum", terms, name)
     wide = [made.add("Cast", [term], f"{term}.wide", to=dtype_code("float32")) for term in terms]
     return made.add("Cast", [made.add("Sum", wide, f"{name}.wide")], name, to=dtype_code(dtype))
 
 
-def member_pool(node: Node, here: Here) -> Lowered:
+def member_pool(node: Node, context: LoweringContext) -> Lowered:
     """A pool over a window, and the places of what it took, counted through the whole operand as ONNX does: a member
     counts through its window, which begins at another place and is shorter. What is beside the dimension is taken where
     nothing in the window is higher; of the whole operand the first place of the window is taken then."""
     given = node.attributes
-    member, axis = here.coordinates[given["group"]], int(given["axis"])
+    member, axis = context.coordinates[given["group"]], int(given["axis"])
     start, stop = given["ranges"][2 * member : 2 * member + 2]
-    dims = here.types[node.inputs[0]].dims
+    dims = context.types[node.inputs[0]].dims
     inside = prod(dims[axis + 1 :])
     values, places = node.outputs
     roles = "own count step offset outer begin beside from inner none row ahead there plane"
@@ -176,13 +176,13 @@ def member_pool(node: Node, here: Here) -> Lowered:
     return Lowered(start < 0, nodes, {name: np.array(value, np.int64) for name, value in constants.items()})
 
 
-def window_scatter(node: Node, here: Here) -> Lowered:
+def window_scatter(node: Node, context: LoweringContext) -> Lowered:
     """Updates added to zeros of the member's window, at places that count through planes of the whole."""
     given, (data, indices, updates), output = node.attributes, node.inputs, node.outputs[0]
-    member, axis = here.coordinates[given["group"]], int(given["axis"])
+    member, axis = context.coordinates[given["group"]], int(given["axis"])
     start, stop = given["ranges"][2 * member : 2 * member + 2]
-    dims = here.types[output].dims
-    inside, dtype = prod(dims[axis + 1 :]), numpy_dtype(here.types[data].dtype)
+    dims = context.types[output].dims
+    inside, dtype = prod(dims[axis + 1 :]), numpy_dtype(context.types[data].dtype)
     roles = "step offset count flat shape outer begin beside moved plane own none sums"
     names = {role: inner(output, role) for role in roles.split()}
     constants = {
@@ -206,7 +206,7 @@ def window_scatter(node: Node, here: Here) -> Lowered:
             make(node, "Reshape", [names["sums"], names["shape"]], output),
         ]
 
-    kind = numpy_dtype(here.types[indices].dtype)
+    kind = numpy_dtype(context.types[indices].dtype)
     numbers = {name: np.array(value, kind) for name, value in constants.items()}
     return Lowered("window", nodes, numbers | {name: np.array(value, np.int64) for name, value in shapes.items()})
 

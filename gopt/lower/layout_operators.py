@@ -13,20 +13,20 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.lower.lowered import Here, Lowered, bounds, make
+from gopt.lower.lowered import Lowered, LoweringContext, bounds, make
 from gopt.lower.member_operators import MEMBER_OPERATORS
 from gopt.sharding.layouts import identity
 from gopt.tensor_parallel.builder import inner
 
-__all__ = ["FLAT", "LOWERED", "Here", "Lowered"]
+__all__ = ["FLAT", "LOWERED", "Lowered", "LoweringContext"]
 
 FLAT = "gopt.shard.scalars.flat"
 """The shape [-1], which all slices of a rank share."""
 
 
-def local_slice(node: Node, here: Here) -> Lowered:
+def local_slice(node: Node, context: LoweringContext) -> Lowered:
     """The rank's elements of a run, cut out of whole tensors."""
-    start, stop = node.sharding.part(here.coordinates)
+    start, stop = node.sharding.part(context.coordinates)
     starts, sizes = node.attributes["starts"], node.attributes["sizes"]
     firsts = node.attributes.get("firsts", [0] * len(starts))
     wholes = node.attributes.get("wholes", sizes)
@@ -53,11 +53,11 @@ def local_slice(node: Node, here: Here) -> Lowered:
     return Lowered((first, cut), nodes, constants)
 
 
-def shard_slice(node: Node, here: Here) -> Lowered:
+def shard_slice(node: Node, context: LoweringContext) -> Lowered:
     """The rank's elements of a run, cut out of its part of the bucket; the part itself where that is all of it."""
     assert node.sharding.flat is not None
     axis, span = node.sharding.flat
-    member = here.coordinates[axis]
+    member = context.coordinates[axis]
     base, end = span.cuts[member], span.cuts[member + 1]
     start, stop = span.part(member)
     source, output = node.inputs[0], node.outputs[0]
@@ -67,28 +67,28 @@ def shard_slice(node: Node, here: Here) -> Lowered:
     return Lowered("part", lambda: [make(node, "Slice", [source, *constants], output)], constants)
 
 
-def local_concat(node: Node, here: Here) -> Lowered:
+def local_concat(node: Node, context: LoweringContext) -> Lowered:
     """Concatenate the operands that the rank has; an empty tensor if it has none."""
-    names, output = [name for name in node.inputs if name in here.present], node.outputs[0]
+    names, output = [name for name in node.inputs if name in context.present], node.outputs[0]
     if not names:
-        type = TensorType(here.types[output].dtype, (0,))
+        type = TensorType(context.types[output].dtype, (0,))
         return Lowered("none", list, {output: np.zeros(0, numpy_dtype(type.dtype))}, {output: type})
     if len(names) == 1:
         return Lowered(tuple(names), lambda: [make(node, "Identity", names, output)])
     return Lowered(tuple(names), lambda: [make(node, "Concat", names, output, axis=0)])
 
 
-def select(node: Node, here: Here) -> Lowered:
+def select(node: Node, context: LoweringContext) -> Lowered:
     """The operand where the rank has it, else the neutral element of the reduction."""
     source, output = node.inputs[0], node.outputs[0]
-    if source in here.present:
+    if source in context.present:
         return Lowered("present", lambda: [make(node, "Identity", [source], output)])
-    dtype = here.types[source].dtype
+    dtype = context.types[source].dtype
     neutral = identity(node.attributes["reduce"], dtype)
     return Lowered("absent", list, {output: np.array(neutral, numpy_dtype(dtype))})
 
 
-LOWERED: dict[str, Callable[[Node, Here], Lowered]] = {
+LOWERED: dict[str, Callable[[Node, LoweringContext], Lowered]] = {
     "LocalSlice": local_slice, "ShardSlice": shard_slice, "LocalConcat": local_concat, "Select": select,
     **MEMBER_OPERATORS,
 }  # fmt: skip

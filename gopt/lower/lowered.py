@@ -13,7 +13,7 @@ from gopt.tensor_parallel.builder import PASS, inner
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class LoweringContext:
     """Context of a layout operator on a rank: its coordinates, the values it has, the types of values."""
 
     coordinates: Mapping[str, int]

@@ -21,6 +21,7 @@ from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
 from gopt.sharding.bucket_order import check_bucket_order
 from gopt.sharding.kept_nodes import check_kept_nodes
+from gopt.sharding.scalar_order import check_scalar_order
 from gopt.sharding.verifier import infer_shardings
 
 
@@ -85,3 +86,4 @@ def _check_values(program: SpmdProgram) -> None:
         check_carried_values(variant)
         check_refolded(variant)
         check_kept_nodes(variant)
+        check_scalar_order(variant)

@@ -14,7 +14,7 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.lower.halo_operators import HALO_OPERATORS
-from gopt.lower.lowered import Here, Lowered, bounds, make, stand_in
+from gopt.lower.lowered import Lowered, LoweringContext, bounds, make, stand_in
 from gopt.sharding.layouts import identity
 from gopt.tensor_parallel.builder import inner
 
@@ -24,27 +24,27 @@ class _Part:
     """The dimension of operand 0 that is shared out, and the member's range of it."""
 
     node: Node
-    here: Here
+    context: LoweringContext
     axis: int
     start: int
     stop: int
     length: int
 
     @classmethod
-    def of(cls, node: Node, here: Here) -> _Part:
-        sizes, member = node.attributes["sizes"], here.coordinates[node.attributes["group"]]
-        start, rank = sum(sizes[:member]), len(here.types[node.inputs[0]].dims)
-        return cls(node, here, int(node.attributes["axis"]) % rank, start, start + sizes[member], sum(sizes))
+    def of(cls, node: Node, context: LoweringContext) -> _Part:
+        sizes, member = node.attributes["sizes"], context.coordinates[node.attributes["group"]]
+        start, rank = sum(sizes[:member]), len(context.types[node.inputs[0]].dims)
+        return cls(node, context, int(node.attributes["axis"]) % rank, start, start + sizes[member], sum(sizes))
 
     def name(self, role: str) -> str:
         return inner(self.node.outputs[0], role)
 
     def dims(self, place: int) -> tuple[int, ...]:
-        return self.here.types[self.node.inputs[place]].dims
+        return self.context.types[self.node.inputs[place]].dims
 
     def constants(self, elsewhere: int = 0) -> dict[str, np.ndarray]:
         """Numbers by which indices of the whole dimension become those of the part; ``elsewhere``: for all others."""
-        dtype = numpy_dtype(self.here.types[self.node.inputs[1]].dtype)
+        dtype = numpy_dtype(self.context.types[self.node.inputs[1]].dtype)
         values = {
             "length": self.length, "offset": self.start, "count": self.stop - self.start, "none": 0,
             "elsewhere": elsewhere,
@@ -76,23 +76,23 @@ class _Part:
         return constants, [node], self.name("seen")
 
 
-def dim_slice(node: Node, here: Here) -> Lowered:
+def dim_slice(node: Node, context: LoweringContext) -> Lowered:
     """The member's part of a dimension."""
-    part, output = _Part.of(node, here), node.outputs[0]
+    part, output = _Part.of(node, context), node.outputs[0]
     constants = bounds(output, part.start, part.stop) | {inner(output, "axis"): np.array([part.axis], np.int64)}
     return Lowered("part", lambda: [make(node, "Slice", [node.inputs[0], *constants], output)], constants)
 
 
-def member_gather(node: Node, here: Here) -> Lowered:
+def member_gather(node: Node, context: LoweringContext) -> Lowered:
     """Return the selected elements that the member has, and zeros for the others."""
-    part, (data, indices), output = _Part.of(node, here), node.inputs, node.outputs[0]
-    zero = {part.name("zero"): np.zeros((), numpy_dtype(here.types[data].dtype))}
+    part, (data, indices), output = _Part.of(node, context), node.inputs, node.outputs[0]
+    zero = {part.name("zero"): np.zeros((), numpy_dtype(context.types[data].dtype))}
     if part.start == part.stop:  # nothing to choose from
-        constants = zero | {part.name("shape"): np.array(here.types[output].dims, np.int64)}
+        constants = zero | {part.name("shape"): np.array(context.types[output].dims, np.int64)}
         return Lowered("none", lambda: [stand_in(node, "Expand", list(constants), output)], constants)
     elements = node.op_type == "MemberGatherElements"
     behind = 0 if elements else len(part.dims(0)) - part.axis - 1
-    shape = (*here.types[indices].dims, *[1] * behind)
+    shape = (*context.types[indices].dims, *[1] * behind)
     more, seeing, inside = part.seen(shape, part.dims(1))
 
     def nodes() -> list[Node]:
@@ -104,9 +104,9 @@ def member_gather(node: Node, here: Here) -> Lowered:
     return Lowered("some", nodes, part.constants() | zero | more)
 
 
-def member_scatter(node: Node, here: Here) -> Lowered:
+def member_scatter(node: Node, context: LoweringContext) -> Lowered:
     """The member's part with the updates that meet it."""
-    part = _Part.of(node, here)
+    part = _Part.of(node, context)
     if part.start == part.stop:
         return Lowered("none", lambda: [stand_in(node, "Identity", [node.inputs[0]], node.outputs[0])])
     reduction = node.attributes.get("reduction", "none")
@@ -115,7 +115,7 @@ def member_scatter(node: Node, here: Here) -> Lowered:
 
 def _reduced(part: _Part, reduction: str) -> Lowered:
     """Others' updates change nothing: they become the neutral element of the reduction."""
-    node, dtype = part.node, part.here.types[part.node.inputs[0]].dtype
+    node, dtype = part.node, part.context.types[part.node.inputs[0]].dtype
     neutral = np.array(_NEUTRAL[reduction](dtype), numpy_dtype(dtype))
     count = part.dims(1)
     updates = part.dims(2)
@@ -160,7 +160,7 @@ _NEUTRAL: dict[str, Callable[[str], float]] = {
     "max": lambda dtype: identity("max", dtype),
     "min": lambda dtype: identity("min", dtype),
 }
-MEMBER_OPERATORS: dict[str, Callable[[Node, Here], Lowered]] = {
+MEMBER_OPERATORS: dict[str, Callable[[Node, LoweringContext], Lowered]] = {
     "DimSlice": dim_slice,
     "MemberGather": member_gather,
     "MemberGatherElements": member_gather,

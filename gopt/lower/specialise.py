@@ -14,7 +14,7 @@ from onnx import FunctionProto
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
-from gopt.lower.layout_operators import LOWERED, Here
+from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.lower.phases import Phase
 from gopt.lower.rank_graph import Block, RankAccumulator, RankGraph, RankState, ShardRange
 from gopt.opaque.function_export import with_functions
@@ -90,7 +90,7 @@ class Specialiser:
         if node.op_type == "Broadcast" and node.domain == COMM and not node.sharding.by_axis:
             return self._broadcast(at, node)
         if node.domain == SPMD:
-            lowered = LOWERED[node.op_type](node, Here(at.coordinates, at.present, self.program.graph.types))
+            lowered = LOWERED[node.op_type](node, LoweringContext(at.coordinates, at.present, self.program.graph.types))
             at.out.constants.update(lowered.constants)
             at.out.types.update(lowered.types)
             if lowered.alias:

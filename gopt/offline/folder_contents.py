@@ -27,7 +27,7 @@ from gopt.artifact.checkpoint_index import (
     rank_states_file,
     read_index,
 )
-from gopt.artifact.graph_check import check_source
+from gopt.artifact.graph_check import check_rank, check_source
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
@@ -36,6 +36,7 @@ from gopt.artifact.pieces import Place, place_shape, put
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.states_file import STATES_FILE, digest_of_tensor
 from gopt.artifact.table_parts import drawn_tables
 from gopt.errors import InputError, OptionError
 from gopt.importers.load import holds_step
@@ -49,6 +50,9 @@ from gopt.opaque.expand import expand
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
 from gopt.sharding.boxes import in_grid, rows_of
+
+_AGAIN = "write the folder again with gopt shard or gopt split"
+_EDITED = "the manifest was edited: write the folder again"
 
 
 @dataclass(slots=True)
@@ -68,8 +72,8 @@ class FolderContents:
 
 
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
-    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
-    differs, RunError where a checkpoint is damaged."""
+    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing, differs or is
+    not what gopt wrote, RunError where a checkpoint is damaged."""
     folder, home = Path(path), _home(path)
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
@@ -79,7 +83,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     _check_pipeline(home, report, manifest, mesh)
     source = home / "source.onnx"
     if not source.is_file():
-        raise InputError(f"{home} has no {source.name}")
+        raise InputError(f"{home} has no {source.name}", _AGAIN)
     graph = load(source, own=True)
     roles = stored_roles(graph, source)
     check_source(manifest, graph, home)
@@ -167,7 +171,7 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
     if mesh.data_ranks > 1 and any(state.kind is StateKind.STATISTIC for state in manifest.states):
         needed.add("statistics")
     for name in sorted(needed - {name for name, _ in items}):
-        raise InputError(f"{home / REPORT_FILE}: pipeline: it lacks {name}, which these ranks need")
+        raise InputError(f"{home / REPORT_FILE}: pipeline: it lacks {name}, which these ranks need", _AGAIN)
 
 
 def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, manifest: Manifest) -> None:
@@ -176,7 +180,9 @@ def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, man
     counts = None if entry is None else (entry.servers, entry.mode.value, manifest.accumulate)
     told = None if split is None else (split[0].servers, split[0].mode, split[0].accumulate)
     if counts != told:
-        raise InputError(f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest")
+        raise InputError(
+            f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest", _AGAIN
+        )
 
 
 def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:
@@ -199,14 +205,14 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in _holders(manifest):
-        stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
+        stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank)
         for state in manifest.states_of(rank):
             if state.copy or state.input not in stored:
                 continue
             tensor, start = stored[state.input], 0
             if tensor.type.elements != state.elements:
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
-                raise InputError(f"rank {rank.rank}: {what}")
+                raise InputError(f"rank {rank.rank}: {what}", _EDITED)
             for piece in state.pieces:
                 inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
                 if piece.start not in inside:
@@ -219,7 +225,20 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
         held = sum(each.type.elements for inside in parts.values() for each in inside.values())
         if len(manifest.ranks) == manifest.total_ranks or held >= type.elements:
             found[name] = _put_together(name, type, parts)
+    if not checkpoint and manifest.written is not None:
+        _check_starts(folder, manifest.written.starts, found, whole=len(manifest.ranks) == manifest.total_ranks)
     return found
+
+
+def _check_starts(folder: Path, due: Mapping[str, str], found: Mapping[str, Tensor], *, whole: bool) -> None:
+    """Refuse values that are not those that were written with the manifest; raises InputError. ``whole``: no rank is
+    left out."""
+    for name in dict.fromkeys((*due, *found)) if whole else found:
+        if name not in found or digest_of_tensor(found[name]) != due.get(name):
+            raise InputError(
+                f"{folder}: {show(name)} is not what gopt wrote: {STATES_FILE} or a rank's file was edited or damaged",
+                "write the folder again; gopt load-state gives a step other values",
+            )
 
 
 def _holders(manifest: Manifest) -> Sequence[RankEntry]:
@@ -234,7 +253,7 @@ def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int
     if not _tiled(parts.keys(), type):
         raise InputError(
             f"the pieces of {name} do not tile it: their boxes or rows omit or repeat elements of {type}",
-            "the manifest was edited: write the folder again",
+            _EDITED,
         )
     whole = {place: _inside(name, type, place, inside) for place, inside in parts.items()}
     if (None, None) in whole:
@@ -269,25 +288,27 @@ def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Ten
     for start in sorted(pieces):
         part = pieces[start].type
         if start != place or part.dtype != type.dtype:
-            raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {place}")
+            raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {place}", _EDITED)
         place += part.elements
     if place != whole.elements:
-        raise InputError(f"the pieces of {name} end at {place} of {whole.elements}: a rank is missing")
+        raise InputError(
+            f"the pieces of {name} end at {place} of {whole.elements}: a rank is missing", "shard without --only-ranks"
+        )
     if len(pieces) == 1:
         return replace(next(iter(pieces.values())), type=whole)
     return Tensor(whole, parts=tuple(pieces[start] for start in sorted(pieces)))
 
 
-def _written(folder: Path, rank: RankEntry) -> dict[str, Tensor]:
+def _written(folder: Path, manifest: Manifest, rank: RankEntry) -> dict[str, Tensor]:
     """Initial values to which the files of a rank refer."""
-    found = {}
-    for file in rank.files.values():
+    graphs = {}
+    for phase, file in rank.files.items():
         path = folder / Path(file).name
         if not path.is_file():
-            raise InputError(f"rank {rank.rank} has no file {path}")
-        tensors = load(path, own=True).initializers
-        found.update({name: tensor for name, tensor in tensors.items() if tensor.path})
-    return found
+            raise InputError(f"rank {rank.rank} has no file {path}", "copy it here, or write the folder again")
+        graphs[phase] = load(path, own=True)
+    check_rank(manifest, rank, graphs, folder)
+    return {name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if tensor.path}
 
 
 def _checkpointed(folder: Path, rank: RankEntry, files: Mapping[str, FileEntry]) -> Mapping[str, Tensor]:

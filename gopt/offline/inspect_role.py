@@ -66,7 +66,10 @@ def inspect_role(path: str | os.PathLike[str]) -> RoleInspection | None:
     if role is None:
         return None
     if role not in ("trainer", "server"):
-        raise InputError(f"{path}: its metadata say that it is of a {show(role)}; there are trainers and servers")
+        raise InputError(
+            f"{path}: its metadata say that it is of a {show(role)}; there are trainers and servers",
+            "write the folder again with gopt split",
+        )
     stated = graph.metadata.get(_SERVER, "")
     number = int(stated) if stated.isdecimal() and len(stated) < 9 else None
     operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes)
@@ -93,7 +96,9 @@ def _message(path: str | os.PathLike[str], graph: Graph, node: Node, number: int
     try:
         known = operator.resolve(node.attributes)
     except GoptError as error:
-        raise InputError(f"{path}: {show(node.label)}: {error.message}") from None
+        raise InputError(
+            f"{path}: {show(node.label)}: {error.message}", "write the folder again with gopt split"
+        ) from None
     values = list(node.inputs[2 if operator.weighed else 1 :]) if operator.token else list(node.outputs)
     types = [graph.types[name] for name in values if name in graph.types]
     nbytes = sum(type.nbytes for type in types)

@@ -129,7 +129,10 @@ def load_values(
     for name in taken:
         tensor = given[name]
         if tensor.type != graph.types[name]:
-            raise InputError(f"{state}: {show(name)} is {tensor.type}, the model says {graph.types[name]}")
+            raise InputError(
+                f"{state}: {show(name)} is {tensor.type}, the model says {graph.types[name]}",
+                "convert it, or leave it out of the file: that state keeps its value",
+            )
         graph.initializers[name] = tensor
     refuse_unused(training, {name: given[name] for name in taken}, os.fsdecode(state))
     data = save_model(target, graph, Path(output), force=force)

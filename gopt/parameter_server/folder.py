@@ -102,8 +102,8 @@ def write_split(
             write_ranks(staged, program, local, trainers.common, parts, TRAINER_FILES)
         write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES, advance)
         write_new(staged / SOURCE_FILE, kept.result())
-        manifest = replace(split_manifest(split), written=write_report(staged, report, digests))
-        write_new(staged / MANIFEST_FILE, manifest.text().encode())
+        text = Manifest.with_written(split_manifest(split).text(), write_report(staged, report, digests))
+        write_new(staged / MANIFEST_FILE, text.encode())
     return report
 
 

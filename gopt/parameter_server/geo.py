@@ -203,9 +203,7 @@ def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, o
     # The writer takes a delta for a gradient, and pulls under a name of its own.
     deltas = {name: f"gopt.geo.delta{n}" for n, name in enumerate(names)}
     pulled = {name: f"gopt.geo.pulled{n}" for n, name in enumerate(names)}
-    seen = replace(
-        training, gradients=deltas, states=[State(name, pulled[name], StateKind.PARAMETER) for name in names]
-    )
+    seen = replace(training, gradients=deltas)
     program.graph.types.update({pulled[name]: types[name] for name in names})
     writer = TrainerWriter(program, seen, plan, placement, options)
     add = writer.rewriter.add
@@ -217,7 +215,7 @@ def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, o
         add("Constant", [], {count: scalar}, attributes={"value": value})
         add("Div", [moved, count], {deltas[name]: types[name]})
     done = writer.push({}, NOTHING)
-    done = writer.pull_at_end(NOTHING, done)
+    done = writer.pull_at_end(NOTHING, done, pulled)
     for n, name in enumerate(names):
         mark, behind = f"gopt.geo.mark{n}", f"gopt.geo.behind{n}"
         add("Add", [last[name].tensor, deltas[name]], {mark: types[name]})

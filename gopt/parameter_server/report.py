@@ -13,7 +13,7 @@ from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
-from gopt.artifact.removals import Removals, Told, role_of, roles
+from gopt.artifact.removals import RemovalReason, Removals, role_of, roles
 from gopt.artifact.report import PassRecord, PassRun, balance, format_bytes, rank_ranges
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact, RemovedVarFact
 from gopt.artifact.report_record import (
@@ -43,7 +43,7 @@ from gopt.program import SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
 
-_UNTOLD = Told(PASS, "trainers run forward and backward")
+_DEFAULT_REASON = RemovalReason(PASS, "trainers run forward and backward")
 _REASONS = {
     Phase.FORWARD: "the layout of pulled parameters",
     Phase.BACKWARD: "the layout of pulled parameters, for the backward",
@@ -160,7 +160,7 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
     on_trainers = {id(node) for node in split.placement.trainer_nodes}
     left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
     members = [split.servers.mesh.coordinates(number) for number in range(len(servers))]
-    told, named = Removals([PassRun(PassRecord(PASS, {}, {}), split.result)]), roles(split.training)
+    removals, named = Removals([PassRun(PassRecord(PASS, {}, {}), split.result)]), roles(split.training)
     ops: list[OpFact] = []
     variables: list[RemovedVarFact] = []
     for node in split.training.graph.nodes:
@@ -168,15 +168,15 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
         gone = [server for server, at in zip(servers, members) if kept is None or not kept.sharding.covers(at)]
         rows = [] if id(node) in on_trainers else [(list(trainers), "servers run the update")]
         if gone:
-            rows.append((gone, told.of(node, _UNTOLD).why))
+            rows.append((gone, removals.of(node, _DEFAULT_REASON).why))
         for ranks, why in rows:
             head = (PASS, why, rank_ranges(ranks), role_of(node))
-            of = told.of(node, _UNTOLD).of
-            now = next((told.replaced[n] for n in node.outputs if n in told.replaced), ())
+            of = removals.of(node, _DEFAULT_REASON).of
+            now = next((removals.replaced[n] for n in node.outputs if n in removals.replaced), ())
             ops.append(OpFact(*head, of, node.label, node.op_type, now))
             for name in node.outputs:
                 if name and name not in split.training.graph.outputs:
-                    type, by = split.training.graph.type_of(name), told.replaced.get(name, ())
+                    type, by = split.training.graph.type_of(name), removals.replaced.get(name, ())
                     where, role = head[2], named.get(name, head[3])
                     variables.append(
                         RemovedVarFact(PASS, why, where, role, of, name, type.dtype, type.shape, type.nbytes, by)

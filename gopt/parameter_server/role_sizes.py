@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gopt.analysis.training import StateKind
 from gopt.artifact.pass_facts import RoleSize
 from gopt.artifact.report_record import RankUsage, SourceEntry
+from gopt.artifact.step_size import source_bytes
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.parameter_server.split import SplitStep
-
-_OPTIMIZER = (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR)
 
 
 def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage]) -> Iterator[RoleSize]:
@@ -26,16 +24,13 @@ def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage
 
 def _source_size(split: SplitStep, source: SourceEntry) -> RoleSize:
     training = split.training
-    types = training.graph.types
-    held = dict.fromkeys(StateKind, 0)
-    for state in training.states:
-        held[state.kind] += types[state.tensor].nbytes
+    held = source_bytes(training)
     return RoleSize(
         role="source",
         nodes=source.counts["nodes"],
-        parameters=held[StateKind.PARAMETER],
-        optimizer_states=sum(held[kind] for kind in _OPTIMIZER),
-        gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
+        parameters=held.parameters,
+        optimizer_states=held.optimizer_states,
+        gradients=held.gradients,
         initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
         calls=len(training.calls),
         traffic=0,

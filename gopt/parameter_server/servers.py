@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.analysis.updates import Mode
 from gopt.artifact.report import PassResult
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
@@ -34,7 +35,7 @@ from gopt.passes.shard.split import GroupEmitter
 from gopt.passes.shard.whole import partial_scalars
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.sanitize import show
-from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 
 SERVER = "server"
 """The axis of the servers, and the group of calls among them."""
@@ -244,7 +245,7 @@ class _Emitter:
     def value(self, made: str) -> None:
         """Add a merged scalar of the trainers' forward, on every server."""
         type = self.program.graph.types[made]
-        self._aggregate(self._next, [made], {made: type}, EVERYWHERE)
+        self._aggregate(self._next, [made], {made: type}, FULLY_REPLICATED)
         self.out.merged[made] = self._next
         self._next += 1
 
@@ -289,7 +290,7 @@ class _Emitter:
                 ShardedState(
                     state.tensor, state.updated, types[state.tensor].dtype,
                     (BucketSlice(state.tensor, 0, types[state.tensor].elements),),
-                    where if state.kind is not StateKind.SCALAR else EVERYWHERE,
+                    where if state.kind is not StateKind.SCALAR else FULLY_REPLICATED,
                 )
                 for state in subgraph.states
             ]  # fmt: skip
@@ -311,7 +312,8 @@ class _Emitter:
         name = f"ps.k{unit.number}"
         bucket = WholeBucket(name, SERVER, unit.subgraphs, (server,) * len(sizes), offsets, cuts, "")
         for place, subgraph in enumerate(unit.subgraphs):
-            if subgraph.reductions:
+            # What every owner computes for itself is no partial sum.
+            if subgraph.reductions and subgraph.mode is not Mode.REPLICATED:
                 self.partials += partial_scalars(self.rewriter, bucket, place, self.scalars)
 
     def read_merged(self) -> None:
@@ -322,7 +324,7 @@ class _Emitter:
 
 
 def on_server(server: int | None) -> Sharding:
-    return EVERYWHERE if server is None else Sharding.along(SERVER, OnMember(server))
+    return FULLY_REPLICATED if server is None else Sharding.along(SERVER, OnMember(server))
 
 
 def key_name(unit: Unit, number: int) -> str:

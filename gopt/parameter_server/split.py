@@ -99,10 +99,11 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     live = _without_dead(training)
     plan = make_plan(live, options)
     placement = place_nodes(live, plan.updates, options.loss_reduction.value, plan.tables)
-    _check_apart(placement, options)
+    beside = _pulled_beside(live, plan, placement)
+    _check_apart(placement, beside, options)
     _check_own(plan, placement)
     servers = server_program(training, plan, placement, options)
-    scalars = _scalars(training, plan, placement, servers)
+    scalars = _scalars(plan, placement, beside, servers)
     trainer = trainer_program(training, plan, placement, options, scalars)
     trainer_graphs = lower(trainer, [0])
     server_graphs = lower(servers.program, range(options.servers))
@@ -173,7 +174,25 @@ def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
             )
 
 
-def _check_apart(placement: NodePlacement, options: SplitOptions) -> None:
+def _pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> list[str]:
+    """Return the states beside parameters that trainers read. Refuses those that one server alone has."""
+    everywhere = set(placement.shared)
+    for unit in plan.units:
+        for subgraph in unit.subgraphs if unit.server is None else ():
+            everywhere.update(state.tensor for state in subgraph.states)
+    parameters = {*plan.owners, *plan.tables.parameters}
+    found = [state for state in training.states if state.tensor in placement.pulled - parameters]
+    for state in found:
+        if state.tensor not in everywhere:
+            raise UnsupportedError(
+                f"trainers read {show(state.tensor)}, which is updated with {show(state.of or '')} on one server: "
+                "servers send parameters, and states that all of them have",
+                "shard the step with gopt shard, which keeps such a state on every rank",
+            )
+    return [state.tensor for state in found]
+
+
+def _check_apart(placement: NodePlacement, beside: Sequence[str], options: SplitOptions) -> None:
     """Refuse updates that need rounds in a mode without rounds."""
     if options.mode.rounds:
         return
@@ -183,10 +202,9 @@ def _check_apart(placement: NodePlacement, options: SplitOptions) -> None:
             f"mode {options.mode}: the update reads the trainers' mean of {show(name)}, and there are no rounds",
             "take --mode sync",
         )
-    scalar = next((name for name in placement.shared if name in placement.pulled), "")
-    if scalar:
+    if beside:
         raise UnsupportedError(
-            f"mode {options.mode}: trainers read {show(scalar)}, of which each key has its own: there are no rounds",
+            f"mode {options.mode}: trainers read {show(beside[0])}, of which each key has its own: there are no rounds",
             "take --mode sync",
         )
     if placement.metrics:
@@ -196,9 +214,8 @@ def _check_apart(placement: NodePlacement, options: SplitOptions) -> None:
         )
 
 
-def _scalars(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, servers: ServerProgram) -> Scalars:
+def _scalars(plan: ServerPlan, placement: NodePlacement, states: Sequence[str], servers: ServerProgram) -> Scalars:
     number = len(plan.buckets) + len(servers.merged)
-    states = [name for name in placement.shared if name in placement.pulled]
     return Scalars(
         {name: number + place for place, name in enumerate(states)},
         dict(servers.merged),

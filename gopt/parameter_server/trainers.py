@@ -7,12 +7,12 @@ last one is an output, so no pruning removes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.loss_reduction import LossRule
-from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.artifact.server_entries import PullAt
 from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, Node
@@ -28,6 +28,7 @@ from gopt.parameter_server.table_pulls import TableWriter
 from gopt.parameter_server.trainer_nodes import TrainerNodes
 from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
+from gopt.passes.shard.gradient_reduction import accumulated_dtype
 from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
@@ -50,7 +51,7 @@ def trainer_program(
     metrics = [name for name in training.metrics if name not in placement.metrics]
     view = role_view(training, placement.trainer_nodes, local, metrics, training.loss)
     at_end = options.pulls is PullAt.END
-    held = [state for state in training.states if state.tensor in placement.pulled] if at_end else []
+    held = _held(training, placement) if at_end else []
     view.metrics.append(DONE)
     view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
     view.metrics += placement.metrics
@@ -58,7 +59,7 @@ def trainer_program(
     view.states += held
     for state in held:
         view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
-        view.graph.outputs[state.updated] = training.graph.types[state.updated]
+        view.graph.outputs[state.updated] = view.graph.types[state.updated] = training.graph.types[state.tensor]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
     writer = TrainerWriter(program, training, plan, placement, options)
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
@@ -70,7 +71,8 @@ def trainer_program(
     done = writer.push(pushed, scalars)
     for served in plan.tables.served:
         done = tables.push(served, done, writer.weight)
-    done = writer.pull_at_end(scalars, done) if at_end else done
+    if at_end:
+        done = writer.pull_at_end(scalars, done, {state.tensor: state.updated for state in held})
     done = writer.metrics(scalars, done)
     writer.rewriter.add("Identity", [done], {DONE: ROUND_TYPE})
     writer.rewriter.finish()
@@ -84,6 +86,17 @@ def trainer_program(
         for state in view.states
     ])  # fmt: skip
     return program
+
+
+def _held(training: TrainingGraph, placement: NodePlacement) -> list[State]:
+    """Return the states that trainers pull at the end, with the names of their new values. Where a trainer computes the
+    source's one for itself, such as the number of the step that a schedule reads, what it pulls has another name."""
+    made = {name for node in placement.trainer_nodes for name in node.outputs}
+    pulled = [state for state in training.states if state.tensor in placement.pulled]
+    return [
+        replace(state, updated=f"gopt.ps.next{place}") if state.updated in made else state
+        for place, state in enumerate(pulled)
+    ]
 
 
 class TrainerWriter:
@@ -120,10 +133,8 @@ class TrainerWriter:
         )
         self._pull(buckets, scalars.states, ROUND, "before", {name: name for name in first}, head)
 
-    def pull_at_end(self, scalars: Scalars, done: str) -> str:
-        """Pull the trainers' values as they are after the update; return the token."""
-        states = self.training.state_of()
-        names = {name: states[name].updated for name in self.placement.pulled}
+    def pull_at_end(self, scalars: Scalars, done: str, names: Mapping[str, str]) -> str:
+        """Pull values as they are after the update; return the token. ``names``: state -> what is pulled of it."""
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
 
     def _pull(
@@ -189,15 +200,18 @@ class TrainerWriter:
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def accumulate(self) -> dict[str, str]:
-        """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update."""
+        """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update. Halves are summed
+        in float32 and rounded once."""
         found: dict[str, str] = {}
         merged = dict.fromkeys(self.training.gradients[name] for name in self.plan.owners)
         mean = self.options.loss_reduction.rule is not LossRule.SUM
         for place, gradient in enumerate(merged):
-            type, root = self.types[gradient], f"gopt.ps.sum{place}"
+            own, root = self.types[gradient], f"gopt.ps.sum{place}"
+            type = TensorType(accumulated_dtype(own.dtype), own.shape)
             held = Accumulator(root, f"{root}_out", f"{root}_next", type)
             self.types[held.input] = type
-            self.rewriter.add("Add", [held.input, gradient], {held.added: type})
+            term = self._as(gradient, type, f"{root}_term")
+            self.rewriter.add("Add", [held.input, term], {held.added: type})
             zeros = {"value": constant_value([0.0], type.dtype)}
             self.rewriter.add(
                 "ConstantOfShape", [self.nodes.shape(type.dims, None)], {held.output: type}, attributes=zeros
@@ -209,7 +223,15 @@ class TrainerWriter:
                 self.rewriter.add("Constant", [], {f"{root}_count": TensorType(type.dtype, ())}, attributes=count)
                 self.rewriter.add("Div", [held.input, f"{root}_count"], {f"{root}_mean": type})
                 found[gradient] = f"{root}_mean"
+            found[gradient] = self._as(found[gradient], own, f"{root}_rounded")
         return found
+
+    def _as(self, value: str, type: TensorType, name: str) -> str:
+        """Return a value in another type; itself where it has it."""
+        if self.types[value].dtype != type.dtype:
+            self.rewriter.add("Cast", [value], {name: type}, attributes={"to": dtype_code(type.dtype)})
+            return name
+        return value
 
     def push(self, instead: Mapping[str, str], scalars: Scalars) -> str:
         """Push each bucket once its gradients are complete; return the token. ``instead``: gradient -> the value sent

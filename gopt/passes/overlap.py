@@ -153,15 +153,15 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
     due: dict[int, float] = {}
     free: dict[int, float] = {}
     for place, node in enumerate(nodes):
-        when = max([at.get(name, -0.5) for name in node.reads], default=-0.5)
-        if node.domain == COMM and place not in gathers and when > 0:
-            due[place] = when
-        elif node.made_by and node.domain != COMM and not waits[place]:
-            free[place] = when
-        elif waits[place] and place < stop:
-            due[place] = when = max(when, stop + 0.5)
-        else:
-            when = place + 0.5
+        call, when = node.domain == COMM, place + 0.5
+        if call or node.made_by or waits[place]:  # any other stays where it is
+            behind = max([at.get(name, -0.5) for name in node.reads], default=-0.5)
+            if call and place not in gathers and behind > 0:
+                due[place] = when = behind
+            elif node.made_by and not call and not waits[place]:
+                free[place] = when = behind
+            elif waits[place] and place < stop:
+                due[place] = when = max(behind, stop + 0.5)
         for name in node.outputs:
             at[name] = when
     _take_along(nodes, due, free)

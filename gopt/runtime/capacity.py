@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 
+from gopt.artifact.report import format_bytes
 from gopt.errors import RunError
 from gopt.ir.external_data import show
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
+
+_MEMORY = "run it where more memory is free"
 
 
 def free_memory() -> int:
@@ -29,10 +32,16 @@ def check_fits(graph: Graph, states: Iterable[str], copies: int) -> None:
     free = free_memory()
     name, kind = max(graph.types.items(), key=lambda item: item[1].nbytes)
     if kind.nbytes > free:
-        raise RunError(f"value {show(name)} is {kind}, {kind.nbytes} bytes, and {free} bytes of memory are free")
+        raise RunError(
+            f"value {show(name)} is {kind}, {format_bytes(kind.nbytes)}, and {format_bytes(free)} of memory are free",
+            _MEMORY,
+        )
     held = copies * sum(graph.type_of(state).nbytes for state in states)
     if held > free:
-        raise RunError(f"{copies} copies of all states take {held} bytes, and {free} bytes of memory are free")
+        raise RunError(
+            f"{copies} copies of all states take {format_bytes(held)}, and {format_bytes(free)} of memory are free",
+            _MEMORY,
+        )
 
 
 def check_batches_fit(types: Mapping[str, TensorType], inputs: Collection[str], batches: int) -> None:
@@ -45,7 +54,7 @@ def check_batches_fit(types: Mapping[str, TensorType], inputs: Collection[str], 
     held = batches * sum(sized[each].nbytes for each in inputs if each in sized) + 2 * 8 * kind.elements
     if held > (free := free_memory()):
         raise RunError(
-            f"value {show(name)} is {kind}: a check of gradients takes at least {held} bytes of memory, and {free} are "
-            "free",
+            f"value {show(name)} is {kind}: a check of gradients takes at least {format_bytes(held)} of memory, and "
+            f"{format_bytes(free)} are free",
             "give smaller sizes with --dim: the step is checked at the size that it has",
         )

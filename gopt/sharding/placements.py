@@ -259,7 +259,7 @@ class Sharding:
     @classmethod
     def along(cls, axis: str, place: Placement) -> Sharding:
         """Placed along one axis, replicated along all others."""
-        return EVERYWHERE if isinstance(place, Replicated) else cls(((axis, place),))
+        return FULLY_REPLICATED if isinstance(place, Replicated) else cls(((axis, place),))
 
     def on(self, axis: str) -> Placement:
         """The placement along an axis."""
@@ -301,7 +301,7 @@ class Sharding:
         return ", ".join(f"{place} along {axis}" for axis, place in self.by_axis) or str(REPLICATED)
 
 
-EVERYWHERE = Sharding()
+FULLY_REPLICATED = Sharding()
 
 
 def holder(placement: Placement) -> int | None:

@@ -9,7 +9,7 @@ from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
 from gopt.program import Accumulator, ShardedState, SpmdProgram
 from gopt.sharding.placements import (
-    EVERYWHERE,
+    FULLY_REPLICATED,
     PER_MEMBER,
     REPLICATED,
     FlatShard,
@@ -122,14 +122,14 @@ class Shardings:
 
     def placed(self, placements: Placements, sharding: Sharding) -> Placements:
         """Return ``placements``, replaced along the axes for which ``sharding`` gives others."""
-        if sharding is EVERYWHERE:
+        if sharding is FULLY_REPLICATED:
             return placements
         said = dict(sharding.by_axis)
         return tuple([said.get(axis, placement) for axis, placement in zip(self.axes, placements)])
 
     def place(self, sharding: Sharding, axis: int) -> Place:
         """Return the members that run a node along an axis."""
-        place = sharding.on(self.axes[axis]) if sharding is not EVERYWHERE else REPLICATED
+        place = sharding.on(self.axes[axis]) if sharding is not FULLY_REPLICATED else REPLICATED
         assert isinstance(place, (Replicated, OnMember, FlatShard))
         return place
 

@@ -85,7 +85,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
     """
     nodes = program.graph.nodes
     ready = ready_at(nodes)
-    first, last = uses_of_values(nodes)
+    first, last = uses_of_results(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
     if parts is None:
@@ -132,32 +132,39 @@ def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
     return round(peak)
 
 
-def ready_at(nodes: Sequence[Node]) -> list[int]:
-    """Return, for each node, the position of the last immovable node that it waits for.
+def ready_at(nodes: Sequence[Node]) -> dict[int, int]:
+    """Return, for the position of each call, that of the last immovable node that it waits for.
 
     Source nodes and calls are immovable; nodes that passes add between them (casts, joins) move along.
     """
     made: dict[str, int] = {}
-    result = []
+    result = {}
     for place, node in enumerate(nodes):
-        at = max([made.get(name, -1) for name in node.reads], default=-1)
-        result.append(at)
-        fixed = not node.made_by or node.domain == COMM
+        at, call = place, node.domain == COMM
+        if call or node.made_by:
+            waits = max([made.get(name, -1) for name in node.reads], default=-1)
+            if call:
+                result[place] = waits
+            else:
+                at = waits
         for name in node.outputs:
-            made[name] = place if fixed else at
+            made[name] = at
     return result
 
 
-def uses_of_values(nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
-    """Value -> the first node that computes with it, seen through calls; value -> its last reader."""
+def uses_of_results(nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
+    """Result of a call -> the first node that computes with it, seen through calls; result -> its last reader."""
+    results = {name for node in nodes if node.domain == COMM for name in node.outputs}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     end = len(nodes)
     for place in range(end - 1, -1, -1):
         node = nodes[place]
+        if results.isdisjoint(node.reads):
+            continue
         # A call that reads another's result waits on the link, not on the processor.
         at = min((first.get(name, end) for name in node.outputs), default=end) if node.domain == COMM else place
-        for name in node.reads:
+        for name in results.intersection(node.reads):
             first[name] = min(at, first.get(name, end))
             last.setdefault(name, place)
     return first, last

@@ -246,8 +246,8 @@ class _Trace:
     def _note_unit(self, node: Node, shard: Shard) -> None:
         """Note the unit of a reshape that merges dimensions: parts must be multiples of the inner ones."""
         described = self.forward.operator(node)
-        before = described.operands[0]
-        if not node.is_a("Reshape", "Flatten") or before is None or not before.static:
+        before = described.operands[0] if node.is_a("Reshape", "Flatten") else None
+        if before is None or not before.static:
             return
         made = described.made()
         outer, length, inner = prod(made[: shard.dim]) * shard.runs, sum(shard.sizes), prod(made[shard.dim + 1 :])

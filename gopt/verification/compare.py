@@ -91,7 +91,7 @@ def ratio(error: float, allowed: float) -> float:
 
 
 @dataclass(slots=True)
-class Ledger:
+class StepComparisons:
     """The comparisons of one step. Parts of a sharded state are judged together, as the state they make up.
 
     ``floors``: tolerances of a value in addition to contract section 7.
@@ -133,8 +133,8 @@ class Ledger:
         """Names of what is too far off."""
         return {each.name for each in self.entries if each.fails}
 
-    def without(self, names: Iterable[str]) -> Ledger:
-        """The same, but for some values: another ledger judges them."""
+    def without(self, names: Iterable[str]) -> StepComparisons:
+        """The same, but for some values: another record judges them."""
         left_out = set(names)
         return replace(self, entries=[each for each in self.entries if each.name not in left_out])
 

@@ -110,7 +110,7 @@ class Coverage:
         self.conditions = conditions
         self.seen: dict[str, set[bool]] = {condition.output: set() for condition in conditions}
 
-    def look(self, values: Values) -> bool:
+    def record(self, values: Values) -> bool:
         """Enter what values show; whether that was new."""
         before = sum(map(len, self.seen.values()))
         for condition in self.conditions:

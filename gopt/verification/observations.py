@@ -40,7 +40,7 @@ class Observations:
             if name not in self.changed and _moved(new, before[name]):
                 self.changed.add(name)
         self._gradients(step.local)
-        self.coverage.look({**before, **settings, **step.means, **step.conditions})
+        self.coverage.record({**before, **settings, **step.means, **step.conditions})
 
     def _gradients(self, local: LocalResults) -> None:
         every = [values for turn in local.gradients for values in turn]

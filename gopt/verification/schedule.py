@@ -21,7 +21,7 @@ MOST_STARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartOverride:
     """States or hyper-parameters of one kind that begin elsewhere, all of them at one number."""
 
     values: Values
@@ -48,20 +48,20 @@ class Schedule:
         self.graph = subgraph(training.graph, training.graph.nodes, wanted, ())
         self.program = Executor(self.graph, cache) if wanted else None
 
-    def starts(self, states: Values, settings: Values, steps: int, fixed: Collection[str]) -> list[Start]:
+    def starts(self, states: Values, settings: Values, steps: int, fixed: Collection[str]) -> list[StartOverride]:
         """Other starts that show what ``steps`` steps from these states do not; ``fixed`` stay as they are."""
         if not self.conditions:
             return []
         values = {**states, **settings}
         for _ in range(steps):
             made = self._run(values)
-            self.coverage.look({**values, **made})
+            self.coverage.record({**values, **made})
             values |= {name: made[new] for name, new in self.follows.items() if new in made}
-        found: list[Start] = []
+        found: list[StartOverride] = []
         for start in self._candidates(fixed):
             if len(found) < MOST_STARTS and self.coverage.one_sided(scheduled=True):
                 given = {**states, **settings, **start.values}
-                if self.coverage.look({**given, **self._run(given)}):
+                if self.coverage.record({**given, **self._run(given)}):
                     found.append(start)
         return found
 
@@ -70,7 +70,7 @@ class Schedule:
             return {}
         return self.program.run({name: values[name] for name in self.graph.inputs if name in values}, refuse_call)
 
-    def _candidates(self, fixed: Collection[str]) -> Iterator[Start]:
+    def _candidates(self, fixed: Collection[str]) -> Iterator[StartOverride]:
         """Values that may change the outcome of conditions, thresholds first. Leaves with the same thresholds, such as
         a counter for every parameter, move together."""
         numbers: dict[str, set[float]] = {}
@@ -83,7 +83,9 @@ class Schedule:
                 alike.setdefault((self.types[leaf].dtype, tuple(sorted(constants))), []).append(leaf)
         for (dtype, thresholds), leaves in alike.items():
             for value in _tries(dtype, thresholds):
-                yield Start({leaf: np.full(self.types[leaf].dims, value, numpy_dtype(dtype)) for leaf in leaves})
+                yield StartOverride(
+                    {leaf: np.full(self.types[leaf].dims, value, numpy_dtype(dtype)) for leaf in leaves}
+                )
 
 
 def _tries(dtype: str, constants: Sequence[float]) -> list[float]:

@@ -20,7 +20,7 @@ from gopt.artifact.pieces import cut
 from gopt.ir.types import LOW_PRECISION
 from gopt.progress import ProgressCallback, no_progress
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
-from gopt.verification.compare import Ledger, Values, became_not_finite, distance, finite, ratio, same_bits
+from gopt.verification.compare import StepComparisons, Values, became_not_finite, distance, finite, ratio, same_bits
 from gopt.verification.observations import Observations
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Verification
@@ -130,23 +130,23 @@ class _StepComparison:
 
     def judge(self, step: ReferenceStep, first: Values) -> None:
         """Compare with ``step`` of the source; ``first``: the states that changes are counted from."""
-        ledger = self._ledger({})
-        self._losses(ledger, step.local)
-        self._states(ledger, step.states, first, None)
-        self._copies(ledger)
-        again = ledger.failing() & {*self.runner.kinds, self.runner.reference.training.loss}
+        comparisons = self._comparisons({})
+        self._losses(comparisons, step.local)
+        self._states(comparisons, step.states, first, None)
+        self._copies(comparisons)
+        again = comparisons.failing() & {*self.runner.kinds, self.runner.reference.training.loss}
         if self.variant is PLAIN:
             again |= self._noisy()
         if again:
-            ledger = self._compare_from_own_states(ledger, again)
-        ledger.write(self.runner.result)
+            comparisons = self._compare_from_own_states(comparisons, again)
+        comparisons.write(self.runner.result)
 
     def _noisy(self) -> set[str]:
         training, noise = self.runner.reference.training, self.runner.noise
         owners = {name for name, gradient in training.gradients.items() if gradient in noise}
         return {s.tensor for s in training.states if s.tensor in owners or s.of in owners} - set(self.not_finite)
 
-    def _compare_from_own_states(self, ledger: Ledger, names: Collection[str]) -> Ledger:
+    def _compare_from_own_states(self, comparisons: StepComparisons, names: Collection[str]) -> StepComparisons:
         """Judge some values again from the ranks' own states and gradients."""
         runner, reference = self.runner, self.runner.reference
         base = reference.step(self.variant, self.own, self.settings, self.batches)
@@ -163,23 +163,25 @@ class _StepComparison:
             if self.variant is PLAIN:
                 runner.settle(moved, base)
             second = self._second(names, base, sent, update, moved)
-        kept = ledger.without(names)
+        kept = comparisons.without(names)
         kept.entries += second.entries
         return kept
 
     def _second(
         self, names: Collection[str], base: ReferenceStep, sent: LocalResults, update: ReferenceStep,
         moved: Sensitivity | None,
-    ) -> Ledger:  # fmt: skip
+    ) -> StepComparisons:  # fmt: skip
         """Comparisons from the ranks' own states: gradients with those ``sent``, states with those of ``update``."""
         reference = self.runner.reference
         statistics = {state.tensor for state in reference.statistics}
-        ledger = self._ledger({} if moved is None else self._floors(base, moved, statistics))
+        comparisons = self._comparisons({} if moved is None else self._floors(base, moved, statistics))
         if reference.training.loss in names:
-            self._losses(ledger, base.local, moved)
-        self._gradients(ledger, base.local, sent, moved)
-        self._states(ledger, {**update.states, **{name: base.states[name] for name in statistics}}, self.own, names)
-        return ledger
+            self._losses(comparisons, base.local, moved)
+        self._gradients(comparisons, base.local, sent, moved)
+        self._states(
+            comparisons, {**update.states, **{name: base.states[name] for name in statistics}}, self.own, names
+        )
+        return comparisons
 
     def _floors(self, base: ReferenceStep, moved: Sensitivity, statistics: Collection[str]) -> dict[str, float]:
         """Return the changes of states that rounding may cause."""
@@ -220,43 +222,47 @@ class _StepComparison:
         gradients = [[{**mine, **observed} for mine, observed in zip(*turn)] for turn in pairs]
         return replace(local, gradients=gradients)
 
-    def _gradients(self, ledger: Ledger, local: LocalResults, sent: LocalResults, moved: Sensitivity | None) -> None:
+    def _gradients(
+        self, comparisons: StepComparisons, local: LocalResults, sent: LocalResults, moved: Sensitivity | None
+    ) -> None:
         for turn, (wanted, had) in enumerate(zip(local.gradients, sent.gradients)):
             for r, (mine, theirs) in enumerate(zip(wanted, had)):
                 for name, value in mine.items():
                     share = MULTIPLE * moved.gradients[turn][r][name] if moved is not None else 0.0
-                    ledger.floors[name] = share if name in self.runner.noise else min(share, MOST * norm(value))
+                    comparisons.floors[name] = share if name in self.runner.noise else min(share, MOST * norm(value))
                     rank = self.runner.all_ranks.which.index(r)
-                    ledger.whole(rank, name, "gradient", theirs[name], value, np.zeros_like(value))
+                    comparisons.whole(rank, name, "gradient", theirs[name], value, np.zeros_like(value))
 
-    def _ledger(self, floors: dict[str, float]) -> Ledger:
-        return Ledger(self.runner.result.tolerance, self.variant.name, self.number, floors)
+    def _comparisons(self, floors: dict[str, float]) -> StepComparisons:
+        return StepComparisons(self.runner.result.tolerance, self.variant.name, self.number, floors)
 
-    def _losses(self, ledger: Ledger, local: LocalResults, moved: Sensitivity | None = None) -> None:
+    def _losses(self, comparisons: StepComparisons, local: LocalResults, moved: Sensitivity | None = None) -> None:
         loss = self.runner.reference.training.loss
         for turn, rank, value in self.made.losses:
             which = self.runner.all_ranks.which[rank]
             wanted = local.losses[turn][which]
             if moved is not None:
-                ledger.floors[loss] = min(MULTIPLE * moved.losses[turn][which], MOST * norm(wanted))
+                comparisons.floors[loss] = min(MULTIPLE * moved.losses[turn][which], MOST * norm(wanted))
             if loss not in self.not_finite:
-                ledger.whole(rank, loss, "loss", value, wanted, np.zeros_like(value))
+                comparisons.whole(rank, loss, "loss", value, wanted, np.zeros_like(value))
             elif finite(value) and not finite(wanted):
-                ledger.enter(rank, loss, "loss", float("inf"))
+                comparisons.enter(rank, loss, "loss", float("inf"))
 
-    def _states(self, ledger: Ledger, wanted: Values, start: Values, names: Collection[str] | None) -> None:
+    def _states(
+        self, comparisons: StepComparisons, wanted: Values, start: Values, names: Collection[str] | None
+    ) -> None:
         """Compare what every rank holds of the states, or of those named."""
         errors: _KnownErrors = {}
         for rank, own in enumerate(self.runner.all_ranks.ranks):
             for state in own.states:
                 if not state.copy and not state.local:
                     value = np.asarray(self.made.outputs[rank][state.output]).reshape(-1)
-                    self._pieces(ledger, rank, state, value, wanted, start, names, errors)
-        ledger.close(wanted, start)
+                    self._pieces(comparisons, rank, state, value, wanted, start, names, errors)
+        comparisons.close(wanted, start)
 
     def _pieces(
-        self, ledger: Ledger, rank: int, state: LocalState, flat: np.ndarray, wanted: Values, start: Values,
-        names: Collection[str] | None, errors: _KnownErrors,
+        self, comparisons: StepComparisons, rank: int, state: LocalState, flat: np.ndarray, wanted: Values,
+        start: Values, names: Collection[str] | None, errors: _KnownErrors,
     ) -> None:  # fmt: skip
         """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of its tensor."""
         place = 0
@@ -270,19 +276,19 @@ class _StepComparison:
             reference = cut(piece, wanted[name])
             if name in self.not_finite:
                 if finite(value) and not finite(reference):
-                    ledger.enter(rank, name, kind, float("inf"))
+                    comparisons.enter(rank, name, kind, float("inf"))
             elif piece.place == (None, None) and value.size == wanted[name].size:
                 before = errors.get(name)
                 if before is None or not same_bits(value, before[0]):
-                    before = value, ledger.error(name, value, reference, start[name].reshape(-1))
+                    before = value, comparisons.error(name, value, reference, start[name].reshape(-1))
                     errors[name] = before
-                ledger.enter(rank, name, kind, before[1])
+                comparisons.enter(rank, name, kind, before[1])
             else:
-                ledger.part(rank, name, kind, distance(value, reference))
+                comparisons.part(rank, name, kind, distance(value, reference))
         if place != flat.size:
-            ledger.enter(rank, state.input, "size", float("inf"))
+            comparisons.enter(rank, state.input, "size", float("inf"))
 
-    def _copies(self, ledger: Ledger) -> None:
+    def _copies(self, comparisons: StepComparisons) -> None:
         """A narrow copy must be exactly the cast of the wide state as the ranks now hold it."""
         copies = [(r, state) for r, own in enumerate(self.runner.all_ranks.ranks) for state in own.states if state.copy]
         wide = self.runner.all_ranks.joined("output", self.made.outputs) if copies else {}
@@ -292,4 +298,4 @@ class _StepComparison:
             if name not in self.not_finite:
                 with np.errstate(over="ignore"):
                     wanted = cut(state.pieces[0], wide[name]).astype(value.dtype)
-                ledger.enter(rank, state.input, "copy", ratio(distance(value, wanted), 0.0))
+                comparisons.enter(rank, state.input, "copy", ratio(distance(value, wanted), 0.0))

@@ -14,7 +14,7 @@ from gopt.verification.compare import Values, floating
 from gopt.verification.conditions import Coverage
 from gopt.verification.observations import Observations
 from gopt.verification.result import Verification
-from gopt.verification.schedule import Schedule, Start
+from gopt.verification.schedule import Schedule, StartOverride
 from gopt.verification.sensitivity import units
 from gopt.verification.variant_runner import VariantRunner
 from gopt.verification.variants import (
@@ -53,7 +53,7 @@ class VerificationRun:
             result, verifier.all_ranks, verifier.reference, verifier.kinds, units(training), self.observed, seed
         )  # fmt: skip
 
-    def one(self, variant: Variant, start: Start | None = None, steps: int = 0) -> bool:
+    def one(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
         """Run a variant; ``start``: what begins elsewhere, for one step. False: it left the numbers."""
         states, settings = dict(self.start), dict(self.settings)
         if start is not None:
@@ -90,14 +90,14 @@ class VerificationRun:
             if self.coverage.one_sided(scheduled=False):
                 self.one(variant)
 
-    def _schedule(self, fixed: set[str]) -> list[Start]:
+    def _schedule(self, fixed: set[str]) -> list[StartOverride]:
         schedule = Schedule(self.verifier.training, self.coverage, self.verifier.cache)
         starts = schedule.starts(self.start, self.settings, self.steps, fixed)
         for start in starts:
             self.one(replace(PLAIN, name=f"{start}", extra=True), start)
         return starts
 
-    def _still(self, starts: Sequence[Start]) -> None:
+    def _still(self, starts: Sequence[StartOverride]) -> None:
         """Let states change that never did: a maximum that starts high stays, a sign that differs holds a step back.
 
         Optimizer states begin near zero, for as many steps as asked, with conditions as they are and the other way.
@@ -108,7 +108,7 @@ class VerificationRun:
             for name in states
             if floating(self.start[name])
         }
-        for start in (Start(low), *(Start({**low, **start.values}) for start in starts)):
+        for start in (StartOverride(low), *(StartOverride({**low, **start.values}) for start in starts)):
             if low and self.observed.still(self.result):
                 self.one(replace(PLAIN, name="small states", extra=True), start, self.steps)
 

@@ -626,3 +626,14 @@ def test_low_precision_parameters_of_equal_values_are_refused(known, tmp_path):
     assert caught.value.hints[0].startswith("name the pair: --states ")
     roles = RoleMap(states={"p": "p_out", "q": "q_out"})
     assert {state.tensor for state in gopt.load(path, roles=roles).training.parameters} >= {"p", "q"}
+
+
+def test_a_refusal_of_many_possible_losses_names_a_few(tmp_path):
+    """Of 10,000 outputs it named all, in one line of 70,000 characters."""
+    step = onnx.load(FIXTURES / "mlp_sgd.onnx")
+    for number in range(30):
+        step.graph.node.append(helper.make_node("Neg", ["loss"], [f"shown{number}"]))
+        step.graph.output.append(helper.make_tensor_value_info(f"shown{number}", onnx.TensorProto.FLOAT, []))
+    onnx.save(step, tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedError, match=r"several outputs could be the loss: ('\w+', ){7}'\w+' \(and 23 other"):
+        gopt.shard(tmp_path / "m.onnx", 2)

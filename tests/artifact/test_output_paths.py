@@ -16,6 +16,7 @@ import gopt.disk.staging as draft_module
 import gopt.offline.merge as merging
 from gopt.artifact import output_paths
 from gopt.disk import rename
+from gopt.errors import OptionError
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
 
@@ -63,8 +64,8 @@ def test_a_folder_whose_manifest_says_nothing_stays(damage, capsys):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda record: record.clear(), '"mesh" is a required property'),
-        (lambda record: record.pop("states"), '"states" is a required property'),
+        (lambda record: record.clear(), "the key 'mesh' is missing"),
+        (lambda record: record.pop("states"), "the key 'states' is missing"),
         (lambda record: record["ranks"].append(record["ranks"][0]), "ranks[2].rank"),
         (lambda record: record["ranks"][0].update(files={"step": "../rank_0000.onnx"}), "files.step"),
     ],
@@ -253,3 +254,29 @@ def test_a_name_as_long_as_a_file_system_takes():
     assert main(["shard", MODEL, "--ranks", "2", "-o", name]) == 0
     assert main(["shard", MODEL, "--ranks", "2", "-o", name, "--force"]) == 0
     assert sorted(os.listdir()) == sorted(["out", name])
+
+
+@pytest.mark.parametrize("what", ["fifo", "file", "link", "other folder", "folder of gopt", "empty folder"])
+def test_force_is_offered_where_it_replaces(what, tmp_path):
+    target = tmp_path / "there"
+    if what == "fifo":
+        os.mkfifo(target)
+    elif what == "file":
+        target.write_text("mine")
+    elif what == "link":
+        target.symlink_to(tmp_path)
+    elif what == "folder of gopt":
+        shutil.copytree("out", target)
+    else:
+        target.mkdir()
+        if what == "other folder":
+            (target / "notes.txt").write_text("mine")
+    with pytest.raises(OptionError) as caught:
+        output_paths.check_output_folder(target, force=False)
+    offered = "replace it with --force" in caught.value.hints[0]
+    assert offered is (what in ("folder of gopt", "empty folder"))
+    if offered:
+        output_paths.check_output_folder(target, force=True)
+    else:
+        with pytest.raises(OptionError):
+            output_paths.check_output_folder(target, force=True)

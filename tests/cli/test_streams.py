@@ -81,7 +81,7 @@ def test_closed_streams_are_taken_by_no_file(tmp_path):
 @pytest.mark.parametrize("option", ["--log", "--trace"])
 def test_a_log_on_a_full_disk(option, made, capsys):
     assert main(training(made, option, "/dev/full")) == 5
-    assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
+    assert "cannot write /dev/full: " in capsys.readouterr().err
 
 
 def test_nobody_reads():

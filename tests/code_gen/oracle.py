@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from code_gen.codes import Code
-from gopt.frontends.pytorch.randomness import GivenDraws
+from gopt.frontends.pytorch.randomness import ReplayedDraws
 
 STEPS = 6
 NOISE = 64.0
@@ -62,7 +62,7 @@ def trained(
         for one in optimizers:
             one.zero_grad()
         mean = 0.0
-        with sdpa_kernel(SDPBackend.MATH), GivenDraws(draws[step] if draws else ()):
+        with sdpa_kernel(SDPBackend.MATH), ReplayedDraws(draws[step] if draws else ()):
             for batch in ranks:
                 found = loss(module, dict(batch)) / len(ranks)
                 mean += float(found.detach())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
 
+from gopt.artifact.output_folder import output_folder
 from gopt.disk import rename, staging_names
 from gopt.disk.staging import create_staged, staged_folder, sweep
+from gopt.errors import RunError
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
 
@@ -104,3 +109,41 @@ def test_without_exchange(monkeypatch):
     assert len(json.loads(Path("out/manifest.json").read_text())["ranks"]) == 3
     assert main(["merge", "out", "-o", "m.onnx"]) == 0 and main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
     assert sorted(os.listdir()) == ["m.onnx", "out"]
+
+
+FEW_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+from gopt.artifact.output_folder import output_folder
+from gopt.errors import RunError
+
+most = len(os.listdir("/proc/self/fd")) + 4
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+try:
+    with output_folder(Path("out"), force=False) as staged:
+        (staged / "a").write_text("a")
+        held = []
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+except RunError as error:
+    print(error.message, *error.hints, sep="|")
+"""
+
+
+def test_where_descriptors_are_short_nothing_is_left_behind(tmp_path):
+    """The draft was left, and the message said that nothing was."""
+    folder = tmp_path / "apart"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_DESCRIPTORS], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "cannot write out: too many files are open (ulimit -n)|nothing was left behind\n"
+    assert not [*folder.iterdir()]
+
+
+def test_a_draft_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("gopt.disk.staging.remove", lambda path: None)
+    with pytest.raises(RunError) as caught, output_folder(tmp_path / "new/out", force=False):
+        raise OSError(errno.EIO, "no answer")
+    (left,) = (tmp_path / "new").iterdir()
+    assert caught.value.hints == (f"remove {left}, or let the next run do so",)

@@ -33,7 +33,7 @@ RECORDS: dict[str, tuple[Callable[..., Any], documents.DocumentKind]] = {
 }
 OF_VALUES = re.compile(
     r"is less than|is greater than|does not match|is not one of|was expected|has less than|has more than"
-    r"|by_kind: Additional properties|should be non-empty|is not valid under"
+    r"|by_kind: there is no key|should be non-empty|is not valid under"
     r"|is shorter than|is longer than|has non-unique|too (small|large|long|short)"
 )
 """What a schema says of values: no type of a record can."""

@@ -9,7 +9,8 @@ import sys
 import pytest
 from refusals import many, refused
 
-from gopt.documents import MANIFEST
+from gopt.documents import CONFIG, MANIFEST, read_toml
+from gopt.errors import InputError
 
 INTERRUPTED = """
 import sys
@@ -42,3 +43,22 @@ def test_a_fault_far_down_a_list_is_named(place):
     state = manifest["ranks"][place]["state"][0]
     manifest["ranks"][place]["state"] = [state] * 100 + [state | {"input": 3}]
     assert f"ranks[{place}]" in refused(json.dumps(manifest), MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[mesh]\nshard = 2\n[nearly]\n", "gopt.toml: there is no key 'nearly'", ()),
+        ("[mesh]\nshard = 2\n[pas.shard]\n", "gopt.toml: there is no key 'pas'", ("did you mean 'pass'?",)),
+        (
+            "[mesh]\nshard = 2\n[pipeline]\npases = []\n", "gopt.toml: pipeline: there is no key 'pases'",
+            ("did you mean 'passes'?",),
+        ),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_is_told_with_the_nearest_known_one(text, message, hint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gopt.toml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_toml("gopt.toml", CONFIG)
+    assert (caught.value.message, caught.value.hints) == (message, hint)

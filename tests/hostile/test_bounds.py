@@ -114,8 +114,8 @@ START = b'{"format": "gopt-manifest/1", "a": ['
     [
         (lambda: b'"\\' * 100_000, "is not JSON"),
         (lambda: START + b",".join([b'{"a":' * 27 + b"1" + b"}" * 27] * 36_000), "is not JSON"),
-        (lambda: START + b",".join([b'{"a":' * 27 + b"1" + b"}" * 27] * 36_000) + b"]}", "is a required property"),
-        (lambda: START + b",".join(b'{"aaaaaaaaaa%d":1.%d}' % (n, n) for n in range(900_000)) + b"]}", "is a required"),
+        (lambda: START + b",".join([b'{"a":' * 27 + b"1" + b"}" * 27] * 36_000) + b"]}", "is missing"),
+        (lambda: START + b",".join(b'{"aaaaaaaaaa%d":1.%d}' % (n, n) for n in range(900_000)) + b"]}", "is missing"),
     ],
     ids=["quotes", "open", "tables", "keys"],
 )
@@ -381,7 +381,7 @@ def test_attributes_that_make_outputs_or_dimensions(tmp_path, extra, said):
 def test_a_value_that_memory_cannot_hold_is_not_computed(tmp_path):
     stepping(lambda b: doubled(b, 40)).save(tmp_path / "m.onnx")
     assert run("shard", "m.onnx", "--ranks", "2", "-o", "out", folder=tmp_path).code == 0
-    refused(run("verify", "out", folder=tmp_path), 5, f"{8 << 40} bytes", "memory are free")
+    refused(run("verify", "out", folder=tmp_path), 5, "8.0 TiB", "memory are free")
 
 
 def test_states_that_memory_cannot_hold_are_not_drawn(tmp_path):

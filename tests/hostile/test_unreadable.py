@@ -79,3 +79,24 @@ def test_a_file_that_may_not_be_read(name, command, here, capfd):
     line = capfd.readouterr().err.splitlines()[0]
     assert line.startswith("gopt: error: ") and name in line and "cannot be read: Permission denied" in line
     assert not {"m.onnx", "r.ranks", "p.html"} & set(os.listdir(here))
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o600])
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "ranks" in COMMANDS[each]])
+def test_a_folder_that_may_not_be_read(command, mode, here, capfd):
+    """It ended with 5, as a target does that cannot be written."""
+    (here / "ranks").chmod(mode)
+    try:
+        code = as_another_user(COMMANDS[command])
+    finally:
+        (here / "ranks").chmod(0o755)
+    assert code == 3
+    line = capfd.readouterr().err.splitlines()[0]
+    assert line.startswith("gopt: error: ") and "ranks" in line and "cannot be read: Permission denied" in line
+    assert not {"m.onnx", "r.ranks", "p.html"} & set(os.listdir(here))
+
+
+def test_a_target_that_may_not_be_written_is_no_bad_input(here, capfd):
+    (here / "shut").mkdir(mode=0o700)
+    assert as_another_user(["merge", "ranks", "-o", "shut/m.onnx"]) == 5
+    assert "cannot write shut/m.onnx: Permission denied" in capfd.readouterr().err

@@ -310,7 +310,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of the pass, which is tested as a whole", "passes/test_fuse_collectives.py", "golden/fuse-collectives",
     ),
     **_each(
-        "passes.shard.emit passes.shard.emitted passes.shard.gradient_reduction passes.shard.parameter_gather "
+        "passes.shard.emit passes.shard.emitted_bucket passes.shard.gradient_reduction passes.shard.parameter_gather "
         "passes.shard.plan passes.shard.scalar_reductions passes.shard.split passes.shard.whole",
         _SHARD, "golden/shard", "passes/test_passes_shard.py", "numeric/test_knobs.py",
     ),
@@ -335,7 +335,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("analysis.shared_values", "forward values that updates read", "numeric/test_shared_values.py"),
     **_each("analysis.source_collectives", "calls of the source", "numeric/test_existing_collectives.py"),
     **_each(
-        "analysis.gradient_fixpoint analysis.state_matching analysis.step_skeleton analysis.layout_aliases",
+        "analysis.analysis_context analysis.dominators analysis.gradient_fixpoint analysis.local_taint "
+        "analysis.state_matching analysis.step_skeleton analysis.layout_aliases",
         "a part of the recovery of roles: which gradients and states a step has", "analysis/test_gradients.py",
         "analysis/test_roles.py", "laws/test_steps.py",
     ),

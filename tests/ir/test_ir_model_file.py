@@ -4,9 +4,10 @@ import os
 import resource
 
 import pytest
-from onnx import ModelProto
+from onnx import AttributeProto, ModelProto, NodeProto
 
-from gopt.ir.model_file import ModelFile
+from gopt.errors import InputError
+from gopt.ir.model_file import ModelFile, parse_model
 
 
 def test_a_released_message_is_parsed_again():
@@ -37,3 +38,28 @@ def test_too_little_memory_for_a_message_is_no_damage():
         finally:
             os._exit(ended)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A field of a message; protobuf cannot write what it does not read."""
+    size, left = b"", len(data)
+    while left > 127:
+        size, left = size + bytes((left & 127 | 128,)), left >> 7
+    return bytes((number << 3 | 2,)) + size + bytes((left,)) + data
+
+
+def nested(depth: int) -> bytes:
+    node = NodeProto(op_type="Neg", input=["x"], output=["y"]).SerializeToString()
+    for _ in range(depth):
+        attribute = field(1, b"then_branch") + field(6, field(1, node)) + b"\xa0\x01" + bytes((AttributeProto.GRAPH,))
+        node = field(4, b"If") + field(5, attribute)
+    return ModelProto(ir_version=8).SerializeToString() + field(7, field(1, node))
+
+
+def test_graphs_that_are_nested_too_deeply_are_no_damage():
+    """The message was that the file is truncated or damaged."""
+    assert parse_model(nested(20)).graph.node[0].op_type == "If"
+    for depth in (50, 500, 5000):
+        with pytest.raises(InputError) as caught:
+            parse_model(nested(depth))
+        assert "nests graphs in graphs deeper than protobuf reads" in caught.value.message and caught.value.hints

@@ -8,7 +8,7 @@ import pytest
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.halo_operators import HALO_OPERATORS, lowest
-from gopt.lower.lowered import Here
+from gopt.lower.lowered import LoweringContext
 from gopt.sharding.halo import Halo
 
 HALO = Halo((11, 11, 11, 11), ((-1, 12), (10, 23), (21, 34), (32, 45)))
@@ -18,7 +18,7 @@ def lowered(op_type: str, member: int, **attributes: object):
     fields = {"group": "h", "axis": 0, "border": "zeros", **HALO.attributes, **attributes}
     node = Node(op_type, ["x", "strips"], ["y"], domain=SPMD, attributes=fields)
     types = {"x": TensorType("float32", (11, 3)), "strips": TensorType("float32", (6, 3))}
-    return HALO_OPERATORS[op_type](node, Here({"h": member}, frozenset(), types))
+    return HALO_OPERATORS[op_type](node, LoweringContext({"h": member}, frozenset(), types))
 
 
 def kinds(member: int) -> list[str]:
@@ -54,7 +54,7 @@ def test_terms_of_halves_are_added_in_float32(dtype, casts):
     fields = {"group": "h", "axis": 0, **Halo((2, 2), ((0, 3), (2, 4)), "sum").attributes}
     node = Node("HaloSum", ["x", "strips"], ["y"], domain=SPMD, attributes=fields)
     types = {"x": TensorType(dtype, (2, 3)), "strips": TensorType(dtype, (1, 3))}
-    made = HALO_OPERATORS["HaloSum"](node, Here({"h": 1}, frozenset(), types)).nodes()
+    made = HALO_OPERATORS["HaloSum"](node, LoweringContext({"h": 1}, frozenset(), types)).nodes()
     kinds = [each.op_type for each in made]
     assert kinds.count("Sum") == 1
     assert kinds.count("Cast") == casts
@@ -72,7 +72,7 @@ def test_places_of_a_window_count_through_the_whole():
     given = {"kernel_shape": [1], "group": "h", "axis": 2, "ranges": [0, 10, 9, 14], "length": 14}
     node = Node("MemberMaxPool", ["x"], ["y", "at"], domain=SPMD, attributes=given)
     types = {"x": TensorType("float32", (2, 1, 5))}
-    made = HALO_OPERATORS["MemberMaxPool"](node, Here({"h": 1}, frozenset(), types))
+    made = HALO_OPERATORS["MemberMaxPool"](node, LoweringContext({"h": 1}, frozenset(), types))
     pool, *rest = made.nodes()
     assert (pool.op_type, pool.attributes) == ("MaxPool", {"kernel_shape": [1]})
     values = {pool.outputs[1]: np.array([2, 5 + 2]), **made.constants}

@@ -8,8 +8,8 @@ from lowered_nodes import run
 
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
-from gopt.lower.layout_operators import LOWERED, Here, Lowered
-from gopt.sharding.placements import EVERYWHERE, FlatShard, Sharding
+from gopt.lower.layout_operators import LOWERED, Lowered, LoweringContext
+from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, Sharding
 
 CUTS = ((0, 4, 8, 12), (0, 0, 5, 12), (0, 12, 12, 12), (0, 1, 2, 12))
 """Even, uneven, one member with all, members with one element."""
@@ -19,13 +19,13 @@ STARTS = (0, 3, 8)
 TENSORS = {f"t{number}": WHOLE[start : start + size] for number, (start, size) in enumerate(zip(STARTS, SIZES))}
 
 
-def node(op_type: str, inputs: list[str], sharding: Sharding = EVERYWHERE, **attributes: object) -> Node:
+def node(op_type: str, inputs: list[str], sharding: Sharding = FULLY_REPLICATED, **attributes: object) -> Node:
     return Node(op_type, inputs, ["out"], domain=SPMD, attributes=attributes, sharding=sharding, made_by="test")
 
 
 def lower(layout: Node, member: int, present: set[str] = frozenset()) -> Lowered:
     types = {name: TensorType("float32", (12,)) for name in ("out", "shard", *TENSORS)}
-    return LOWERED[layout.op_type](layout, Here({"shard": member}, present, types))
+    return LOWERED[layout.op_type](layout, LoweringContext({"shard": member}, present, types))
 
 
 @pytest.mark.parametrize("cuts", CUTS)

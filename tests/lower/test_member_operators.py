@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType, dtype_name
-from gopt.lower.lowered import Here
+from gopt.lower.lowered import LoweringContext
 from gopt.lower.member_operators import MEMBER_OPERATORS
 
 SIZES = ((4, 3), (3, 0, 4), (0, 7), (1, 2, 4))
@@ -26,7 +26,7 @@ def member(op_type: str, sizes: tuple[int, ...], at: int, values: list[np.ndarra
     shape = expected_shape(op_type, part, values, axis)
     types = {name: typed(each) for name, each in known.items()} | {"out": TensorType(typed(part).dtype, shape)}
     node = Node(op_type, names, ["out"], domain=SPMD, attributes={**attributes, "group": "tp", "sizes": list(sizes)})
-    lowered = MEMBER_OPERATORS[op_type](node, Here({"tp": at}, frozenset(), types))
+    lowered = MEMBER_OPERATORS[op_type](node, LoweringContext({"tp": at}, frozenset(), types))
     known |= lowered.constants
     if lowered.alias:
         return known[lowered.alias]
@@ -147,7 +147,7 @@ def test_a_member_without_part_has_nothing_to_do():
     types = {name: TensorType("float32", (0, 3)) for name in ("x0", "out")}
     node = Node("MemberScatterND", ["x0", "x1", "x2"], ["out"], domain=SPMD, attributes={"group": "tp", "sizes": [0, 7],
                 "axis": 0})  # fmt: skip
-    (made,) = MEMBER_OPERATORS["MemberScatterND"](node, Here({"tp": 0}, frozenset(), types)).nodes()
+    (made,) = MEMBER_OPERATORS["MemberScatterND"](node, LoweringContext({"tp": 0}, frozenset(), types)).nodes()
     assert (made.op_type, made.inputs, made.outputs) == ("Identity", ["x0"], ["out"]), (
         "not an alias: ranks share readers"
     )

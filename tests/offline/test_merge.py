@@ -247,3 +247,70 @@ def test_rows_are_copied_from_file_to_file(tmp_path):
     assert kinds["fc1.weight"] == (2, False) and kinds["fc2.weight"] == (0, True)
     held["fc2.weight"].read()
     assert held["fc2.weight"].array is None
+
+
+def exchange(one: str, other: str):
+    """Two files under one another's names."""
+
+    def edit(folder: Path) -> None:
+        kept = (folder / one).read_bytes()
+        (folder / one).write_bytes((folder / other).read_bytes())
+        (folder / other).write_bytes(kept)
+
+    return edit
+
+
+def copied(one: str, other: str):
+    return lambda folder: shutil.copy(folder / one, folder / other)
+
+
+def other_values(folder: Path) -> None:
+    """Values of as many bytes, of ranks that are cut elsewhere."""
+    beside = folder.with_name("beside")
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), "shard=2", stage=3, partition="whole").write(beside)
+    shutil.copy(beside / "states.bin", folder / "states.bin")
+
+
+def one_bit(folder: Path) -> None:
+    data = bytearray((folder / "states.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "states.bin").write_bytes(data)
+
+
+RANKS, SERVERS = ("rank_0000.onnx", "rank_0001.onnx"), ("server_0000.onnx", "server_0001.onnx")
+
+
+@pytest.mark.parametrize("damage", [exchange(*RANKS), copied(*RANKS), one_bit], ids=["exchanged", "copied", "bit"])
+@pytest.mark.parametrize("partition", ["rows", "flat"])
+def test_files_of_other_ranks_are_refused(damage, partition, tmp_path):
+    """Shards are of one size: the file of another rank fits."""
+    step = build(Recipe(widths=(16, 16), bias=False))
+    (tmp_path / "step.onnx").write_bytes(step.SerializeToString())
+    gopt.shard(gopt.load(tmp_path / "step.onnx"), "shard=2", stage=3, partition=partition).write(tmp_path / "out")
+    damage(tmp_path / "out")
+    refused(tmp_path / "out", tmp_path)
+
+
+def test_values_of_another_folder_are_refused(tmp_path):
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), "shard=2", stage=3).write(tmp_path / "out")
+    other_values(tmp_path / "out")
+    refused(tmp_path / "out", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [exchange(*SERVERS), copied(*SERVERS), copied(SERVERS[0], "trainer.onnx"), one_bit],
+    ids=["exchanged", "copied", "trainer", "bit"],
+)  # fmt: skip
+def test_files_of_other_roles_are_refused(damage, tmp_path):
+    options = gopt.SplitOptions(trainers=2, servers=2, minimum=16)
+    gopt.split(gopt.load(FIXTURES / "mlp_adamw.onnx"), options).write(tmp_path / "out")
+    damage(tmp_path / "out")
+    refused(tmp_path / "out", tmp_path)
+
+
+def refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        merge(folder, tmp_path / "merged.onnx")
+    with pytest.raises(InputError):
+        reshard(folder, Mesh.parse("shard=3"))
+    assert not (tmp_path / "merged.onnx").exists()

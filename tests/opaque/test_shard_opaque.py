@@ -14,6 +14,8 @@ import steps
 from contract_reader import Folder
 from helpers import FIXTURES, edit_rank, folder_bytes, rank_path, scramble
 from products import spread
+from steps_gen.make import make
+from steps_gen.plan import Plan
 
 import gopt
 from gopt.api import Sharded
@@ -364,3 +366,11 @@ def test_a_sequence_has_the_bytes_of_its_tensors():
             "refold-optimizers",
             "tensors of an optimizer in a sequence",
         )
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_functions_of_equal_bodies_in_one_run(stage, tmp_path):
+    """Each parameter has a function of its own, and one run has several parameters: none of these functions says which
+    operand is which of another's."""
+    path = save(make(Plan(seed=1213, batch=2, gate_form="mix", tail_on="all", function=True)).model, tmp_path)
+    assert gopt.verify(gopt.shard(gopt.load(path), "shard=2", stage=stage), steps=2).equal

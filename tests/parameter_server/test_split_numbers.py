@@ -23,6 +23,8 @@ from split_gen.simulator import Simulation
 from steps_gen.make import make
 from steps_gen.plan import Plan
 
+from gopt.analysis.role_map import RoleMap
+
 FAMILIES = ("llama_adamw_clip", "moe_adamw", "t5_adamw", "vit_mom")
 WAYS = (
     Setting(1, 2, "classic", 16, "round-robin", "end"),
@@ -286,6 +288,30 @@ def test_a_gradient_that_others_need_is_refused() -> None:
 
 
 # --- helpers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", [Setting(minimum=1, accumulate=2), Setting(minimum=1, pull="end")], ids=str)
+def test_the_number_of_the_step_that_trainers_compute_too(setting: Setting) -> None:
+    """A schedule reads it in the gradient; what trainers pull at the end is that of the servers."""
+    plan = Plan(seed=1030, tail=("wide-pair",), schedule="if-captures", rates="rows")
+    assert tried(make(plan), setting).outcome == "equal"
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_halves_of_micro_steps_are_summed_in_float32(servers: int, tmp_path: Path) -> None:
+    """Four gradients of 30000: their sum is no half, their mean is."""
+    b = Builder(seed=3)
+    x, w = b.input("x", (2, 2), "float16"), b.state("w", np.ones(2, np.float16))
+    b.output(
+        "loss", b.op("ReduceSum", b.op("Mul", x, w), b.const(np.array([0, 1]), "int64"), keepdims=0), (), "float16"
+    )
+    gradient = b.op("ReduceSum", x, b.const(np.array([0]), "int64"), keepdims=0)
+    rate = b.const(np.array(1e-4, np.float16), "float16")
+    b.output("w_out", b.op("Sub", w, b.op("Mul", gradient, rate)), (2,), "float16")
+    setting = Setting(trainers=1, servers=servers, minimum=1, accumulate=4)
+    simulation, _ = written(b.save(tmp_path / "step.onnx"), setting, tmp_path, roles=RoleMap(params={"w": gradient}))
+    simulation.round([[{"x": np.full((2, 2), 15000, np.float16)}] * 4], {})
+    np.testing.assert_allclose(simulation.states()["w"], np.float16(-2), rtol=1e-2)
 
 
 def same(one: Values, other: Values, prefix: str = "") -> bool:

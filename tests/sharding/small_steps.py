@@ -8,7 +8,7 @@ from typing import Any
 
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind
-from gopt.ir.graph import COMM, EVERYWHERE, Node
+from gopt.ir.graph import COMM, FULLY_REPLICATED, Node
 from gopt.ir.types import TensorType
 
 PHASES = {"F": Phase.FORWARD, "B": Phase.BACKWARD, "U": Phase.UPDATE}
@@ -31,7 +31,7 @@ def kept(each: Node) -> Node:
     """The node of a program that is a node of its step."""
     made = Node(
         each.op_type, each.inputs, each.outputs, domain=each.domain, name=each.name, attributes=dict(each.attributes),
-        made_by=each.made_by, encoded=each.encoded, sharding=EVERYWHERE,
+        made_by=each.made_by, encoded=each.encoded, sharding=FULLY_REPLICATED,
     )  # fmt: skip
     made.phase, made.source = each.phase, each
     return made

@@ -17,7 +17,7 @@ from gopt.collectives.reference import reduced
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
-from gopt.lower.layout_operators import LOWERED, Here
+from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.sharding.links import Operator, Strategy
 from gopt.sharding.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
@@ -111,7 +111,7 @@ class Split:
         values |= {name: each.numpy() for name, each in graph.initializers.items()}
         nodes: Sequence[Node] = graph.nodes
         if strategy.masked:
-            lowered = LOWERED[node.op_type](node, Here({AXIS: member}, frozenset(), graph.types))
+            lowered = LOWERED[node.op_type](node, LoweringContext({AXIS: member}, frozenset(), graph.types))
             nodes, values = lowered.nodes(), values | lowered.constants
             if lowered.alias:
                 return [values[lowered.alias]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gopt.sharding.boxes import all_boxes, box_elements, box_of, box_shape, in_grid, put, ranges_of, rows_of, take
-from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Shard, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Shard, Sharding
 
 SHARDINGS = [
     Sharding.along("tp", Shard(0, (20, 0, 13))),
@@ -57,8 +57,8 @@ def test_a_box_is_what_its_rank_has():
 
 
 def test_a_tensor_that_is_whole_has_no_box():
-    assert box_of(EVERYWHERE, WHOLE.shape, {"tp": 1}) is None
-    assert list(all_boxes(EVERYWHERE, WHOLE.shape)) == [None]
+    assert box_of(FULLY_REPLICATED, WHOLE.shape, {"tp": 1}) is None
+    assert list(all_boxes(FULLY_REPLICATED, WHOLE.shape)) == [None]
     assert take(WHOLE, None) is WHOLE
     made = np.zeros_like(WHOLE)
     put(made, None, WHOLE.reshape(-1)[5:9], 5)
@@ -71,7 +71,7 @@ def test_a_box_of_nothing():
     assert (box_shape(box), box_elements(box), take(WHOLE, box).shape) == ((0, 65), 0, (0, 65))
 
 
-@pytest.mark.parametrize("sharding", [*SHARDINGS, EVERYWHERE])
+@pytest.mark.parametrize("sharding", [*SHARDINGS, FULLY_REPLICATED])
 def test_the_boxes_of_a_sharding_tile(sharding):
     boxes = set(all_boxes(sharding, WHOLE.shape))
     assert in_grid(boxes, WHOLE.shape)

@@ -12,7 +12,7 @@ from helpers import FIXTURES
 from small_steps import node, program
 
 import gopt
-from gopt.analysis.synchronised_values import Corrected, SynchronisedValues
+from gopt.analysis.synchronised_values import CorrectedConstant, SynchronisedValues
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.sharding.kept_nodes import check_kept_nodes
@@ -120,7 +120,7 @@ def test_what_the_update_sends_is_kept():
 
 
 def test_a_constant_of_the_batchs_size_is_corrected_for_one_node():
-    corrected = SynchronisedValues(corrected=(Corrected("loss", "c", 0.5),))
+    corrected = SynchronisedValues(corrected=(CorrectedConstant("loss", "c", 0.5),))
     step = small(synchronised=corrected)
     reads(step, "loss", "c", "gopt.larger")
     assert verdict(step) == ""

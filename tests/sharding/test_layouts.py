@@ -9,7 +9,7 @@ from lowered_nodes import run
 
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
-from gopt.lower.layout_operators import LOWERED, Here
+from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.sharding.halo import Halo
 from gopt.sharding.layouts import LAYOUTS, Layout, identity, lay
 from gopt.sharding.placements import (
@@ -77,7 +77,9 @@ def test_what_members_make_is_what_the_rule_says(op_type, operands, whole, place
         has = {name: part[member] for name, part in zip(names, parts) if part[member] is not None}
         present = {name for name, (_, placement) in zip(names, operands) if placement.covers(member)}
         values = {name: has[name] for name in (has if op_type.endswith("Slice") else present)}
-        here = Here({"shard": member}, frozenset(present), types | {"out": TensorType("float64", whole.shape)})
+        here = LoweringContext(
+            {"shard": member}, frozenset(present), types | {"out": TensorType("float64", whole.shape)}
+        )
         runs = not op_type.endswith("Slice") or place.covers(member)
         chunks.append(run(LOWERED[op_type](node, here), values) if runs else None)
     assert agrees(chunks, made(op_type, *(each for _, each in operands), place=place, **attributes), whole)
@@ -91,7 +93,9 @@ def test_parts_of_a_dimension_are_the_value(sizes):
     node.attributes.update({"group": "shard", "axis": 0, "sizes": list(sizes)})
     for member in range(len(sizes)):
         types = {"x0": TensorType("float64", (6, 2)), "out": TensorType("float64", (sizes[member], 2))}
-        chunks.append(run(LOWERED["DimSlice"](node, Here({"shard": member}, frozenset({"x0"}), types)), {"x0": whole}))
+        chunks.append(
+            run(LOWERED["DimSlice"](node, LoweringContext({"shard": member}, frozenset({"x0"}), types)), {"x0": whole})
+        )
     assert agrees(list(chunks), Shard(0, sizes), whole)
 
 
@@ -194,7 +198,7 @@ def on_members(op_type: str, values: list[list[np.ndarray]], dims: list[tuple[in
     for member, given in enumerate(values):
         types = {name: TensorType(str(value.dtype), value.shape) for name, value in zip(names, given)}
         types["out"] = TensorType(str(given[0].dtype), dims[member])
-        here = Here({"shard": member}, frozenset(names), types)
+        here = LoweringContext({"shard": member}, frozenset(names), types)
         found.append(run(LOWERED[op_type](node, here), dict(zip(names, given))))
     return found
 

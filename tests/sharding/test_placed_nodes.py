@@ -16,7 +16,7 @@ from gopt.mesh import Mesh
 from gopt.opaque.refold import RefoldedCall
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import EVERYWHERE, PER_MEMBER, REPLICATED, FlatShard, OnMember, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, PER_MEMBER, REPLICATED, FlatShard, OnMember, Sharding
 from gopt.sharding.verifier import ShardingInference, infer_shardings, parts_so_far
 
 
@@ -61,12 +61,14 @@ USES = [
     ("Add s1 s1", ON_S1, S1), ("Add s1 one", ON_S1, S1), ("Clip s1 - one", ON_S1, S1),
     ("CastLike s1 whole", ON_S1, S1), ("Add s1 s2", ON_S1, LOST), ("Add s1 whole", ON_S1, LOST),
     ("Add one s2", ON_S1, LOST), ("MatMul s1 s1", ON_S1, LOST), ("Add s1 x", ON_S1, LOST),
-    ("Add s1 untyped", ON_S1, LOST), ("Add s1 own_one", ON_S1, LOST), ("Add s1 s1", EVERYWHERE, S1),
-    ("Add alone alone", ON_1, OnMember(1)), ("Add alone alone", EVERYWHERE, LOST), ("ReduceSum s1", ON_S1, LOST),
-    ("Shape s1", EVERYWHERE, PER_MEMBER), ("Shape alone", EVERYWHERE, LOST), ("Shape whole", EVERYWHERE, REPLICATED),
-    ("Shape s1", ON_S1, LOST), ("Shape own_one", EVERYWHERE, REPLICATED), ("Shape untyped", EVERYWHERE, PER_MEMBER),
-    ("RandomUniformLike whole", EVERYWHERE, PER_MEMBER), ("RandomUniformLike s1", EVERYWHERE, LOST),
-    ("Dropout whole", EVERYWHERE, REPLICATED), ("If one", EVERYWHERE, PER_MEMBER),
+    ("Add s1 untyped", ON_S1, LOST), ("Add s1 own_one", ON_S1, LOST), ("Add s1 s1", FULLY_REPLICATED, S1),
+    ("Add alone alone", ON_1, OnMember(1)), ("Add alone alone", FULLY_REPLICATED, LOST), ("ReduceSum s1", ON_S1, LOST),
+    ("Shape s1", FULLY_REPLICATED, PER_MEMBER), ("Shape alone", FULLY_REPLICATED, LOST),
+    ("Shape whole", FULLY_REPLICATED, REPLICATED),
+    ("Shape s1", ON_S1, LOST), ("Shape own_one", FULLY_REPLICATED, REPLICATED),
+    ("Shape untyped", FULLY_REPLICATED, PER_MEMBER),
+    ("RandomUniformLike whole", FULLY_REPLICATED, PER_MEMBER), ("RandomUniformLike s1", FULLY_REPLICATED, LOST),
+    ("Dropout whole", FULLY_REPLICATED, REPLICATED), ("If one", FULLY_REPLICATED, PER_MEMBER),
 ]  # fmt: skip
 
 
@@ -188,9 +190,9 @@ REFOLDED = [
     (ON_1, {"weight": "alone"}, OnMember(1)), (ON_1, {"weight": "sole"}, OnMember(1)),
     (ON_1, {"weight": "alone", "gradient": "s1"}, "s1"), (ON_1, {"weight": "own_one"}, "own_one"),
     (Sharding.along("shard", OnMember(0)), {"weight": "alone"}, "alone"),
-    (EVERYWHERE, {}, REPLICATED), (EVERYWHERE, {"gradient": "own_one"}, PER_MEMBER),
-    (EVERYWHERE, {"gradient": "s1"}, "s1"), (EVERYWHERE, {"gradient": "alone"}, "alone"),
-    (EVERYWHERE, {"scalar": "alone"}, "alone"),
+    (FULLY_REPLICATED, {}, REPLICATED), (FULLY_REPLICATED, {"gradient": "own_one"}, PER_MEMBER),
+    (FULLY_REPLICATED, {"gradient": "s1"}, "s1"), (FULLY_REPLICATED, {"gradient": "alone"}, "alone"),
+    (FULLY_REPLICATED, {"scalar": "alone"}, "alone"),
 ]  # fmt: skip
 
 
@@ -207,4 +209,4 @@ def test_what_a_refolded_optimizer_takes(sharding, values, made):
 
 def test_what_a_refolded_optimizer_makes_of_scalars_alone():
     """Its other results follow the scalars: a flag that each member sets for itself is its own."""
-    assert infer_shardings(refolded(EVERYWHERE, scalar="own_one")).of("flag") == (PER_MEMBER, PER_MEMBER)
+    assert infer_shardings(refolded(FULLY_REPLICATED, scalar="own_one")).of("flag") == (PER_MEMBER, PER_MEMBER)

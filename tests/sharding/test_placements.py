@@ -7,8 +7,8 @@ import pytest
 
 from gopt.mesh import Mesh
 from gopt.sharding.placements import (
-    EVERYWHERE,
     FLAG_COUNT,
+    FULLY_REPLICATED,
     PER_MEMBER,
     REPLICATED,
     FlatShard,
@@ -30,8 +30,8 @@ def test_along_one_axis_it_is_replicated_along_the_others():
     sharding = Sharding.along("shard", OnMember(1))
     assert [rank for rank in range(MESH.ranks) if sharding.covers(MESH.coordinates(rank))] == [2, 3, 8, 9]
     assert sharding.on("dp") == sharding.on("tp") == REPLICATED
-    assert Sharding.along("shard", REPLICATED) is EVERYWHERE
-    assert all(EVERYWHERE.covers(MESH.coordinates(rank)) for rank in range(MESH.ranks))
+    assert Sharding.along("shard", REPLICATED) is FULLY_REPLICATED
+    assert all(FULLY_REPLICATED.covers(MESH.coordinates(rank)) for rank in range(MESH.ranks))
 
 
 def test_two_axes_at_once():

@@ -21,7 +21,7 @@ from gopt.sharding.traffic import (
     measure,
     peak_gathered,
     ready_at,
-    uses_of_values,
+    uses_of_results,
 )
 
 
@@ -74,11 +74,20 @@ def test_a_call_is_ready_behind_the_last_node_that_cannot_move():
         Node("AllReduce", ["d", "b"], ["e", "f"], domain=COMM, made_by="shard"), Node("Neg", ["e"], ["g"]),
         Node("Cast", ["w"], ["h"], made_by="shard"), Node("AllGather", ["h"], ["i"], domain=COMM, made_by="shard"),
     ]  # fmt: skip
-    assert ready_at(nodes) == [-1, 0, 0, 2, 2, 4, -1, -1]
-    first, last = uses_of_values(nodes)
-    assert (first["b"], last["b"]) == (3, 4)  # through the first call: the cast behind it
-    assert (first["d"], last["d"]) == (5, 4)  # the second call waits on the link; Neg computes
-    assert (first["x"], last["w"]) == (0, 6) and "g" not in first
+    assert ready_at(nodes) == {2: 0, 4: 2, 7: -1}
+    first, last = uses_of_results(nodes)
+    assert first == last == {"c": 3, "e": 5}
+
+
+def test_a_call_that_reads_a_result_does_not_compute_with_it():
+    """It waits on the link: what computes with a result through it is the first reader of its own results."""
+    nodes = [
+        Node("AllReduce", ["x"], ["a"], domain=COMM), Node("AllReduce", ["a", "w"], ["b", "c"], domain=COMM),
+        Node("Neg", ["w"], ["d"]), Node("Add", ["c", "c"], ["e"]), Node("Mul", ["b", "a"], ["f"]),
+    ]  # fmt: skip
+    first, last = uses_of_results(nodes)
+    assert first == {"a": 3, "b": 4, "c": 3}
+    assert last == {"a": 4, "b": 4, "c": 3}
 
 
 def test_a_gather_of_what_the_first_node_makes_is_not_before_use():

@@ -19,8 +19,8 @@ from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import (
-    EVERYWHERE,
     FLAG_COUNT,
+    FULLY_REPLICATED,
     PER_MEMBER,
     REPLICATED,
     FlatShard,
@@ -170,7 +170,7 @@ def test_a_guard_of_a_node_that_all_members_run_is_refused():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     _, node = found(step, "Select")
     producer = next(each for each in step.graph.nodes if node.inputs[0] in each.outputs)
-    producer.sharding = EVERYWHERE
+    producer.sharding = FULLY_REPLICATED
     assert "which is a partial sum" in refused(step) or "Select" in refused(step)
 
 

@@ -14,7 +14,7 @@ from onnx import NodeProto, numpy_helper
 from steps_gen.graphs import reads
 
 from split_gen.merging import Fault, merged
-from split_gen.pieces import Array, Block, Values, has_halves
+from split_gen.pieces import HALVES, Array, Block, Values, has_halves
 from split_gen.tables import kept_rows
 
 
@@ -113,8 +113,10 @@ class Reference:
                 losses.append(found[self.roles["loss"]])
                 if self.weight:
                     weight = float(np.asarray(found[self.weight], np.float32).reshape(()))
-                for name in self.cuts:
-                    sums[name] = sums[name] + found[name] if name in sums else found[name] + np.zeros_like(found[name])
+                for name in self.cuts:  # halves are summed over micro-steps in float32 and rounded once
+                    wide = self.micro > 1 and found[name].dtype in HALVES
+                    term = found[name].astype(np.float32) if wide else found[name]
+                    sums[name] = sums[name] + term if name in sums else term + np.zeros_like(term)
                 for name in self.own:
                     self.local[number][name] = found[self.roles["states"][name]]
             self.losses.append(losses)

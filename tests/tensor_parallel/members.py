@@ -17,7 +17,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
-from gopt.lower.layout_operators import LOWERED, Here
+from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import propagate
@@ -107,7 +107,7 @@ def _one(local: Graph, node: Node, held: Mapping[str, Array], member: int, opset
     values = {**{name: each.numpy() for name, each in local.initializers.items()}, **held}
     nodes: Sequence[Node] = [node]
     if node.domain == SPMD:
-        lowered = LOWERED[node.op_type](node, Here({AXIS: member}, frozenset(values), local.types))
+        lowered = LOWERED[node.op_type](node, LoweringContext({AXIS: member}, frozenset(values), local.types))
         nodes, values = lowered.nodes(), {**values, **lowered.constants}
         if not nodes:
             return [values[lowered.alias]]

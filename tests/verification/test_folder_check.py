@@ -55,6 +55,31 @@ def test_files_of_two_ranks_that_were_exchanged_are_refused(folder):
         gopt.run(folder, batch, 1, settings={"lr": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("cuts", [0, 9, 3, 5], "ReduceScatter: cuts start at 0 and never fall, not 0,9,3,5"),
+        ("cuts", [0, 3], "ReduceScatter: 2 cuts for 3 members, which need one more"),
+        ("group", "other", "group 'other' names no axis of the mesh shard=3: 'other'"),
+        ("reduce", "median", "ReduceScatter: reduce is 'median'"),
+        ("more", 1, "ReduceScatter has no attribute 'more'"),
+    ],
+)
+def test_a_call_that_was_edited_is_refused_with_its_file_and_what_to_do(folder, attribute, value, said):
+    def edit(model):
+        call = next(node for node in model.graph.node if node.op_type == "ReduceScatter")
+        kept = [each for each in call.attribute if each.name != attribute]
+        del call.attribute[:]
+        call.attribute.extend([*kept, onnx.helper.make_attribute(attribute, value)])
+
+    edit_rank(folder, 1, edit)
+    with pytest.raises(InputError) as caught:
+        gopt.verify(folder, options=QUICK)
+    assert caught.value.message.startswith(f"{folder / 'rank_0001.onnx'}: 'gopt.")
+    assert caught.value.message.endswith(f": {said}")
+    assert caught.value.hints[-1].endswith("write the folder again")
+
+
 def test_other_start_values_than_those_of_the_model_are_said(folder, tmp_path):
     assert "other values" not in gopt.verify(folder, MODEL, QUICK).reason() + _notes(folder)
     trained = onnx.load(MODEL)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 
 import numpy as np
-import onnx
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise
-from gopt.ir.constant_folding import constant_array
+from gopt.ir.constant_folding import constant_array, filled
 from gopt.ir.graph import Node
 from gopt.ir.opset import opset_of
 
-SMALL = 64
-"""Elements up to which a filled constant is looked at."""
 Shape = tuple[int | str | None, ...]
 
 
@@ -44,7 +40,7 @@ class CouplingContext:
         return opset_of(self.index.graph.header)
 
     def shape(self, name: str) -> Shape:
-        """The shape of a value; raises Lost where not even its rank is known."""
+        """The shape of a value; raises Untraceable where not even its rank is known."""
         type = self.index.graph.types.get(name)
         if type is None or type.shape is None:
             raise Untraceable(f"the rank of {name!r} is not known")
@@ -69,10 +65,8 @@ class CouplingContext:
 
     def _filled(self, node: Node) -> np.ndarray | None:
         """The result of a ConstantOfShape, where that is small."""
-        sizes, value = self.ints(node.inputs[0]), node.attributes.get("value")
-        if sizes is None or prod(sizes) > SMALL:
-            return None
-        return np.full(sizes, 0.0 if value is None else onnx.numpy_helper.to_array(value).reshape(-1)[0])
+        sizes = self.ints(node.inputs[0])
+        return None if sizes is None else filled(sizes, node.attributes)
 
     def _copied(self, node: Node) -> np.ndarray | None:
         """The result of a Neg or an Identity of a constant of the file."""
@@ -150,7 +144,7 @@ class CouplingContext:
     def axes(self, node: Node, rank: int, slot: int = 1) -> list[int] | None:
         """Axes given as an attribute or as input ``slot``, counted from the front; None where none are given.
 
-        Raises Lost where they are computed.
+        Raises Untraceable where they are computed.
         """
         given = node.attributes.get("axes")
         if given is None and len(node.inputs) > slot and node.inputs[slot]:

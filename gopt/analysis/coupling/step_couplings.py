@@ -192,6 +192,8 @@ def _driven(context: CouplingContext, training: TrainingGraph) -> None:
     meant = {*training.gradients.values(), *training.shared}
     """Values that the update reads as means over the ranks."""
     stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    if _reads_gradients_alone(training, own, meant, stack):
+        return
     seen: set[int] = set()
     while stack:
         node = producers.get(stack.pop())
@@ -208,6 +210,17 @@ def _driven(context: CouplingContext, training: TrainingGraph) -> None:
                     )  # fmt: skip
             elif name not in meant:
                 stack.append(name)
+
+
+def _reads_gradients_alone(training: TrainingGraph, own: set[str], meant: set[str], updated: list[str]) -> bool:
+    """Return whether the update reads nothing of forward and backward but what is ``meant``: as nearly all do."""
+    nodes = training.graph.nodes
+    backward = {name for node in nodes if node.phase is Phase.BACKWARD for name in node.outputs}
+    local = own | (backward - meant)
+    return local.isdisjoint(updated) and all(
+        local.isdisjoint(node.inputs) and local.isdisjoint(node.captures)
+        for node in nodes if node.phase is Phase.UPDATE
+    )  # fmt: skip
 
 
 def _averaged(context: CouplingContext, training: TrainingGraph) -> None:

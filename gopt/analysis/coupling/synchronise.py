@@ -17,7 +17,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.synchronised_values import Corrected, SynchronisedValues
+from gopt.analysis.synchronised_values import CorrectedConstant, SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
@@ -134,7 +134,7 @@ def _points(context: CouplingContext, names: Iterable[str]) -> list[str]:
     return [name for node in context.index.graph.nodes for name in node.outputs if name in found]
 
 
-def _corrected(training: TrainingGraph, context: CouplingContext, ranks: int) -> Iterable[Corrected]:
+def _corrected(training: TrainingGraph, context: CouplingContext, ranks: int) -> Iterable[CorrectedConstant]:
     """Factors n / (n - 1) of unbiased variances, n being the number of elements that were reduced."""
     for node in training.graph.nodes:
         if node.phase is Phase.FORWARD or not node.is_a("Mul"):
@@ -145,4 +145,4 @@ def _corrected(training: TrainingGraph, context: CouplingContext, ranks: int) ->
                 continue
             if isclose(value, mark.count / (mark.count - 1), rel_tol=3e-7) and mark.count < 1 << 20:
                 whole = mark.count * ranks
-                yield Corrected(node.outputs[0], constant, whole / (whole - 1))
+                yield CorrectedConstant(node.outputs[0], constant, whole / (whole - 1))

@@ -17,7 +17,7 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class LossNames:
     """Names of the target, an input, and of the loss; ``inner``: the prefix of names of values between them."""
 
     target: str
@@ -39,7 +39,7 @@ class Criterion:
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class AttachedLoss:
     """A loss of a prediction: its nodes, the type of its second operand, an input, and its own. The loss of a narrow
     prediction is computed in float32, as torch.autocast does: half precision overflows, and ONNX Runtime adds no rows
     in it."""
@@ -56,7 +56,7 @@ class Loss:
     operator whose operand it takes in place of a prediction, for the loss applies that operator itself."""
 
     target: str
-    attach: Callable[[str, TensorType, Names, Criterion], Attachment]
+    attach: Callable[[str, TensorType, LossNames, Criterion], AttachedLoss]
     options: tuple[str, ...] = ()
     inverse: str = ""
 
@@ -120,7 +120,7 @@ _MEAN_OF_COUNTED = """
   loss = Neg (mean)"""
 
 
-def _cross_entropy(logits: str, kind: TensorType, names: Names, criterion: Criterion) -> Attachment:
+def _cross_entropy(logits: str, kind: TensorType, names: LossNames, criterion: Criterion) -> AttachedLoss:
     """The mean over samples of -log softmax(logits)[label]."""
     axis = _class_axis(logits, kind, criterion.class_axis)
     ignores, share = criterion.ignore_index is not None, criterion.label_smoothing or 0.0
@@ -141,7 +141,7 @@ def _cross_entropy(logits: str, kind: TensorType, names: Names, criterion: Crite
         numbers |= {"share": np.array(share, dtype), "rest": np.array(1 - share, dtype)}
     text = f"cross_entropy <{', '.join(numbers)}> (logits, label) => (loss)\n{{{body}\n}}"
     nodes = call(text, [logits, names.target], [names.loss], numbers, names.inner)
-    return Attachment(nodes, TensorType("int64", kind.dims[:axis] + kind.dims[axis + 1 :]), wide)
+    return AttachedLoss(nodes, TensorType("int64", kind.dims[:axis] + kind.dims[axis + 1 :]), wide)
 
 
 def _wide(kind: TensorType) -> TensorType:
@@ -167,14 +167,14 @@ def _class_axis(logits: str, kind: TensorType, axis: int | None) -> int:
     return axis % rank
 
 
-def _by_element(text: str) -> Callable[[str, TensorType, Names, Criterion], Attachment]:
+def _by_element(text: str) -> Callable[[str, TensorType, LossNames, Criterion], AttachedLoss]:
     """A loss whose target has the type of the prediction."""
 
-    def attach(prediction: str, kind: TensorType, names: Names, criterion: Criterion) -> Attachment:
+    def attach(prediction: str, kind: TensorType, names: LossNames, criterion: Criterion) -> AttachedLoss:
         wide = _wide(kind)
         typed = text.replace("WIDE", str(dtype_code(wide.dtype)))
         nodes = call(typed, [prediction, names.target], [names.loss], {}, names.inner)
-        return Attachment(nodes, TensorType(kind.dtype, kind.dims), wide)
+        return AttachedLoss(nodes, TensorType(kind.dtype, kind.dims), wide)
 
     return attach
 

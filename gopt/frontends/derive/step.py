@@ -14,7 +14,7 @@ from gopt.autodiff.differentiate import differentiate
 from gopt.autodiff.operators import FreeNames, names_of
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, with_constants
-from gopt.frontends.derive.losses import LOSS, LOSSES, Names
+from gopt.frontends.derive.losses import LOSS, LOSSES, LossNames
 from gopt.frontends.derive.options import CRITERION, DYNAMIC, DeriveOptions, flag
 from gopt.frontends.derive.parameters import Choice, choose
 from gopt.frontends.derive.predictions import before, predicted
@@ -100,7 +100,7 @@ def _attach_loss(
             "--prediction OUTPUT attaches the loss; rename the output to take it as the loss itself",
         )
     rule, prediction = LOSSES[options.loss], predicted(forward, options.prediction)
-    names = Names(free.take(rule.target), free.take(LOSS), free.prefix("criterion"))
+    names = LossNames(free.take(rule.target), free.take(LOSS), free.prefix("criterion"))
     kind = forward.types[prediction]
     if not kind.static:
         raise OptionError(f"the shape of {show(prediction)} is unknown", "export the model with fixed shapes")

@@ -22,7 +22,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.narrow_noise import NarrowNoise
 from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
-from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
+from gopt.frontends.pytorch.randomness import Draw, ReplayedDraws, draw_names
 from gopt.frontends.pytorch.states import Kind, find_places
 from gopt.frontends.pytorch.tracing import EPOCH, SCALE, TRACKER
 from gopt.ir.graph import Graph
@@ -238,7 +238,7 @@ class _Eager:
     def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
         recipe = self._training.recipe
         kept = returned(recipe, self._taken) if self._options.outputs else no_outputs()
-        with kept as own, on_attention_math(), GivenDraws(draws):
+        with kept as own, on_attention_math(), ReplayedDraws(draws):
             self.loss = loss = self._training.step(batch)
         self.outputs = {name: _array(value) for name, value in own.items()}
         return loss

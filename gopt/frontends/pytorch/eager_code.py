@@ -100,7 +100,7 @@ def distances(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
-class Maths:
+class TensorMath:
     """`math` for numbers, tensor functions for tensors."""
 
     def __getattr__(self, name: Any) -> Any:
@@ -143,9 +143,9 @@ def _for_tensors(module: Any) -> dict[str, Any]:
     }  # fmt: skip
     for name, value in vars(module).items():
         if value is math:
-            found[name] = Maths()
+            found[name] = TensorMath()
         elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
-            found[name] = getattr(Maths(), value.__name__)
+            found[name] = getattr(TensorMath(), value.__name__)
     return found
 
 

@@ -18,7 +18,7 @@ from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.eager_steps import EagerSteps, eager_steps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.frontends.pytorch.randomness import GivenDraws, RecordedDraws
+from gopt.frontends.pytorch.randomness import RecordedDraws, ReplayedDraws
 from gopt.frontends.pytorch.stand_in import stand_in
 from gopt.frontends.pytorch.states import Kind, Place, find_places, store_others
 from gopt.sanitize import show
@@ -42,7 +42,7 @@ def first_steps_apart(recipe: Recipe, seen: EagerSteps, draws: Sequence[torch.Te
         if place.kind is Kind.OPTIMIZER and place.read() is None:
             place.store()
     store_others(given, seen)
-    numbers = GivenDraws(draws)
+    numbers = ReplayedDraws(draws)
     with on_attention_math(), numbers:
         plain.loss_of(plain.batch).backward()
     generator = torch.Generator().manual_seed(3)
@@ -97,7 +97,7 @@ def _places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
 
 
 def _step(recipe: Recipe, draws: Sequence[torch.Tensor]) -> None:
-    with GivenDraws(draws):
+    with ReplayedDraws(draws):
         for optimizer in recipe.optimizers:
             optimizer.step()
 

@@ -106,7 +106,7 @@ class RecordedDraws(_Source):
         return self.found[-1].values(self._generator)
 
 
-class GivenDraws(_Source):
+class ReplayedDraws(_Source):
     """Returns the numbers of inputs, in order."""
 
     def __init__(self, values: Sequence[torch.Tensor]) -> None:

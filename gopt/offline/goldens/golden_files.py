@@ -16,6 +16,7 @@ from gopt.disk.files import is_regular_file, reason, write_new
 from gopt.disk.staging import sweep
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, CaseRequest
+from gopt.sanitize import show
 
 CONFIG_FILE = "gopt-golden.toml"
 FOLDER = "golden"
@@ -73,12 +74,12 @@ def read_cases(folder: Path) -> list[GoldenCase]:
     """The cases of a folder. Raises InputError where it has no configuration, or a malformed one."""
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise InputError(f"there is no {path}", "docs/golden.md shows one")
+        raise InputError(f"there is no {path}", "give the folder that holds it: docs/golden.md shows one")
     table = documents.read_toml(path, documents.GOLDEN)
     found = []
     for name, case in sorted(table["case"].items()):
         if not _NAME.fullmatch(name):
-            raise InputError(f"{path}: case: {name!r} names no file: letters, digits, - and _ do")
+            raise InputError(f"{path}: case: {show(name)} names no file", "letters, digits, - and _ do")
         keep = case.get("keep", table.get("keep", SECTIONS))
         asked = CaseRequest(case.get("command", "shard"), tuple(case["options"]))
         found.append(GoldenCase(name, folder / case["model"], asked, tuple(each for each in SECTIONS if each in keep)))
@@ -153,4 +154,4 @@ def _read(path: Path) -> str:
     try:
         return documents.read_bytes(path, documents.GOLDEN.most).decode()
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text") from None
+        raise InputError(f"{path} is not UTF-8 text", "save it as UTF-8") from None

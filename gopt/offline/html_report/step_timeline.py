@@ -22,7 +22,7 @@ from gopt.ir.load import load
 from gopt.ir.phase import Phase
 from gopt.offline.html_report.record import Span, Timeline
 from gopt.opaque.expand import expand
-from gopt.sharding.traffic import GATHERS, uses_of_values
+from gopt.sharding.traffic import GATHERS, uses_of_results
 
 SPANS = 4000
 """Spans of a timeline at most."""
@@ -76,7 +76,7 @@ def _phases(folder: Path, report: Report) -> Mapping[str, str]:
 def _spans(graph: Graph, phases: Mapping[str, str], start: int, lanes: _Lanes, suffix: str) -> Iterator[Span]:
     """The spans of one file, which stands at ``start``; ``lanes`` get those of the groups that it calls."""
     nodes = graph.nodes
-    first, _ = uses_of_values(nodes)
+    first, _ = uses_of_results(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     yield from _compute(nodes, phases, start, suffix)
     for place, node in enumerate(nodes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gopt.artifact.output_paths import check_not_inside, resolve_output
+from gopt.artifact.output_paths import check_not_inside, existing, resolve_output
 from gopt.disk.files import is_regular_file, make_folders, reason
 from gopt.disk.signals import raise_on_signals
 from gopt.disk.staging import staged_file
@@ -26,7 +26,7 @@ def check_page(target: Path, *, force: bool) -> Path:
     if not os.path.lexists(whole):
         return whole
     if not force:
-        raise OptionError(f"{target} exists already", f"{_HINT}, or replace it with --force")
+        raise existing(target, "path", "--html", lambda: _check_own(target, whole))
     _check_own(target, whole)
     return whole
 

@@ -38,7 +38,7 @@ class Kind:
 def _role(candidate: Candidate) -> Description:
     found = inspect_role(candidate.path)
     if found is None:
-        raise InputError(f"{candidate.path}: its metadata name no role")
+        raise InputError(f"{candidate.path}: its metadata name no role", "write the folder again with gopt split")
     return found
 
 

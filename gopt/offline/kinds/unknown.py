@@ -18,6 +18,7 @@ class FileSignature:
     hint: str
 
 
+_KINDS = "give a model, an output folder, a checkpoint, a manifest or a report"
 _EXPORT = "docs/inspect.md shows how a model of PyTorch becomes a training step"
 SIGNATURES = (
     FileSignature(
@@ -46,12 +47,13 @@ def looks_like(candidate: Candidate) -> InputError | None:
     head = candidate.head
     for signature in SIGNATURES:
         if head[signature.offset : signature.offset + len(signature.magic)] == signature.magic:
-            hints = [signature.hint] if signature.hint else []
             return InputError(
-                f"{candidate.path} is not a file that gopt inspects: it looks like {signature.what}", *hints
+                f"{candidate.path} is not a file that gopt inspects: it looks like {signature.what}",
+                signature.hint or _KINDS,
             )
     if head.lstrip().startswith((b"{", b"[")):
         return InputError(
-            f"{candidate.path} is not a file that gopt inspects: it looks like JSON, but has no format of gopt"
+            f"{candidate.path} is not a file that gopt inspects: it looks like JSON, but has no format of gopt",
+            _KINDS,
         )
     return None

@@ -82,7 +82,9 @@ def inspect_npz(candidate: Candidate) -> ValuesInspection:
                     shape, _, dtype = read(file)
                 types[name.removesuffix(".npy")] = TensorType(str(dtype), shape)
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, RuntimeError, NotImplementedError) as error:
-        raise InputError(f"{candidate.path} is a damaged archive of arrays: {error}") from None
+        raise InputError(
+            f"{candidate.path} is a damaged archive of arrays: {error}", "write it again with numpy.savez"
+        ) from None
     return _values(candidate, "npz", types, {})
 
 

@@ -15,7 +15,7 @@ from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.model_file import parse_model
 from gopt.ir.types import TensorType, dtype_name
 from gopt.ir.wire_format import check_parts
-from gopt.offline.reduce.search import Bounds, Fails, Search, SpentError
+from gopt.offline.reduce.search import BudgetSpentError, Fails, Search, SearchBudget
 from gopt.offline.reduce.steps import STEPS, Groups, drop_comments, remove_parameters
 from gopt.offline.reproducer.failure import Failure
 from gopt.offline.reproducer.values import is_external, tensor_bytes
@@ -51,7 +51,7 @@ def read_model(path: Path) -> ModelProto:
         try:
             model: ModelProto = parse_model(data)
         except DecodeError:
-            raise InputError("is not an ONNX model") from None
+            raise InputError("is not an ONNX model", "give the model that the command behind -- fails on") from None
         _embed(model, DataFolder(str(path)))
     return model
 
@@ -96,7 +96,12 @@ def parameter_groups(path: Path) -> Groups:
 
 
 def reduce_model(
-    model: ModelProto, fails: Fails, *, groups: Groups = (), bounds: Bounds = Bounds(), tell: Callable[[str], None]
+    model: ModelProto,
+    fails: Fails,
+    *,
+    groups: Groups = (),
+    bounds: SearchBudget = SearchBudget(),
+    tell: Callable[[str], None],
 ) -> Reduction:
     """Make a model smaller on which ``fails`` finds the same failure as on the whole one.
 
@@ -111,7 +116,7 @@ def reduce_model(
     stopped = ""
     try:
         _rounds(search, groups)
-    except SpentError as spent:
+    except BudgetSpentError as spent:
         stopped = spent.why
     return Reduction(search.view.model, failure, search.nodes_before, search.tries, search.kept, stopped)
 

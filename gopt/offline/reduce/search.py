@@ -16,7 +16,7 @@ Fails = Callable[[bytes], Failure | None]
 """Runs the command on a model and says how it fails."""
 
 
-class SpentError(Exception):
+class BudgetSpentError(Exception):
     """The tries or the time are used up; ``why`` says which."""
 
     def __init__(self, why: str) -> None:
@@ -25,7 +25,7 @@ class SpentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SearchBudget:
     """The most runs of the command, and the seconds after which no further one is begun."""
 
     tries: int = 2000
@@ -35,7 +35,9 @@ class Bounds:
 class Search:
     """The smallest model so far (``view``), and the runs it took (``tries``), of which ``kept`` made it smaller."""
 
-    def __init__(self, model: ModelProto, failure: Failure, fails: Fails, bounds: Bounds, tell: Callable[[str], None]):
+    def __init__(
+        self, model: ModelProto, failure: Failure, fails: Fails, bounds: SearchBudget, tell: Callable[[str], None]
+    ):
         self.view = GraphView(model)
         self.failure = failure
         self.tries = self.kept = self.invalid = 0
@@ -49,7 +51,7 @@ class Search:
         self._seen: set[int] = set()
 
     def attempt(self, step: str, model: ModelProto | None) -> bool:
-        """Keep a candidate if it is valid, and the command fails on it in the same way; raises SpentError."""
+        """Keep a candidate if it is valid, and the command fails on it in the same way; raises BudgetSpentError."""
         if model is None:
             return False
         data = model.SerializeToString(deterministic=True)
@@ -74,6 +76,6 @@ class Search:
 
     def _check_bounds(self) -> None:
         if self.tries >= self._bounds.tries:
-            raise SpentError(f"{self._bounds.tries} tries")
+            raise BudgetSpentError(f"{self._bounds.tries} tries")
         if time.monotonic() > self._end:
-            raise SpentError(f"{self._bounds.seconds:g} seconds")
+            raise BudgetSpentError(f"{self._bounds.seconds:g} seconds")

@@ -43,7 +43,7 @@ def remove_outputs(search: Search) -> None:
 
 def remove_nodes(search: Search) -> None:
     """Runs of nodes; what others read of them become inputs."""
-    alive = _Alive(search)
+    alive = _NodePresence(search)
 
     def attempt(chunk: Sequence[str]) -> bool:
         return search.attempt("nodes", cut(search.view, nodes=set(chunk)))
@@ -53,7 +53,7 @@ def remove_nodes(search: Search) -> None:
 
 def bypass_nodes(search: Search) -> None:
     """Nodes whose result has the type of one of their inputs: readers read that input."""
-    alive = _Alive(search)
+    alive = _NodePresence(search)
 
     def attempt(chunk: Sequence[str]) -> bool:
         instead = _bypassed(search, set(chunk))
@@ -121,7 +121,7 @@ def drop_comments(search: Search) -> None:
     search.attempt("comments", model)
 
 
-class _Alive:
+class _NodePresence:
     """Whether a node is still in the graph: the set of keys is made once for each graph that was kept."""
 
     def __init__(self, search: Search) -> None:

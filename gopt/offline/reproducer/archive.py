@@ -32,6 +32,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 _BLOCK = 1 << 20
 _END = b"PK\x05\x06"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_AS_WRITTEN = "give a file that gopt COMMAND --reproducer FILE wrote"
 
 
 def folder_of(index: int) -> str:
@@ -120,10 +121,12 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
             with zipfile.ZipFile(path) as archive:
                 _check_members(archive, size)
                 yield archive
-        except (InputError, OSError, MemoryError):
+        except (OSError, MemoryError):
             raise
+        except InputError as error:
+            raise InputError(error.message, *(error.hints or (_AS_WRITTEN,))) from error
         except Exception as error:  # on damaged bytes zipfile and zlib raise a dozen types
-            raise InputError(f"is not a reproducer, or is damaged: {reason(error)}") from error
+            raise InputError(f"is not a reproducer, or is damaged: {reason(error)}", _AS_WRITTEN) from error
 
 
 def _check_directory(path: Path, size: int) -> None:

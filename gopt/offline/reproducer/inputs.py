@@ -59,7 +59,7 @@ class Content:
                 while size:
                     block = file.read(min(size, _BLOCK))
                     if not block:
-                        raise InputError(f"{path} has become shorter")
+                        raise InputError(f"{path} has become shorter", "let nothing write it while gopt reads it")
                     size -= len(block)
                     yield block
 
@@ -142,5 +142,7 @@ def _folder(path: Path, values: bool) -> list[Content]:
             f"gopt import {path} -o step.onnx makes a model of them",
         )
     if not kept:
-        raise InputError(f"{path} holds nothing that gopt shard or gopt split wrote")
+        raise InputError(
+            f"{path} holds nothing that gopt shard or gopt split wrote", "give a model, or an output folder"
+        )
     return kept

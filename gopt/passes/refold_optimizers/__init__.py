@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.report import PassResult
@@ -15,7 +17,7 @@ from gopt.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
 from gopt.passes.base import Pass
 from gopt.passes.refold_optimizers.match import CurrentGraph, Match, NoFoldError, Pieces, slots
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import EVERYWHERE
+from gopt.sharding.placements import FULLY_REPLICATED
 
 NAME = "refold-optimizers"
 
@@ -86,6 +88,7 @@ class _Folder:
                     elsewhere.append(match.title)
                     continue
                 member, nodes = match.member()
+                self._check_joined(call, member)
                 if not self.statistics.isdisjoint(member.outputs.values()):
                     raise NoFoldError("it makes a statistic, of which ranks take the mean")
                 members.append((member, nodes))
@@ -100,6 +103,25 @@ class _Folder:
             self._add(pieces, members, whole=len(members) == len(call.slot_values.weights))
         return row
 
+    def _check_joined(self, call: OpaqueCall, member: RefoldedWeight) -> None:
+        """Refuse a run with states of other functions, whose bodies are equal: which operand is which is not known."""
+        for slot, name in member.inputs.items():
+            state = self.now.states.get(name)
+            for part in state.slices if state is not None else ():
+                if part.tensor not in self._tensors[call.op_type, slot]:
+                    raise NoFoldError(f"its run has {part.tensor}, which another function updates")
+
+    @cached_property
+    def _tensors(self) -> Mapping[tuple[str, str], set[str]]:
+        """Operator and slot -> the tensors of the source that stand in it, in any call."""
+        found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for call in {node.origin.call.number: node.origin.call for node in self.program.source.graph.nodes
+                     if isinstance(node.origin, Origin)}.values():  # fmt: skip
+            for table in call.slot_values.weights:
+                for slot, name in table.items():
+                    found[call.op_type, slot].add(name)
+        return found
+
     @staticmethod
     def _title(call: OpaqueCall, weight: int) -> str:
         table = call.slot_values.weights[weight]
@@ -110,7 +132,7 @@ class _Folder:
         scalars, results = slots(call, self.now.types)
         gone = [node for _, nodes in members for node in nodes]
         every = [node for table in pieces.now.values() for held in table.values() for node in held]
-        if whole and all(member.sharding == EVERYWHERE for member, _ in members) and self._lone(every, results):
+        if whole and all(member.sharding == FULLY_REPLICATED for member, _ in members) and self._lone(every, results):
             gone = every
         else:
             made = {slot: f"{name}.{slot}" for slot in results}

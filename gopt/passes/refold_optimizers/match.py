@@ -11,7 +11,7 @@ from gopt.opaque.operator_schema import Values
 from gopt.opaque.origin import SHARED, OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedWeight
 from gopt.program import ShardedState
-from gopt.sharding.placements import EVERYWHERE, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Match:
             raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
         self._check_scalars(found, sharding)
         self._check_inside(found, renamed)
-        unread = self.inputs if sharding == EVERYWHERE else {}
+        unread = self.inputs if sharding == FULLY_REPLICATED else {}
         inputs = {slot: renamed.get(name, name if slot in unread else "") for slot, name in self.inputs.items()}
         for slot, name in inputs.items():
             if not name:
@@ -129,7 +129,7 @@ class Match:
                     raise NoFoldError(f"its {held.op_type} on scalars was changed")
         for name in self.scalars.values():
             producer = self.graph.producers.get(name)
-            if producer is not None and producer.sharding not in (EVERYWHERE, sharding):
+            if producer is not None and producer.sharding not in (FULLY_REPLICATED, sharding):
                 raise NoFoldError(f"{name} is known to one rank alone")
 
     def _constants(self) -> list[Node]:

@@ -14,12 +14,12 @@ from gopt.artifact.report import PassResult
 from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
-from gopt.passes.shard.emitted import Emitted
+from gopt.passes.shard.emitted_bucket import EmittedBucket
 from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedGradients
 from gopt.passes.shard.loss_weights import LossWeights
 from gopt.passes.shard.options import Options, Stage, check, layout_of
 from gopt.passes.shard.parameter_gather import ParameterGather
-from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, Style, WholeBucket, make_plan
+from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, TransferStyle, WholeBucket, make_plan
 from gopt.passes.shard.scalar_reductions import ScalarReductions
 from gopt.passes.shard.shared_scalars import share
 from gopt.passes.shard.split import emit_split
@@ -43,7 +43,7 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     if (data is None or program.mesh.size(data) == 1) and program.micro_steps == 1:
         return PassResult(note="one rank sees all the data: nothing to reduce or share out")
     training = program.training
-    uncut = options.style is Style.BROADCAST
+    uncut = options.style is TransferStyle.BROADCAST
     axis = program.mesh.shard_axis
     updates = find_updates(training, whole_accumulators=options.stage is Stage.STATES, uncut=uncut)
     if options.stage is Stage.NONE or not axis:
@@ -87,12 +87,12 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
 def _emit(
     rewriter: GraphRewriter,
     bucket: object,
-    style: Style,
+    style: TransferStyle,
     scalars: ScalarReductions,
     reduction: GradientReduction,
     *,
     owned: bool,
-) -> Emitted:
+) -> EmittedBucket:
     if isinstance(bucket, SplitBucket):
         return emit_split(rewriter, bucket, scalars, reduction, owned=owned)
     if isinstance(bucket, WholeBucket):
@@ -101,7 +101,9 @@ def _emit(
     return emit_replicated(bucket, reduction)
 
 
-def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str], reduced: Mapping[str, str]) -> None:
+def _set_states(
+    program: SpmdProgram, emitted: list[EmittedBucket], dropped: set[str], reduced: Mapping[str, str]
+) -> None:
     """Let the step know what the ranks hold now, and in which order it is stored.
 
     A state that keeps a gradient keeps it ``reduced``: its update is replicated (``update_subgraphs``).

@@ -9,7 +9,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.program import BucketSlice
-from gopt.sharding.placements import EVERYWHERE, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,12 @@ def local_concat(
     rewriter.add("LocalConcat", sources, made, domain=SPMD, attributes=attributes, before=before)
 
 
-def select(rewriter: GraphRewriter, group: str, source: str, output: str, reduce: str) -> None:
-    """A term of a reduction over a group where it exists; on every other rank what changes nothing in it."""
-    attributes = {"group": group, "reduce": reduce}
+def select(
+    rewriter: GraphRewriter, group: str, source: str, output: str, reduce: str, of: Sequence[str]
+) -> None:  # fmt: skip
+    """A term of a reduction over a group where it exists; on every other rank what changes nothing in it. ``of``: the
+    results of the source of which it is a part."""
+    attributes = {"group": group, "reduce": reduce, "of": list(of)}
     rewriter.add("Select", [source], {output: rewriter.graph.types[source]}, domain=SPMD, attributes=attributes)
 
 
@@ -134,7 +137,7 @@ def all_reduce(
     inputs: Sequence[str],
     outputs: Sequence[str],
     reduce: str,
-    sharding: Sharding = EVERYWHERE,
+    sharding: Sharding = FULLY_REPLICATED,
 ) -> None:
     """One packed call over tensors of one dtype."""
     types = {new: rewriter.graph.types[old] for old, new in zip(inputs, outputs)}

@@ -19,7 +19,7 @@ from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import emit
 from gopt.passes.shard.loss_weights import LossWeights
 from gopt.program import Accumulator, SpmdProgram
-from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class GradientReduction:
         value = scattered
         if self.micro and self.scattered:
             held = Sharding.along(self.groups.shard, FlatShard.whole(tuple(cuts)))
-            value = self._sum(shard, value, emit.flat(_wide(dtype), cuts[-1]), held, gradients[0])
-        return self._finish(value, shard, dtype, self.groups.outer, EVERYWHERE)
+            value = self._sum(shard, value, emit.flat(accumulated_dtype(dtype), cuts[-1]), held, gradients[0])
+        return self._finish(value, shard, dtype, self.groups.outer, FULLY_REPLICATED)
 
     def everywhere(self, bucket: str, gradients: Sequence[str]) -> ReducedGradients:
         """The mean gradients on every rank, one call each: nothing cuts them, so that they can still be packed."""
@@ -87,7 +87,7 @@ class GradientReduction:
         for place, name in enumerate(gradients):
             given = self._given(bucket, place, name, local=True)
             result = emit.named(bucket, f"gradient{place}")
-            value = self._finish(given, result, self._dtype(name), self.groups.data, EVERYWHERE)
+            value = self._finish(given, result, self._dtype(name), self.groups.data, FULLY_REPLICATED)
             reduced.add(name, value)
         return reduced
 
@@ -100,7 +100,7 @@ class GradientReduction:
             there = Sharding.along(self.groups.shard, OnMember(owner))
             emit.reduce(self.rewriter, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
-                type = TensorType(_wide(self._dtype(name)), self.rewriter.graph.types[name].shape)
+                type = TensorType(accumulated_dtype(self._dtype(name)), self.rewriter.graph.types[name].shape)
                 value = self._sum(result, value, type, there, name)
             reduced.add(name, self._finish(value, result, self._dtype(name), self.groups.outer, there))
         return reduced
@@ -110,10 +110,12 @@ class GradientReduction:
         root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.rewriter.graph.types[name]
-            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE, name, own=True)
+            value = self._sum(
+                root, name, TensorType(accumulated_dtype(type.dtype), type.shape), FULLY_REPLICATED, name, own=True
+            )
         else:
             value = self.weights.to_call(name, root)
-        return self._on_wire(value, f"{root}_wire", EVERYWHERE)
+        return self._on_wire(value, f"{root}_wire", FULLY_REPLICATED)
 
     def _finish(self, value: str, result: str, dtype: str, group: str | None, sharding: Sharding) -> ReducedValue:
         """Reduce what is left over ``group``, and give the gradient's type back."""
@@ -137,7 +139,7 @@ class GradientReduction:
         ``own``: nothing of it was reduced over ranks yet.
         """
         rewriter = self.rewriter
-        sharding = EVERYWHERE if held_as.flat is not None else held_as  # every rank has its part, if it is empty
+        sharding = FULLY_REPLICATED if held_as.flat is not None else held_as  # every rank has its part, if it is empty
         held = Accumulator(
             f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as, self.program.split_along(gradient)
         )
@@ -184,6 +186,6 @@ class GradientReduction:
         return self.rewriter.graph.types[name].dtype
 
 
-def _wide(dtype: str) -> str:
-    """The type of an accumulator: float32, or float64 for gradients that are."""
+def accumulated_dtype(dtype: str) -> str:
+    """The type in which gradients of a type are summed over micro-steps: float32, or float64 for gradients that are."""
     return "float64" if dtype == "float64" else "float32"

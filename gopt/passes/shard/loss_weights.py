@@ -18,7 +18,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import emit
 from gopt.program import Accumulator, SpmdProgram
-from gopt.sharding.placements import EVERYWHERE, Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 
 @dataclass(slots=True)
@@ -46,11 +46,11 @@ class LossWeights:
         """A rank's gradient times w / mean(w); zeros where w is zero, whatever the gradient is there."""
         if not self.weighted:
             return gradient
-        return self._times(gradient, self._share(), root, EVERYWHERE)
+        return self._times(gradient, self._share(), root, FULLY_REPLICATED)
 
     def own_term(self, term: str, root: str) -> str:
         """The term of a micro-step in a rank's own sum."""
-        return self._times(term, self._own(), root, EVERYWHERE) if self.weighted else term
+        return self._times(term, self._own(), root, FULLY_REPLICATED) if self.weighted else term
 
     def reduced_term(self, term: str, root: str, sharding: Sharding) -> str:
         """The term of a micro-step in a sum of reduced gradients."""
@@ -155,7 +155,7 @@ class LossWeights:
         return f"{root}_weighed"
 
     def _add(
-        self, op_type: str, inputs: list[str], output: str, type: TensorType, *, sharding: Sharding = EVERYWHERE,
+        self, op_type: str, inputs: list[str], output: str, type: TensorType, *, sharding: Sharding = FULLY_REPLICATED,
         after: list[str] | None = None, **attributes: Any,
     ) -> None:  # fmt: skip
         due = self.rewriter.latest(after) if after else None

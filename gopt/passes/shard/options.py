@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from gopt.analysis.partition import Owners, Partition, Rule
 from gopt.analysis.training import StateKind
 from gopt.errors import OptionError
-from gopt.passes.shard.plan import Layout, Style
+from gopt.passes.shard.plan import Layout, TransferStyle
 from gopt.program import SpmdProgram
 from gopt.suggestions import did_you_mean
 
@@ -48,7 +48,7 @@ class Options:
     owners: Owners = Owners.LARGEST_FIRST
     rule: Rule = Rule.BALANCED
     min_piece: int | None = None
-    style: Style = Style.GATHER
+    style: TransferStyle = TransferStyle.GATHER
     bucket_mb: float | None = None
     reduce_dtype: WireType | None = None
     reshard_after_forward: bool = True

@@ -33,7 +33,7 @@ from gopt.program import BucketSlice, ShardedState
 from gopt.sharding.placements import FlatShard, OnMember, Sharding
 
 
-class Style(str, Enum):
+class TransferStyle(str, Enum):
     """How whole tensors are sent: a bucket in one call with uneven shards, or each tensor to and from its owner."""
 
     GATHER = "gather"

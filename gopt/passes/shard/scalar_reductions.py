@@ -52,7 +52,8 @@ class ScalarReductions:
         """``value`` as the rank's partial value of the reductions ``sources``, which all feed one reduction."""
         reduction = self.updates.scalar_reductions[self.updates.reduction_of[sources[0]]]
         guarded = f"{value}.everywhere"
-        emit.select(self.rewriter, self.group, value, guarded, "sum" if reduction.kind == "l2" else reduction.kind)
+        kind = "sum" if reduction.kind == "l2" else reduction.kind
+        emit.select(self.rewriter, self.group, value, guarded, kind, sources)
         return PartialScalar(reduction.root, guarded)
 
     def complete(self, partials: Iterable[PartialScalar]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from gopt.ir.graph import Node
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
-from gopt.passes.shard.emitted import Emitted
+from gopt.passes.shard.emitted_bucket import EmittedBucket
 from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue
 from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
 from gopt.passes.shard.plan import ParameterGroup, SplitBucket
@@ -26,9 +26,9 @@ def emit_split(
     reduction: GradientReduction,
     *,
     owned: bool,
-) -> Emitted:
+) -> EmittedBucket:
     """Rewrite the updates of a split bucket. ``owned``: ranks hold the parameters, too, as their shards alone."""
-    out = Emitted()
+    out = EmittedBucket()
     gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
     shard: ReducedValue | None = None
     if bucket.whole_gradient:

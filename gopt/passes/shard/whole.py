@@ -7,37 +7,39 @@ from gopt.errors import UnsupportedError
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.passes.shard import emit
-from gopt.passes.shard.emitted import Emitted
+from gopt.passes.shard.emitted_bucket import EmittedBucket
 from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedGradients, ReducedValue
 from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
-from gopt.passes.shard.plan import ReplicatedBucket, Style, WholeBucket
+from gopt.passes.shard.plan import ReplicatedBucket, TransferStyle, WholeBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.program import BucketSlice, ShardedState
 from gopt.sharding.placements import Sharding
 
 
-def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> Emitted:
+def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> EmittedBucket:
     """Reduce the gradients of a bucket on every rank; the updates stay as they are."""
-    return Emitted(reduced=reduction.everywhere(bucket.name, [subgraph.gradient for subgraph in bucket.subgraphs]))
+    return EmittedBucket(
+        reduced=reduction.everywhere(bucket.name, [subgraph.gradient for subgraph in bucket.subgraphs])
+    )
 
 
 def emit_whole(
     rewriter: GraphRewriter,
     bucket: WholeBucket,
-    style: Style,
+    style: TransferStyle,
     scalars: ScalarReductions,
     reduction: GradientReduction,
     *,
     owned: bool,
-) -> Emitted:
+) -> EmittedBucket:
     """Bring whole gradients to their owners and run each update there. ``owned``: owners alone hold the parameters."""
     types = rewriter.graph.types
-    out = Emitted(reduced=_reduce(rewriter, bucket, style, scalars, reduction))
+    out = EmittedBucket(reduced=_reduce(rewriter, bucket, style, scalars, reduction))
     parts = []
     for place, subgraph in enumerate(bucket.subgraphs):
         part = _run_on_owner(rewriter, bucket, place, owned=owned)
         out.scalars += partial_scalars(rewriter, bucket, place, scalars)
-        parts.append(part if style is Style.BROADCAST else _flat(rewriter, bucket, place, part, scalars))
+        parts.append(part if style is TransferStyle.BROADCAST else _flat(rewriter, bucket, place, part, scalars))
         for state in subgraph.states[0 if owned else 1 :]:
             input = part.current if state is subgraph.parameter else state.tensor
             held = BucketSlice(state.tensor, 0, types[state.tensor].elements)
@@ -45,7 +47,7 @@ def emit_whole(
                 input, state.updated, types[state.tensor].dtype, (held,), bucket.owned(place)
             )
             out.layout.append((state.tensor,))
-    cuts = None if style is Style.BROADCAST else bucket.cuts
+    cuts = None if style is TransferStyle.BROADCAST else bucket.cuts
     out.parameters = GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), cuts)
     if not owned:
         out.layout.insert(0, tuple(subgraph.parameter.tensor for subgraph in bucket.subgraphs))
@@ -53,13 +55,17 @@ def emit_whole(
 
 
 def _reduce(
-    rewriter: GraphRewriter, bucket: WholeBucket, style: Style, scalars: ScalarReductions, reduction: GradientReduction
+    rewriter: GraphRewriter,
+    bucket: WholeBucket,
+    style: TransferStyle,
+    scalars: ScalarReductions,
+    reduction: GradientReduction,
 ) -> ReducedGradients:
     """Reduce each gradient to where its update runs."""
     gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
     if any(subgraph.whole_gradient for subgraph in bucket.subgraphs):
         return reduction.everywhere(bucket.name, gradients)
-    if style is Style.BROADCAST:
+    if style is TransferStyle.BROADCAST:
         return reduction.to_owners(bucket.name, gradients, bucket.owners)
     reduced, types = ReducedGradients(), rewriter.graph.types
     shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)

@@ -198,7 +198,10 @@ class _JobMonitor:
             return said  # MPI ends the others by a signal, and may report that
         seen = read(self.folder)
         if code and not any(each.how == REPORTED for each in seen) and not 0 < code <= 70:
-            raise RunError(f"mpiexec ended with code {code}")
+            raise RunError(
+                f"mpiexec ended with code {code}, and no rank said why",
+                "--engine threads runs all ranks in one process: it shows whether the step itself fails",
+            )
         return code if 0 <= code <= 70 else RunError("").exit_code
 
     def _stop(self, late: bool) -> None:
@@ -275,7 +278,8 @@ class _JobMonitor:
         if seen and time.time() - max(each.when for each in seen) > limit:
             late = min(seen, key=lambda each: (each.how == WAITING, each.step, each.call))
             raise RunError(
-                f"{self._name(late.rank)}, {late.where}: it has made no progress for {2 * self.deadline:g} s"
+                f"{self._name(late.rank)}, {late.where}: it has made no progress for {2 * self.deadline:g} s",
+                "raise --deadline if it is only slow",
             )
 
     def _tell(self) -> None:

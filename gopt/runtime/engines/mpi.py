@@ -90,7 +90,7 @@ class MpiEngine:
         if any(ranks != self._world.size for ranks in self._world.allgather(mesh.ranks)):
             raise OptionError(
                 f"the launcher started {self._world.size} ranks, the folder holds {mesh.ranks}",
-                f"start it with {mesh.ranks}, or make other ranks with gopt reshard",
+                f"start it with mpiexec -n {mesh.ranks}, or make other ranks with gopt reshard",
             )
         self._groups: dict[str, Any] = {}
         self._pool = Pool()

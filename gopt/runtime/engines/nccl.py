@@ -9,6 +9,7 @@ MPI.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -67,12 +68,15 @@ def library() -> Any:
 
 
 def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
-    """Raise RunError where two ranks have the same GPU, which NCCL does not support."""
+    """Raise OptionError where two ranks have the same GPU, unless NCCL was told that they do."""
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
+        return
     twins = [other for other, name in enumerate(names) if name == names[rank]]
     if len(twins) > 1:
         raise OptionError(
             f"ranks {twins[0]} and {twins[1]} would share a GPU",
             "NCCL needs a GPU per rank: start fewer ranks on each machine, or use --engine mpi",
+            "to test with one GPU: set NCCL_MULTI_RANK_GPU_ENABLE=1; ranks then take turns on it",
         )
 
 

@@ -212,7 +212,8 @@ class ThreadGroup:
                 what = f"{named_ranks(late)} at {wait.entry.call}"
                 cause = self._causes(late)
                 behind = f"; {named_ranks(cause)} did not reach it" if set(cause) - set(late) else ""
-                self._fail(RunError(f"after {self.deadline:g} s, rank {rank} still waits for {what}{behind}"))
+                text = f"after {self.deadline:g} s, rank {rank} still waits for {what}{behind}"
+                self._fail(RunError(text, "raise --deadline if a rank is only slow"))
                 break
         del self._waiting[rank]
         if not wait.ready():

@@ -68,7 +68,8 @@ class MpiHub(Hub):
         wanted = max(roster.processes) + 1
         if world.size != wanted:
             raise OptionError(
-                f"the launcher started {world.size} processes, the roles need {wanted}", f"start it with {wanted}"
+                f"the launcher started {world.size} processes, the roles need {wanted}",
+                f"start it with mpiexec -n {wanted}",
             )
         self.process: int = world.rank
         super().__init__(roster, settings or Settings(), roster.local(self.process), order)

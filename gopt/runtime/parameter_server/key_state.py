@@ -1,6 +1,7 @@
 """One key of an asynchronous server: its states, its own counters, its version, and the versions that trainers pulled.
 
-One thread writes a key, and every update makes new arrays: the answer to a pull does not change afterwards.
+One thread writes a key. Updates write into two sets of arrays in turn, so what a pull gives is a copy: it does not
+change while it is sent, and stays what the trainer has where delays are compensated.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.hyper_parameters import HyperParameter
 
+_DAMAGED = "its newest step is damaged: move that away, and --resume takes the one before it"
 CHIEF = 0
 """The trainer whose pushes count, where the rule is ``chief``."""
 
@@ -122,13 +124,13 @@ class BlockState(ABC):
         """
         numbers = read(f"{self.root}.numbers")
         if numbers is None:
-            raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated")
+            raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated", _DAMAGED)
         self.version, self.counting.advances, self.counting.due = map(int, numbers)
         self._first_version = self.version
         for n, name in enumerate(self.counters):
             value = read(f"{self.root}.counter{n}")
             if value is None:
-                raise InputError(f"the checkpoint has no {name!r} of {self.block.entry.name!r}")
+                raise InputError(f"the checkpoint has no {name!r} of {self.block.entry.name!r}", _DAMAGED)
             self.counters[name] = value
 
 
@@ -177,11 +179,12 @@ class KeyState(BlockState):
         return found
 
     def pull(self, trainer: int) -> Array:
-        """The parameter, with its current version, which is recorded for the trainer."""
+        """A copy of the parameter, with its current version, which is recorded for the trainer."""
         self.pulled[trainer] = self.version
+        value = self.value.copy()
         if self.block.backup:
-            self.backups[trainer] = self.value
-        return self.value
+            self.backups[trainer] = value
+        return value
 
     def extra(self, trainers: int) -> dict[str, Array]:
         found = super().extra(trainers)

@@ -24,7 +24,10 @@ class TrainerData:
         inputs = server_job.manifest.inputs_of(InputKind.BATCH)
         for each in inputs:
             if not each.type.static:
-                raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
+                raise InputError(
+                    f"batch input {each.name!r} has the open shape {each.type}",
+                    "export the step at fixed sizes, and shard that",
+                )
         self._types: dict[str, TensorType] = {each.name: each.type for each in inputs}
         once = server_job.faults.stop is not None
         self._source = open_data(self._job.data, self._types, self._job.shuffle, once=once)

@@ -157,7 +157,9 @@ class Checkpoints:
                 tensors = load_state(path)
                 found.update({name: np.array(tensors[name].numpy()) for name in names})
             except (InputError, KeyError) as error:
-                raise RunError(f"checkpoint {path} is damaged: {error}") from error
+                raise RunError(
+                    f"checkpoint {path} is damaged: {error}", f"move {folder} away: --resume takes the one before it"
+                ) from error
         return found
 
     def load_extra(self, rank: int, step: int, name: str) -> Array | None:

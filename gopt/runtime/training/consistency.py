@@ -29,7 +29,10 @@ def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None
     everything = engine.gather((str(mesh), {group: _digest(texts) for group, texts in calls.items()}))
     meshes = [text for text, _ in everything]
     if len(set(meshes)) > 1:
-        raise RunError(f"ranks run different meshes: {' and '.join(sorted(set(meshes)))}")
+        raise RunError(
+            f"ranks run different meshes: {' and '.join(sorted(set(meshes)))}",
+            "start all ranks with the same folder",
+        )
     groups = sorted({group for _, digests in everything for group in digests})
     engine.prepare(groups)
     differs = any(

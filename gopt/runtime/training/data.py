@@ -22,6 +22,7 @@ from gopt.runtime.session import Array
 Batch = dict[str, Array]
 FILES = (".npz", ".safetensors")
 """Suffixes of files of samples; any other data is a function."""
+_YIELD = "let it yield dictionaries: input -> array"
 _LISTED = 8
 """Names of arrays that a hint lists."""
 
@@ -109,11 +110,13 @@ class IterableSource:
 
     def batch(self, turn: MicroStep) -> Batch:
         if self._iterator is None:
-            self._iterator = iter(self.make(turn.part, turn.parts))
+            self._iterator = _iterator(self.make(turn.part, turn.parts))
         while True:
             given = next(self._iterator, None)
             if given is None:
                 raise DataEndedError(f"the data ended after {self._next} batches", "yield more, or take fewer --steps")
+            if not isinstance(given, Mapping):
+                raise InputError(f"batch {self._next} of the data is of type {_class_of(given)}", _YIELD)
             self._next += 1
             if self._next > turn.number:  # a resumed run passes over what it has seen
                 return {name: _fitted(name, type, given.get(name)) for name, type in self.types.items()}
@@ -230,12 +233,25 @@ def _samples(path: str, name: str, type: TensorType, array: Array) -> Array:
     return array if array_dtype(array) == type.dtype else _cast(f"{path}: {name}", type, array)
 
 
+def _iterator(made: Any) -> Iterator[Any]:
+    try:
+        return iter(made)
+    except TypeError:
+        raise InputError(f"the function of --data returns {_class_of(made)}, and no batches", _YIELD) from None
+
+
+def _class_of(value: Any) -> str:
+    return type(value).__name__
+
+
 def _fitted(name: str, type: TensorType, value: Any) -> Array:
     if value is None:
-        raise InputError(f"the data has no {name!r}")
+        raise InputError(f"the data has no {name!r}", f"yield dictionaries with an array {name!r} of {type}")
     array = np.asarray(value)
     if array.shape != type.dims:
-        raise InputError(f"the data's {name!r} has shape {list(array.shape)}, the step takes {type}")
+        raise InputError(
+            f"the data's {name!r} has shape {list(array.shape)}, the step takes {type}", "yield batches of that shape"
+        )
     return array if array_dtype(array) == type.dtype else _cast(name, type, array)
 
 
@@ -248,7 +264,9 @@ def _cast(what: str, type: TensorType, array: Array) -> Array:
 def _check_kind(what: str, type: TensorType, held: np.dtype[Any]) -> None:
     kinds = {"b": "b", "i": "i", "u": "i", "f": "f", "V": "f"}
     if kinds.get(held.kind) != kinds.get(numpy_dtype(type.dtype).kind):
-        raise InputError(f"{what} is {held}, the step takes {type}")
+        raise InputError(
+            f"{what} is {held}, the step takes {type}", "convert it: gopt changes the width of numbers alone"
+        )
 
 
 # --- hyper-parameters -----------------------------------------------------------------------------------------------

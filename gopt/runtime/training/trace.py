@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gopt.disk.files import reason
 from gopt.errors import RunError
 from gopt.runtime.engines.base import Engine
 
@@ -21,7 +22,7 @@ def check_writable(path: Path) -> None:
         if not there:
             path.unlink()
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}") from error
+        raise RunError(f"cannot write {path}: {reason(error)}", "choose another path with --trace") from error
 
 
 class Trace:
@@ -60,4 +61,4 @@ class Trace:
         try:
             path.write_text(json.dumps({"traceEvents": named + events}), encoding="utf-8")
         except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror}") from error
+            raise RunError(f"cannot write {path}: {reason(error)}", "choose another path with --trace") from error

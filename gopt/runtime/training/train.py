@@ -94,7 +94,10 @@ class Trainer:
         inputs = self.manifest.inputs_of(InputKind.BATCH)
         for each in inputs:
             if not each.type.static:
-                raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
+                raise InputError(
+                    f"batch input {each.name!r} has the open shape {each.type}",
+                    "export the step at fixed sizes, and shard that",
+                )
         return {each.name: each.type for each in inputs}
 
     def _start(self) -> dict[str, Any]:
@@ -156,7 +159,9 @@ class Trainer:
         except GoptError as error:
             raise self._with_position(error) from error
         except (Exception, SystemExit) as error:  # what the user's functions raise, sys.exit among it
-            raise self._with_position(RunError(f"{type(error).__name__}: {error}")) from error
+            raise self._with_position(
+                RunError(f"{type(error).__name__}: {error}", "--debug shows where it was raised")
+            ) from error
 
     def _train(self, on_step: Callable[[Progress], None]) -> None:
         trace = Trace(self.engine.rank) if self.job.trace is not None else None

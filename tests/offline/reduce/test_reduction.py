@@ -8,7 +8,7 @@ from helpers import Builder, perceptron, sgd
 
 from gopt.errors import OptionError
 from gopt.offline.reduce.reduction import Reduction, parameter_groups, read_model, reduce_model
-from gopt.offline.reduce.search import Bounds
+from gopt.offline.reduce.search import SearchBudget
 from gopt.offline.reproducer.failure import Failure
 
 FAILURE = Failure(70, "KeyError", "'a'")
@@ -33,7 +33,7 @@ def reduced(model: onnx.ModelProto, wanted, **bounds) -> tuple[Reduction, list[o
         tried.append(onnx.load_from_string(data))
         return FAILURE if wanted(tried[-1]) else None
 
-    return reduce_model(model, fails, bounds=Bounds(**bounds), tell=lambda _: None), tried
+    return reduce_model(model, fails, bounds=SearchBudget(**bounds), tell=lambda _: None), tried
 
 
 @pytest.mark.parametrize("op_type", ["Sin", "Tanh", "ReduceMean"])

@@ -1,14 +1,16 @@
 """The nccl engine on real GPUs: run by hand, ``pytest -m gpu tests/runtime/engines/test_nccl_gpu.py``, with gopt[nccl].
 
-With one GPU every call is made over a group of one rank, and a step runs on it; with more, ranks train on them as they
-do over MPI.
+Calls are made over a group of one rank, and over three ranks; ranks train as they do over MPI. With one GPU the ranks
+share it, which NCCL allows where it is told so.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,15 +105,27 @@ def test_a_step_on_one_gpu(name, tmp_path):
     compare(folder, tmp_path, name, 1)
 
 
+@pytest.fixture
+def shared_gpu(monkeypatch):
+    if Cuda(bindings()).count < 4:
+        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("name", ["mlp_adamw", "gpt_adamw", "cnn_mom_fp16"])
-def test_ranks_on_gpus_train_as_over_mpi(name, stage, tmp_path):
-    count = Cuda(bindings()).count
-    if count < 2:
-        pytest.skip("NCCL needs a GPU per rank")
-    folder = written(name, f"shard={min(count, 4)}", tmp_path, stage=stage)
-    launch(folder, tmp_path, "nccl", "gpu", min(count, 4))
-    compare(folder, tmp_path, name, min(count, 4))
+def test_ranks_on_gpus_train_as_over_mpi(name, stage, tmp_path, shared_gpu):
+    folder = written(name, "shard=4", tmp_path, stage=stage)
+    launch(folder, tmp_path, "nccl", "gpu", 4)
+    compare(folder, tmp_path, name, 4)
+
+
+def test_calls_of_three_ranks(shared_gpu):
+    """Each rank compares what it got with the reference; ``gpu_ranks.py``."""
+    command = ["mpiexec", "-n", "3", sys.executable, str(Path(__file__).with_name("gpu_ranks.py"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 200
 
 
 def launch(folder: Any, root: Any, engine: str, out: str, ranks: int) -> None:
@@ -125,5 +139,16 @@ def launch(folder: Any, root: Any, engine: str, out: str, ranks: int) -> None:
 
 def compare(folder: Any, root: Any, name: str, ranks: int) -> None:
     launch(folder, root, "mpi", "cpu", ranks)
-    loose = 1e-4 if "16" not in name else 5e-2
-    assert differing(states(root / "cpu"), states(root / "gpu"), loose) == []
+    one, other = states(root / "cpu"), states(root / "gpu")
+    if "16" not in name:
+        assert differing(one, other, 1e-4) == []
+        return
+    # The provider rounds halves after each operator. cnn_mom_fp16 is itself up to 0.06 from its step in float32.
+    apart = {key: distance(one[key], other[key]) for key in one}
+    assert max(apart.values()) < 0.05, apart
+
+
+def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
+    """The norm of the difference, as a share of the norm."""
+    first, second = mine.astype("f8"), theirs.astype("f8")
+    return float(np.linalg.norm(first - second) / max(np.linalg.norm(first), 1e-12))

@@ -76,10 +76,21 @@ def test_a_push_is_late_by_the_updates_since_its_pull(tmp_path: Path) -> None:
 
 def test_what_was_pulled_stays_as_it_was(tmp_path: Path) -> None:
     key = keys(tmp_path)
+    key.push(0, np.ones(key.type.dims, np.float32), 4)
     before = key.pull(0)
     kept = before.copy()
-    key.push(0, np.ones(key.type.dims, np.float32), 1)
-    assert np.array_equal(before, kept) and not np.array_equal(key.value, kept)
+    for _ in range(3):  # an update writes where the one before the last did
+        key.push(0, np.ones(key.type.dims, np.float32), 4)
+        assert np.array_equal(before, kept) and not np.array_equal(key.value, kept)
+
+
+def test_the_value_that_a_trainer_has_stays_as_it_was(tmp_path: Path) -> None:
+    key = keys(tmp_path, compensation=1.0)
+    key.push(1, np.ones(key.type.dims, np.float32), 2)
+    kept = key.pull(0).copy()
+    for _ in range(3):
+        key.push(1, np.ones(key.type.dims, np.float32), 2)
+        assert np.array_equal(key.backups[0], kept)
 
 
 def test_backups_are_set_at_pull_and_start_as_the_first_value(tmp_path: Path) -> None:

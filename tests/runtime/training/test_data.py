@@ -7,7 +7,7 @@ import pytest
 
 from gopt.errors import InputError
 from gopt.ir.types import TensorType
-from gopt.runtime.training.data import MicroStep, open_data
+from gopt.runtime.training.data import IterableSource, MicroStep, open_data
 
 TYPES = {"x": TensorType("float32", (4, 3)), "y": TensorType("float32", (4,)), "mask": TensorType("float32", (2, 2))}
 
@@ -58,3 +58,21 @@ def test_whole_batches_lie_beside_samples(tmp_path):
     for number in range(9):
         batch = source.batch(MicroStep(number, 0, 1))
         assert batch["mask"].tolist() == [[number % 4] * 2] * 2 and batch["y"][0] == number % 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (3, "the function of --data returns int, and no batches"),
+        ([{"x": np.zeros((4, 3), "f4")}, 3], "batch 1 of the data is of type int"),
+        ([{}], "the data has no 'x'"),
+        ([{"x": np.zeros(3, "f4")}], "the data's 'x' has shape [3], the step takes float32[4,3]"),
+        ([{"x": np.zeros((4, 3), int)}], "x is int64, the step takes float32[4,3]"),
+    ],
+)
+def test_what_a_function_yields_amiss_is_named_with_what_to_yield(made, said):
+    source = IterableSource(lambda part, parts: made, {"x": TYPES["x"]})
+    with pytest.raises(InputError) as caught:
+        for number in range(2):
+            source.batch(MicroStep(number, 0, 1))
+    assert caught.value.message == said and caught.value.hints

@@ -11,7 +11,7 @@ from gopt.program import ShardedState
 
 
 @dataclass(slots=True)
-class Emitted:
+class EmittedBucket:
     """Result of emitting a bucket.
 
     ``states``: the sharding of each source state. ``layout``: the order in which values are stored. ``parameters``: the

@@ -1,0 +1,138 @@
+"""Facts about a step that the search for gradients asks of its values and nodes, collected once for all parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.linearity import is_zero
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.ir.graph import Node
+
+_OF_LOSS = (
+    "Cast",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Neg",
+    "Mul",
+    "Div",
+    "Add",
+    "Sub",
+    "Sum",
+)
+"""Operators whose one-element result is as good as the loss that they are computed from."""
+
+
+@dataclass(slots=True)
+class AnalysisContext:
+    """Facts about the graph that the walks need: which values depend on the batch, and which belong to the forward."""
+
+    index: GraphIndex
+    tainted: set[str]
+    forward: set[int]
+    barrier: set[int] = field(default_factory=set)
+    """Nodes known to belong to the backward although they look like update."""
+    update_only: set[str] = field(default_factory=set)
+    """Values that depend on optimizer states: what reads them is update."""
+    settings: set[str] = field(default_factory=set)
+    """Inputs that neither the batch nor the forward has: hyper-parameters."""
+    model: set[str] = field(default_factory=set)
+    """Values that the forward reads or computes, and all that depends on parameters: a factor among them is no
+    optimizer mask.
+    """
+    computed: set[str] = field(default_factory=set)
+    """Values that the forward computes from parameters alone."""
+    of_other_gradients: set[str] = field(default_factory=set)
+    """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
+    divisors: set[str] = field(default_factory=set)
+    """Values of the forward by which something of the forward is divided, such as a token count."""
+    of_loss: set[str] = field(default_factory=set)
+    """The loss and what depends on it."""
+
+    later: set[str] = field(init=False)
+    """Values computed after the forward."""
+
+    def __post_init__(self) -> None:
+        nodes = self.index.graph.nodes
+        self.later = {name for node in nodes if id(node) not in self.forward for name in node.outputs}
+
+    def starts_in_forward(self, held: list[str]) -> bool:
+        """Return whether a node reads a batch-dependent value of the forward, so that it computes a local gradient.
+
+        ``held``: what it reads of the batch. A factor computed from the loss does not count next to a value of the
+        backward: no backward of a mean reads it there.
+        """
+        later = self.later
+        if later.issuperset(held):
+            return False
+        local = [name for name in held if name not in later]
+        if len(local) == len(held):
+            return True
+        return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
+
+    def masks_locally(self, node: Node) -> bool:
+        """Return whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
+        if not node.is_a("Where") or not any(is_zero(self.index, name) for name in node.inputs[1:]):
+            return False
+        producer = self.index.producers.get(node.inputs[0])
+        held = [name for name in producer.reads if name in self.tainted] if producer is not None else []
+        return bool(held) and self.later.isdisjoint(held)
+
+    def adjoints(self, operands: list[str]) -> list[str]:
+        """Return those one-element operands that may be gradients: they depend on the model and not on the loss.
+
+        If no operand qualifies, all are returned. A rate that follows the loss, or a count of the batch, is a factor of
+        a gradient.
+        """
+        operands = [name for name in operands if name not in self.of_loss] or operands
+        return [name for name in operands if name in self.model or name not in self.tainted] or operands
+
+
+def build_context(step: StepSkeleton) -> AnalysisContext:
+    """The facts of a step; one sweep over its nodes for each."""
+    index = step.index
+    context = AnalysisContext(index, step.tainted, step.forward, of_loss=descendants(index, _same_as_loss(step)))
+    read = [name for name in step.updated if name in step.forward_values]
+    of_parameters = descendants(index, read)
+    context.model = step.forward_values | of_parameters
+    made = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
+    context.computed = made & of_parameters - step.tainted
+    foreign = [name for name in index.graph.inputs if name not in step.forward_values and name not in step.batch]
+    # One-element states and settings are left out: a loss scale is in every gradient.
+    context.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
+    context.settings = {name for name in foreign if name not in step.updated}
+    for node in index.graph.nodes:
+        if id(node) in step.forward and node.is_a("Div") and len(node.inputs) == 2:
+            context.divisors.update(_scalar_chain(index, node.inputs[1]))
+    return context
+
+
+def _same_as_loss(step: StepSkeleton) -> list[str]:
+    """The loss, and the one-element values that it is cast, reshaped or scaled from: as good as it, and no backward of
+    these operators reads them."""
+    found, name = [step.loss], step.loss
+    while (producer := step.index.producers.get(name)) is not None and producer.is_in(_OF_LOSS):
+        moving = [each for each in producer.reads if each in step.tainted]
+        if len(moving) != 1 or not step.index.one_element(moving[0]):
+            break
+        name = moving[0]
+        found.append(name)
+    return found
+
+
+def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
+    """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
+    found: list[str] = []
+    stack = [name]
+    while stack:
+        value = stack.pop()
+        if value in found or not index.one_element(value):
+            continue
+        found.append(value)
+        producer = index.producers.get(value)
+        if producer is not None and producer.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze"):
+            stack.extend(producer.reads)
+    return found
