@@ -74,6 +74,14 @@ class FolderContents:
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     """Read an output folder, or one step of a checkpoint; raises InputError where something is missing, differs or is
     not what gopt wrote, RunError where a checkpoint is damaged."""
+    held = read_as_it_is(path)
+    if not held.trained and held.manifest.written is not None:
+        _check_starts(Path(path), held, held.manifest.written.starts)
+    return held
+
+
+def read_as_it_is(path: str | os.PathLike[str]) -> FolderContents:
+    """The same of a folder whose values may have been edited, for comparing."""
     folder, home = Path(path), _home(path)
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
@@ -225,16 +233,15 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
         held = sum(each.type.elements for inside in parts.values() for each in inside.values())
         if len(manifest.ranks) == manifest.total_ranks or held >= type.elements:
             found[name] = _put_together(name, type, parts)
-    if not checkpoint and manifest.written is not None:
-        _check_starts(folder, manifest.written.starts, found, whole=len(manifest.ranks) == manifest.total_ranks)
     return found
 
 
-def _check_starts(folder: Path, due: Mapping[str, str], found: Mapping[str, Tensor], *, whole: bool) -> None:
-    """Refuse values that are not those that were written with the manifest; raises InputError. ``whole``: no rank is
-    left out."""
-    for name in dict.fromkeys((*due, *found)) if whole else found:
-        if name not in found or digest_of_tensor(found[name]) != due.get(name):
+def _check_starts(folder: Path, held: FolderContents, due: Mapping[str, str]) -> None:
+    """Refuse values that are not those that were written with the manifest; raises InputError."""
+    found, every_rank = held.graph.initializers, len(held.manifest.ranks) == held.manifest.total_ranks
+    for name, digest in due.items():
+        there = name in found
+        if (every_rank and not there) or (there and digest_of_tensor(found[name]) != digest):
             raise InputError(
                 f"{folder}: {show(name)} is not what gopt wrote: {STATES_FILE} or a rank's file was edited or damaged",
                 "write the folder again; gopt load-state gives a step other values",

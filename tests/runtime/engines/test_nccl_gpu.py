@@ -119,6 +119,28 @@ def test_ranks_on_gpus_train_as_over_mpi(name, stage, tmp_path, shared_gpu):
     compare(folder, tmp_path, name, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("gpt_adamw", "dp=2,shard=2", {"stage": 3}), ("gpt_adamw", "dp=2,tp=2", {}), ("gpt_adamw", "tp=2", {}),
+        ("mlp_adamw", "shard=2", {"stage": 2, "accumulate": 2}), ("mlp_adamw_bf16", "shard=4", {"stage": 2}),
+        ("mlp_adamw", "shard=3", {"stage": 1, "partition": "rows"}),
+    ],
+)  # fmt: skip
+def test_meshes_on_gpus_train_as_over_mpi(name, mesh, options, tmp_path, shared_gpu):
+    folder, ranks = written(name, mesh, tmp_path, **options), Mesh.parse(mesh).ranks
+    launch(folder, tmp_path, "nccl", "gpu", ranks)
+    compare(folder, tmp_path, name, ranks)
+
+
+def test_a_resumed_run_on_gpus_is_exact(tmp_path, shared_gpu):
+    folder = written("gpt_adamw", "shard=2", tmp_path, stage=2)
+    launch(folder, tmp_path, "nccl", "gpu", 2)
+    launch(folder, tmp_path, "nccl", "again", 2, "--steps", "2")
+    launch(folder, tmp_path, "nccl", "again", 2, "--resume")
+    assert differing(states(tmp_path / "gpu"), states(tmp_path / "again"), 0.0) == []
+
+
 def test_calls_of_three_ranks(shared_gpu):
     """Each rank compares what it got with the reference; ``gpu_ranks.py``."""
     command = ["mpiexec", "-n", "3", sys.executable, str(Path(__file__).with_name("gpu_ranks.py"))]
@@ -128,11 +150,11 @@ def test_calls_of_three_ranks(shared_gpu):
     assert int(done.stdout) > 200
 
 
-def launch(folder: Any, root: Any, engine: str, out: str, ranks: int) -> None:
+def launch(folder: Any, root: Any, engine: str, out: str, ranks: int, *options: str) -> None:
     given = job(folder, root / out)
     settings = [part for key, value in given.settings.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "gopt.cli", "run", str(folder), "--data", given.data, "--steps", "3", *settings]
-    more = ["--engine", engine, "--launch", str(ranks), "--checkpoint", str(root / out)]
+    more = ["--engine", engine, "--launch", str(ranks), "--checkpoint", str(root / out), *options]
     done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
