@@ -158,6 +158,18 @@ def test_each_result_of_a_call_follows_its_own_operand():
     assert known.of("out") == (REPLICATED, PER_MEMBER) and known.of("other") == (REPLICATED, REPLICATED)
 
 
+def test_a_bucket_of_equal_and_own_values_is_each_members_own():
+    """Along the other axis: one operand is equal there, one is not."""
+    step = among()
+    plant(step, "AllReduce", "x", "equal", domain=COMM, attributes={"group": "dp", "reduce": "mean"})
+    for inputs, output in (("x equal", "out"), ("equal x", "other"), ("equal equal", "same")):
+        attributes = {"group": "shard", "reduce": "mean", "cuts": [0, 2, 8]}
+        plant(step, "ReduceScatter", inputs, output, domain=COMM, attributes=attributes)
+    known = infer_shardings(step)
+    assert known.of("out") == known.of("other") == (PER_MEMBER, S1)
+    assert known.of("same") == (REPLICATED, S1)
+
+
 def test_a_message_brings_what_its_node_says():
     step = among()
     plant(step, "Pull", "", "out", domain=COMM, sharding=ON_S1)
