@@ -6,6 +6,7 @@ from gopt.cli.main import main
 from helpers import FIXTURES
 
 import gopt
+from gopt.offline.folder_contents import read_mesh
 from gopt.verification.verify import Verifier
 
 
@@ -15,6 +16,7 @@ def test_reshard_from_the_command_line(tmp_path, capsys):
     assert main(command) == 0
     assert main(command) == 2
     assert "exists already" in capsys.readouterr().err
+    assert read_mesh(tmp_path / "b").axes == (("dp", 2), ("shard", 2))
     assert Verifier(tmp_path / "b").run(steps=1, confirm=False).equal
     twice = [*command, "--force", "-O", "shard.stage=1"]
     assert main(twice) == 2

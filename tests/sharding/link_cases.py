@@ -81,6 +81,7 @@ ELEMENTS: dict[str, list[Case]] = {
     "QuantizeLinear": [
         case(x(3, 5), np.array(0.1, np.float32), np.array(3, np.uint8)),
         case(x(3, 5), x(5), whole(5, dtype="uint8")), case(x(4, 3, 5), x(3), axis=-2),
+        case(x(6), x(3), opset=21, axis=0, block_size=2, runtime=False),
     ],
     "DequantizeLinear": [
         case(whole(3, 5, dtype="uint8"), x(5), whole(5, dtype="uint8")),
@@ -277,6 +278,7 @@ MOVES: dict[str, list[Case]] = {
         reshape((4, 6), 4, 1, 6),
         reshape((1, 6), 6), reshape((6, 4), 3, 8), reshape((12, 2), 2, 12), reshape((33, 65), 65, 33),
         reshape((4, 6), 24, allowzero=1), reshape((7, 13), 91), reshape((1,), 1, 1), reshape((4, 1, 6), 24, opset=11),
+        reshape((0, 6), 0, 3, 2, allowzero=1),
     ],
     "Flatten": [
         case(x(4, 6, 5)), case(x(4, 6, 5), axis=0), case(x(4, 6, 5), axis=-1), case(x(1, 6)),
@@ -309,6 +311,7 @@ MOVES: dict[str, list[Case]] = {
         case(x(4, 6), ints(0, 1, 0, 2)), case(x(4, 6), ints(1, 0, -1, 0)), case(x(4, 6), ints(1, 1), x(), ints(-1)),
         case(x(4, 6), opset=10, pads=[0, 1, 0, 1]), case(x(13), ints(3, -2)),
         case(x(6), ints(1, 0), np.array(2, np.float32)), case(x(4, 6), ints(0, 2, 0, 1), mode="reflect"),
+        case(x(4, 6, 5), ints(0, 1, 0, 2), x(), ints(-3, 1)),
     ],
     "Concat": [
         case(x(4, 6), x(4, 6), axis=1), case(x(4, 6), x(4, 3), axis=-1), case(x(4, 6), x(4, 6), x(4, 6), axis=0),
@@ -368,6 +371,7 @@ CHOICES: dict[str, list[Case]] = {
         case(x(6), ints(3, 4, 5)[:, None], x(3), reduction="add"),
         case(x(12, 2), ints(1, 2, 3)[:, None], x(3, 2)), case(x(6), ints(1, 0)[:, None], x(2)),
         case(x(4, 3), ints(0, 2)[:, None], x(2, 3)), case(x(6, 3), ints(0, 1, 2)[:, None], x(3, 3)),
+        case(x(8, 2), ints(3, 4, 5)[:, None], x(3, 2)),
     ],
 }  # fmt: skip
 

@@ -202,3 +202,11 @@ def test_wrong_rules_are_caught(op_type, monkeypatch):
             for strategy in found(split.operator()):
                 if all(min(shard.sizes) for _, shard in placed(strategy)):  # runtimes refuse pools of nothing
                     split.check(strategy)
+
+
+def test_a_member_may_have_none_of_a_sum_of_products():
+    """Of matrices; of stacks of them runtimes leave what they find."""
+    for shape, there in (((6, 3), True), ((2, 6, 3), False)):
+        operator = Split("MatMul", case(x(4, 6), x(*shape))).operator()
+        assert bool(strategies(operator, Slot(0), Shard(1, (6, 0)))) == there
+        assert strategies(operator, Slot(0), Shard(1, (5, 1)))

@@ -39,7 +39,7 @@ def refused(step: SpmdProgram) -> str:
 
 S1, S2 = FlatShard((0, 2, 8), 0, 8), FlatShard((0, 3, 8), 0, 8)
 ON_S1, ON_1 = Sharding.along("shard", S1), Sharding.along("shard", OnMember(1))
-VALUES = {"s1": (8,), "s2": (8,), "whole": (8,), "alone": (8,), "one": (), "out": (8,), "own_one": ()}
+VALUES = {"s1": (8,), "s2": (8,), "whole": (8,), "alone": (8,), "one": (), "out": (8,), "own_one": (), "pair": (2,)}
 
 
 def among(*, fast: bool = True) -> SpmdProgram:
@@ -48,6 +48,7 @@ def among(*, fast: bool = True) -> SpmdProgram:
     step.graph.types.update({name: TensorType("float32", shape) for name, shape in VALUES.items()})
     at = {"domain": SPMD, "attributes": {"starts": [0], "sizes": [8]}}
     plant(step, "Constant", "", "one")
+    plant(step, "Constant", "", "pair")
     plant(step, "Constant", "", "whole")
     plant(step, "Identity", "whole", "alone", sharding=ON_1)
     plant(step, "LocalSlice", "whole", "s1", sharding=ON_S1, **at)
@@ -65,7 +66,9 @@ USES = [
     ("Add alone alone", ON_1, OnMember(1)), ("Add alone alone", FULLY_REPLICATED, LOST), ("ReduceSum s1", ON_S1, LOST),
     ("Shape s1", FULLY_REPLICATED, PER_MEMBER), ("Shape alone", FULLY_REPLICATED, LOST),
     ("Shape whole", FULLY_REPLICATED, REPLICATED),
-    ("Shape own_one", FULLY_REPLICATED, REPLICATED), ("Shape untyped", FULLY_REPLICATED, PER_MEMBER),
+    ("Shape s1", ON_S1, LOST), ("Shape places", FULLY_REPLICATED, REPLICATED), ("Add s1 pair", ON_S1, LOST),
+    ("Shape own_one", FULLY_REPLICATED, REPLICATED),
+    ("Shape untyped", FULLY_REPLICATED, PER_MEMBER),
     ("RandomUniformLike whole", FULLY_REPLICATED, PER_MEMBER), ("RandomUniformLike s1", FULLY_REPLICATED, LOST),
     ("Dropout whole", FULLY_REPLICATED, REPLICATED), ("If one", FULLY_REPLICATED, PER_MEMBER),
 ]  # fmt: skip
@@ -81,6 +84,7 @@ def test_what_a_node_makes_of_shards(text, sharding, made, fast, monkeypatch):
     op_type, _, inputs = text.partition(" ")
     if op_type == "Shape":
         plant(step, "NonZero", "x", "untyped")
+        plant(step, "NonZero", "whole", "places")
     plant(step, op_type, inputs.replace("-", ""), "out", sharding=sharding)
     step.graph.nodes[-1].captures = ("x",) if op_type == "If" else ()
     if made == LOST:
@@ -141,6 +145,29 @@ def test_a_call_is_looked_at_though_nothing_reads_its_result():
     plant(step, "AllReduce", "whole", "unread", domain=COMM, attributes={"group": "shard", "reduce": "sum"})
     step.training.metrics.pop()
     assert refused(step).startswith("AllReduce 'unread' reads 'whole', which is replicated")
+
+
+def test_each_result_of_a_call_follows_its_own_operand():
+    """One is equal along the other axis, one is each member's own there."""
+    step = among()
+    attributes = {"group": "shard", "reduce": "mean"}
+    plant(step, "AllReduce", "x", "equal", domain=COMM, attributes=attributes)
+    plant(step, "AllReduce", "x equal", "out", domain=COMM, attributes=attributes | {"group": "dp"})
+    step.graph.nodes[-1].outputs.append("other")
+    known = infer_shardings(step)
+    assert known.of("out") == (REPLICATED, PER_MEMBER) and known.of("other") == (REPLICATED, REPLICATED)
+
+
+def test_a_bucket_of_equal_and_own_values_is_each_members_own():
+    """Along the other axis: one operand is equal there, one is not."""
+    step = among()
+    plant(step, "AllReduce", "x", "equal", domain=COMM, attributes={"group": "dp", "reduce": "mean"})
+    for inputs, output in (("x equal", "out"), ("equal x", "other"), ("equal equal", "same")):
+        attributes = {"group": "shard", "reduce": "mean", "cuts": [0, 2, 8]}
+        plant(step, "ReduceScatter", inputs, output, domain=COMM, attributes=attributes)
+    known = infer_shardings(step)
+    assert known.of("out") == known.of("other") == (PER_MEMBER, S1)
+    assert known.of("same") == (REPLICATED, S1)
 
 
 def test_a_message_brings_what_its_node_says():

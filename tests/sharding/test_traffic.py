@@ -230,3 +230,19 @@ def test_an_overlap_as_json():
     shares = measure([call(CallContent.PARAMETERS, 4.0, hidden=True)])
     assert shares.to_json() == {"hidden_share": 1.0, "by_kind": {"parameters": 1.0}, "peak_gathered_bytes": 0}
     assert measure([]).to_json() == {"hidden_share": 0.0, "by_kind": {}, "peak_gathered_bytes": 0}
+
+
+def test_what_a_call_carries_follows_all_that_it_moves():
+    """A gradient of one element is a gradient; a statistic beside a parameter makes no call of statistics."""
+    program = by_hand()
+    program.training.gradients["scale"] = "loss"
+    nodes = program.graph.nodes
+    nodes.append(
+        Node("AllReduce", ["ones", "loss_all"], ["twos", "loss_of_all"], domain=COMM, attributes={"group": "dp"})
+    )
+    nodes.append(Node("Broadcast", ["mean_all", "less"], ["stat", "all"], domain=COMM, attributes={"group": "dp"}))
+    program.graph.types |= {"twos": program.graph.types["ones"], "loss_of_all": program.graph.types["loss"]}
+    found = {each.place: (each.carries, each.beside) for each in find_calls(program)}
+    assert found[6][0] is CallContent.GRADIENTS
+    assert found[17] == (CallContent.GRADIENTS, pytest.approx(4 / 64))
+    assert found[18] == (CallContent.PARAMETERS, 0.0)

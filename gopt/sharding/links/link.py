@@ -35,7 +35,7 @@ class Operator:
 
     def made(self, place: int = 0) -> tuple[int, ...]:
         """The shape of a result; () where it is absent."""
-        type = self.results[place] if place < len(self.results) else None
+        type = self.results[place]
         return type.dims if type is not None else ()
 
     def rank(self, place: int) -> int:
