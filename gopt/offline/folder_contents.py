@@ -28,7 +28,7 @@ from gopt.artifact.checkpoint_index import (
     read_index,
 )
 from gopt.artifact.graph_check import check_rank, check_source
-from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
+from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
@@ -36,7 +36,6 @@ from gopt.artifact.pieces import Place, place_shape, put
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
-from gopt.artifact.states_file import STATES_FILE, digest_of_tensor
 from gopt.artifact.table_parts import drawn_tables
 from gopt.errors import InputError, OptionError
 from gopt.importers.load import holds_step
@@ -46,6 +45,7 @@ from gopt.ir.load import load
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
+from gopt.offline.part_order import check_part_order
 from gopt.opaque.expand import expand
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
@@ -72,16 +72,8 @@ class FolderContents:
 
 
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
-    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing, differs or is
-    not what gopt wrote, RunError where a checkpoint is damaged."""
-    held = read_as_it_is(path)
-    if not held.trained and held.manifest.written is not None:
-        _check_starts(Path(path), held, held.manifest.written.starts)
-    return held
-
-
-def read_as_it_is(path: str | os.PathLike[str]) -> FolderContents:
-    """The same of a folder whose values may have been edited, for comparing."""
+    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
+    differs, RunError where a checkpoint is damaged."""
     folder, home = Path(path), _home(path)
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
@@ -211,6 +203,7 @@ def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
     pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
+    shown: list[tuple[int, LocalState, Tensor]] = []
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in _holders(manifest):
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank)
@@ -221,6 +214,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
             if tensor.type.elements != state.elements:
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {rank.rank}: {what}", _EDITED)
+            shown.append((rank.rank, state, tensor))
             for piece in state.pieces:
                 inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
                 if piece.start not in inside:
@@ -233,19 +227,9 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
         held = sum(each.type.elements for inside in parts.values() for each in inside.values())
         if len(manifest.ranks) == manifest.total_ranks or held >= type.elements:
             found[name] = _put_together(name, type, parts)
+    if not checkpoint:
+        check_part_order(shown)
     return found
-
-
-def _check_starts(folder: Path, held: FolderContents, due: Mapping[str, str]) -> None:
-    """Refuse values that are not those that were written with the manifest; raises InputError."""
-    found, every_rank = held.graph.initializers, len(held.manifest.ranks) == held.manifest.total_ranks
-    for name, digest in due.items():
-        there = name in found
-        if (every_rank and not there) or (there and digest_of_tensor(found[name]) != digest):
-            raise InputError(
-                f"{folder}: {show(name)} is not what gopt wrote: {STATES_FILE} or a rank's file was edited or damaged",
-                "write the folder again; gopt load-state gives a step other values",
-            )
 
 
 def _holders(manifest: Manifest) -> Sequence[RankEntry]:

@@ -264,23 +264,10 @@ def copied(one: str, other: str):
     return lambda folder: shutil.copy(folder / one, folder / other)
 
 
-def other_values(folder: Path) -> None:
-    """Values of as many bytes, of ranks that are cut elsewhere."""
-    beside = folder.with_name("beside")
-    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), "shard=2", stage=3, partition="whole").write(beside)
-    shutil.copy(beside / "states.bin", folder / "states.bin")
-
-
-def one_bit(folder: Path) -> None:
-    data = bytearray((folder / "states.bin").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "states.bin").write_bytes(data)
-
-
 RANKS, SERVERS = ("rank_0000.onnx", "rank_0001.onnx"), ("server_0000.onnx", "server_0001.onnx")
 
 
-@pytest.mark.parametrize("damage", [exchange(*RANKS), copied(*RANKS), one_bit], ids=["exchanged", "copied", "bit"])
+@pytest.mark.parametrize("damage", [exchange(*RANKS), copied(*RANKS)], ids=["exchanged", "copied"])
 @pytest.mark.parametrize("partition", ["rows", "flat"])
 def test_files_of_other_ranks_are_refused(damage, partition, tmp_path):
     """Shards are of one size: the file of another rank fits."""
@@ -291,15 +278,24 @@ def test_files_of_other_ranks_are_refused(damage, partition, tmp_path):
     refused(tmp_path / "out", tmp_path)
 
 
-def test_values_of_another_folder_are_refused(tmp_path):
+def test_values_that_another_program_put_there_are_merged(tmp_path):
+    """An engine of the user's own may leave its states in ``states.bin``."""
     gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), "shard=2", stage=3).write(tmp_path / "out")
-    other_values(tmp_path / "out")
-    refused(tmp_path / "out", tmp_path)
+    stored = tmp_path / "out" / "states.bin"
+    values = np.fromfile(stored, "<f4")
+    (values + 1).astype("<f4").tofile(stored)
+    merge(tmp_path / "out", tmp_path / "merged.onnx")
+    before = gopt.load(FIXTURES / "mlp_adamw.onnx").training
+    after = gopt.load(tmp_path / "merged.onnx").training.graph.initializers
+    floats = [state.tensor for state in before.states if before.graph.types[state.tensor].dtype == "float32"]
+    assert len(floats) > 8
+    for name in floats:
+        np.testing.assert_array_equal(after[name].numpy(), before.graph.initializers[name].numpy() + np.float32(1))
 
 
 @pytest.mark.parametrize(
-    "damage", [exchange(*SERVERS), copied(*SERVERS), copied(SERVERS[0], "trainer.onnx"), one_bit],
-    ids=["exchanged", "copied", "trainer", "bit"],
+    "damage", [exchange(*SERVERS), copied(*SERVERS), copied(SERVERS[0], "trainer.onnx")],
+    ids=["exchanged", "copied", "trainer"],
 )  # fmt: skip
 def test_files_of_other_roles_are_refused(damage, tmp_path):
     options = gopt.SplitOptions(trainers=2, servers=2, minimum=16)

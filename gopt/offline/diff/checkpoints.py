@@ -8,12 +8,12 @@ from gopt.artifact.checkpoint_index import open_index
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, Difference
 from gopt.offline.diff.values import EXACT, Tolerance
-from gopt.offline.folder_contents import read_as_it_is
+from gopt.offline.folder_contents import read_folder
 
 
 def diff_checkpoints(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
     """Compare the states of two checkpoints value by value, their sources, meshes and steps."""
-    first, second = read_as_it_is(a), read_as_it_is(b)
+    first, second = read_folder(a), read_folder(b)
     lines = []
     for what, before, after in (
         ("step", *(open_index(path).step for path in (a, b))),

@@ -15,7 +15,7 @@ from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import to_document
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, Difference
-from gopt.offline.folder_contents import read_as_it_is
+from gopt.offline.folder_contents import read_folder
 from gopt.offline.inspect_split import SplitInspection, inspect_split
 
 Placed = list[tuple[int, int, int]]
@@ -31,7 +31,7 @@ def diff_splits(a: Path, b: Path, manifests: Sequence[Manifest], reports: Sequen
     lines += [Difference("bytes", text) for text in _sizes(*found)]
     if not lines:
         return None
-    first, second = read_as_it_is(a), read_as_it_is(b)
+    first, second = read_folder(a), read_folder(b)
     result = diff_graphs(str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles))
     lines += [Difference(line.kind, line.text, "source") for line in result.lines]
     return Diff(str(a), str(b), tuple(lines), result.renamed, result.notes)

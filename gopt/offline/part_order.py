@@ -1,0 +1,44 @@
+"""Files of ranks that were exchanged or copied: their parts of a state do not lie where those of the rank are.
+
+All parts of a state lie in ``states.bin`` once, in the order of the ranks; replicas share theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+
+from gopt.artifact.manifest import LocalState
+from gopt.artifact.states_file import STATES_FILE
+from gopt.errors import InputError
+from gopt.ir.tensor import Tensor
+from gopt.sanitize import show
+
+
+def check_part_order(parts: Iterable[tuple[int, LocalState, Tensor]]) -> None:
+    """Raise InputError where a part of a state is not that of its rank; ``parts``: ranks in order."""
+    begins: dict[tuple[str, Hashable], tuple[int, int]] = {}
+    """Pieces of a state -> where they begin in the file, and the first rank that holds them."""
+    ends: dict[tuple[str, Hashable], tuple[int, int]] = {}
+    """State, and the boxes of tensors that it is of -> where the last part of it ends, and the rank that holds it."""
+    for rank, state, tensor in parts:
+        if not tensor.type.elements or Path(tensor.path).name != STATES_FILE:
+            continue
+        pieces = tuple((piece.tensor, piece.place, piece.start) for piece in state.pieces)
+        begin, first = begins.setdefault((state.input, pieces), (tensor.offset, rank))
+        if begin != tensor.offset:
+            raise _exchanged(state, first, rank)
+        if first == rank:
+            boxes = tuple(piece.place for piece in state.pieces)
+            end, before = ends.get((state.input, boxes), (0, rank))
+            if tensor.offset < end:
+                raise _exchanged(state, before, rank)
+            ends[state.input, boxes] = tensor.offset + tensor.nbytes, rank
+
+
+def _exchanged(state: LocalState, one: int, other: int) -> InputError:
+    return InputError(
+        f"ranks {one} and {other} do not hold their own parts of {show(state.input)}: the file of one of them is that "
+        "of another rank or folder",
+        "copy each rank's own file here, or write the folder again",
+    )
