@@ -19,10 +19,11 @@ def _users(training: TrainingGraph) -> dict[str, list[Node]]:
     names = {state.tensor for state in training.parameters}
     found: dict[str, list[Node]] = {}
     for node in training.graph.nodes:
-        if node.phase is not Phase.UPDATE:
-            for name in dict.fromkeys(node.reads) if not names.isdisjoint(node.reads) else ():
-                if name in names:
-                    found.setdefault(name, []).append(node)
+        if node.phase is Phase.UPDATE or (names.isdisjoint(node.inputs) and not node.captures):
+            continue
+        for name in dict.fromkeys(node.reads):
+            if name in names:
+                found.setdefault(name, []).append(node)
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.layout_aliases import KEEP_ORDER, RESHAPES, identity, keeps_order
 from gopt.analysis.operators import REDUCTIONS, elementwise
 from gopt.ir.graph import Graph, Node, clone
@@ -89,14 +90,14 @@ def _reshapes_update(graph: Graph, shapes: Container[object]) -> bool:
     nodes = [node for node in graph.nodes if node.op_type in KEEP_ORDER]
     if not nodes:
         return False
-    producers, types = graph.producers(), graph.types
+    index, types = GraphIndex(graph), graph.types
     for node in nodes:
         type = types.get(node.outputs[0])
         if type is None or type.shape not in shapes or not keeps_order(graph, node):
             continue
         above: Node | None = node
         while above is not None and keeps_order(graph, above):
-            above = producers.get(above.inputs[0])
+            above = index.producers.get(above.inputs[0])
         if above is None or len(above.outputs) != 1 or elementwise(above):
             return True
     return False

@@ -63,6 +63,7 @@ class TensorType:
     static: bool = field(init=False, repr=False, compare=False)
     elements: int = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Asked for in every sweep, so settled once.
@@ -72,6 +73,13 @@ class TensorType:
         elements = math.prod(sizes) if static else 0
         object.__setattr__(self, "elements", elements)
         object.__setattr__(self, "nbytes", nbytes(self.dtype, elements))
+        object.__setattr__(self, "_hash", hash((self.dtype, self.shape)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[TensorType], tuple[object, ...]]:
+        return TensorType, (self.dtype, self.shape)  # hashes of texts differ between processes
 
     @property
     def dims(self) -> tuple[int, ...]:

@@ -1,5 +1,11 @@
 """Element types and tensor types."""
 
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -40,3 +46,14 @@ def test_a_type_knows_whether_its_shape_is_in_numbers(shape, static, elements, t
     type = TensorType("float32", shape)
     assert (type.static, type.elements, str(type)) == (static, elements, text)
     assert type.nbytes == 4 * elements
+
+
+def test_a_type_from_another_process_is_found_in_tables():
+    """Each process has hashes of its own."""
+    code = "import pickle, sys; from gopt.ir.types import TensorType as T; "
+    code += "sys.stdout.buffer.write(pickle.dumps(T('float32', (2, 'n', None))))"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+    read = pickle.loads(done.stdout)
+    assert read == TensorType("float32", (2, "n", None)) and read in {TensorType("float32", (2, "n", None))}
+    assert copy.deepcopy(read) == copy.copy(read) == read and (read.static, read.nbytes) == (False, 0)
