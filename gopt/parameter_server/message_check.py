@@ -45,6 +45,9 @@ class _MessageCheck:
         self._ends = set(self.gradients.values())
         self._sums = {held.input: held.added for held in program.accumulators}
         self._buckets = {bucket.number: bucket for bucket in plan.buckets}
+        self._pieces = {
+            bucket.number: [piece for unit in bucket.units for piece in unit.pieces] for bucket in plan.buckets
+        }
         self.followed = 0
 
     def push(self, node: Node) -> None:
@@ -78,7 +81,7 @@ class _MessageCheck:
 
     def _piece(self, number: int, place: int) -> Range:
         """The piece of a parameter at a place of a bucket."""
-        piece = [each for unit in self._buckets[number].units for each in unit.pieces][place]
+        piece = self._pieces[number][place]
         return piece.parameter, piece.start, piece.stop
 
     # --- what the graph has -----------------------------------------------------------------------------------------
@@ -121,6 +124,6 @@ class _MessageCheck:
         return int(value[0])
 
 
-def _told(range: Range) -> str:
-    name, start, stop = range
+def _told(elements: Range) -> str:
+    name, start, stop = elements
     return f"elements {start} to {stop} of {name!r}"
