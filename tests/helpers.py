@@ -26,11 +26,23 @@ NAMES = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 
 
 @functools.cache
-def source(name: str) -> Source:
-    """A fixture as it is loaded, once for all tests of a process: nobody changes it."""
+def _loaded(name: str) -> tuple[Source, tuple[int, ...]]:
     import gopt
 
-    return gopt.load(FIXTURES / f"{name}.onnx")
+    found = gopt.load(FIXTURES / f"{name}.onnx")
+    return found, _extent(found)
+
+
+def _extent(of: Source) -> tuple[int, ...]:
+    training, graph = of.training, of.training.graph
+    return tuple(map(len, (training.states, training.metrics, training.batch, graph.nodes, graph.types, graph.outputs)))
+
+
+def source(name: str) -> Source:
+    """A fixture as it is loaded, once for all tests of a process: nobody changes it."""
+    found, extent = _loaded(name)
+    assert _extent(found) == extent, f"an earlier test changed the shared source {name}"
+    return found
 
 
 CODES = {"float32": 1, "int64": 7, "bool": 9, "float16": 10}
