@@ -5,17 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from test_rules import ALONE, EVEN, FLAT, OTHER, ROWS, SOLE
 
-from gopt.sharding.placements import FLAG_COUNT, PER_MEMBER, REPLICATED, FlatShard, OnMember, Partial, Placement, Shard
+from gopt.sharding.placements import FLAG_COUNT, PER_MEMBER, REPLICATED, FlatShard, Partial, Placement
 from gopt.sharding.rules import FULL_REDUCTIONS, RULES, Mismatch, Operand, Use, result
 
-FLAT = FlatShard.whole((0, 3, 3, 5, 7))
-OTHER = FlatShard.whole((0, 1, 4, 6, 7))
-EVEN = FlatShard.whole((0, 2, 4, 6, 8))
-SOLE = FlatShard((0, 3, 3, 10, 12), 3, 10)
-"""A part of a bucket that one member has all of."""
-ALONE = OnMember(2)
-ROWS = Shard(0, (3, 0, 2, 2))
 MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose")
 TRIED = sorted({*RULES, *MOVES, *FULL_REDUCTIONS, "Concat", "Softmax", "MatMul", "Gemm", "Where", "Tile", "Slice"})
 PASSED = {

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_gpu import together
-from test_nccl import KINDS, cases, close, differing, drawn, has_gpu, job, states, written
+from test_nccl import cases, close, differing, drawn, has_gpu, job, states, typed, written
 
-from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.cuda import Cuda, bindings
@@ -66,14 +65,9 @@ def test_calls_of_one_rank(case):
     attributes, shapes = of_one(op, attributes, shapes)
 
     def work(gpu, engine):
-        for dtype in (*KINDS, "bool") if how in (None, "max", "min") else KINDS:
-            if how == "mean" and "float" not in dtype:
-                continue
-            given = [drawn(shape, dtype, slot) for slot, shape in enumerate(shapes)]
-            full = {"group": "shard", **attributes, **({"dtype": dtype} if op == "Broadcast" else {})}
-            wanted = COLLECTIVES[op].execute(full, [given], dtype)[0]
+        for full, (given,), (wanted,), dtype in typed((op, attributes, [shapes], how)):
             found = engine.call(0, Node(op, ["x"], ["y"], domain=COMM, attributes=full), [*map(gpu.to_device, given)])
-            for mine, theirs in zip(map(gpu.to_host, found), wanted or [], strict=True):
+            for mine, theirs in zip(map(gpu.to_host, found), wanted, strict=True):
                 assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
                 close(mine, theirs, how, dtype)
 
