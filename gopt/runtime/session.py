@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -25,14 +25,18 @@ from gopt.runtime.runtime_errors import node_error
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_PROVIDERS = ["CPUExecutionProvider"]
-_OTHER_BITS = {"TransposeOptimizer", "DivMulFusion", "NoopElimination", "NotWhereFusion"}
+CPU = "CPUExecutionProvider"
+_WRONG = frozenset({"Pad_Fusion", "MatMul_BatchNormalization_Fusion"})
+"""Rewrites that compute another function: the zeros of a Pad become the infinities with which a MaxPool pads (and a
+pool whose kernel is not larger is refused); a scale for each channel becomes one for each column of the product, also
+where a Transpose stands between them. ``tests/engine_gen`` looks for further ones."""
+_WRONG_EMPTY = frozenset({"MatMulAddFusion"})
+"""Rewrites that are wrong about values without elements: a product of [2, 0, 3] and its bias are reshaped to [0, 3],
+where a zero stands for the length that was there."""
+_OTHER_BITS = frozenset({"TransposeOptimizer", "DivMulFusion", "NoopElimination", "NotWhereFusion"})
 """Rewrites of level basic that change bits: (1 / a) · b becomes b / a; 0 + a, and a Where after a Not, give zeros of
 another sign; a Transpose that moves past a reduction changes the order of its sum. A node would then have another
 result in a session than alone, or than when it is cut from its neighbours."""
-_FULL_ALONE = {"MatMulAddFusion"}
-"""Rewrites that are wrong about values without elements: a product of [2, 0, 3] and its bias are reshaped to [0, 3],
-where a zero stands for the length that was there."""
 _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
 
 
@@ -86,7 +90,7 @@ class SessionCache:
 
     def build(self, model: bytes, *, empty: bool = False) -> Any:
         """Build a new session; raises as ``get`` does."""
-        session = _session(model, _OTHER_BITS | _FULL_ALONE if empty else _OTHER_BITS)
+        session = make_session(model, [CPU], empty=empty, disabled=_OTHER_BITS)
         return session if self.deadline is None else _DeadlineSession(session, self.deadline)
 
 
@@ -123,19 +127,32 @@ class _DeadlineSession:
             timer.cancel()
 
 
-def _session(model: bytes, disabled: set[str]) -> Any:
+def make_session(
+    model: bytes, providers: Sequence[Any], *, empty: bool = False, disabled: Set[str] = frozenset(),
+    rewrites: bool = True, **more: Any,
+) -> Any:  # fmt: skip
+    """Build a session: the one place where gopt does. Rewrites of ONNX Runtime that are known to be wrong are off.
+
+    ``empty``: some value has no elements; ``disabled``: rewrites that are off too; without ``rewrites`` all are.
+    ``more``: further arguments of InferenceSession. Raises as ``SessionCache.get`` does.
+    """
     ort = runtime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal errors are raised as well
     # Ranks are the threads. A pool per session costs milliseconds each, and its size could show in the results.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    # One arena for all: fresh pages cost more than most operators, and an arena per session would hold on to the
-    # memory of every value that leaves a segment.
-    options.add_session_config_entry("session.use_env_allocators", "1")
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if rewrites else levels.ORT_DISABLE_ALL
+    if providers == [CPU]:
+        # One arena for all: fresh pages cost more than most operators, and an arena per session would hold on to the
+        # memory of every value that leaves a segment.
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    else:
+        options.use_deterministic_compute = True
+    off = _WRONG | disabled | (_WRONG_EMPTY if empty else frozenset())
     try:
-        return ort.InferenceSession(model, options, providers=_PROVIDERS, disabled_optimizers=disabled)
+        return ort.InferenceSession(model, options, providers=providers, disabled_optimizers=off, **more)
     except Exception as error:  # its exceptions have no common base
         raise refusal(error) from error
 

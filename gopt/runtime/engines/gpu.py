@@ -53,18 +53,8 @@ class Sessions(SessionCache):
         }  # fmt: skip
 
     def build(self, model: bytes, *, empty: bool = False) -> Any:
-        ort = session.runtime()
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.use_deterministic_compute = True
-        try:
-            made = ort.InferenceSession(
-                model, options, providers=[(PROVIDER, self._options), "CPUExecutionProvider"], enable_fallback=0
-            )
-        except Exception as error:  # its exceptions have no common base
-            raise session.refusal(error) from error
+        providers = [(PROVIDER, self._options), session.CPU]
+        made = session.make_session(model, providers, empty=empty, enable_fallback=0)
         # It says so in its log only, when the provider cannot be loaded. Single operators without a kernel for the
         # GPU still run on the CPU, and so do shapes.
         if made.get_providers()[0] != PROVIDER:

@@ -459,9 +459,12 @@ class FakeRuntime:
     def preload_dlls(self, cuda=True, cudnn=True, msvc=True, directory=None):
         print("a library was not found")
 
-    def InferenceSession(self, model, options, providers, **more):
+    def InferenceSession(self, model, options, providers, disabled_optimizers, **more):
         if providers == ["CPUExecutionProvider"]:
-            return onnxruntime.InferenceSession(model, options, providers=providers)
+            return onnxruntime.InferenceSession(
+                model, options, providers=providers, disabled_optimizers=disabled_optimizers
+            )
+        assert "Pad_Fusion" in disabled_optimizers
         name, chosen = providers[0]
         assert name == "CUDAExecutionProvider" and more == {"enable_fallback": 0}
         return FakeSession(model, chosen, self.provider)
