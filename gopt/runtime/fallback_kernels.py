@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gopt.runtime import windows
+from gopt.runtime.reference_kernels import REFERENCE_KERNELS
 from gopt.runtime.resize import resize, upsample
 from gopt.runtime.windows import Array
 
@@ -154,12 +155,12 @@ FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
 
 @functools.cache
 def operators() -> tuple[type, ...]:
-    """The table as classes that extend onnx's reference evaluator."""
+    """Both tables as classes that extend onnx's reference evaluator."""
     from onnx.reference.op_run import OpRun
 
     from gopt.runtime.fallback_loop import Loop
 
-    kernels = FALLBACK_KERNELS.items()
+    kernels = {**FALLBACK_KERNELS, **REFERENCE_KERNELS}.items()
     return (Loop, *(type(name, (OpRun,), {"op_domain": "", "_run": _method(kernel)}) for name, kernel in kernels))
 
 

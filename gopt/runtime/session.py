@@ -26,11 +26,12 @@ from gopt.runtime.runtime_errors import node_error
 Array: TypeAlias = npt.NDArray[Any]
 
 CPU = "CPUExecutionProvider"
-_WRONG = frozenset({"Pad_Fusion", "MatMul_BatchNormalization_Fusion"})
+WRONG = frozenset({"Pad_Fusion", "MatMul_BatchNormalization_Fusion", "DoubleQDQPairsRemover"})
 """Rewrites that compute another function: the zeros of a Pad become the infinities with which a MaxPool pads (and a
 pool whose kernel is not larger is refused); a scale for each channel becomes one for each column of the product, also
-where a Transpose stands between them. ``tests/engine_gen`` looks for further ones."""
-_WRONG_EMPTY = frozenset({"MatMulAddFusion"})
+where a Transpose stands between them; of two quantisations one is left, with a scale that neither of them had.
+``tests/engine_gen`` looks for further ones."""
+WRONG_EMPTY = frozenset({"MatMulAddFusion"})
 """Rewrites that are wrong about values without elements: a product of [2, 0, 3] and its bias are reshaped to [0, 3],
 where a zero stands for the length that was there."""
 _OTHER_BITS = frozenset({"TransposeOptimizer", "DivMulFusion", "NoopElimination", "NotWhereFusion"})
@@ -150,7 +151,7 @@ def make_session(
         options.add_session_config_entry("session.use_env_allocators", "1")
     else:
         options.use_deterministic_compute = True
-    off = _WRONG | disabled | (_WRONG_EMPTY if empty else frozenset())
+    off = WRONG | disabled | (WRONG_EMPTY if empty else frozenset())
     try:
         return ort.InferenceSession(model, options, providers=providers, disabled_optimizers=off, **more)
     except Exception as error:  # its exceptions have no common base

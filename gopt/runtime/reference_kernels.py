@@ -1,0 +1,81 @@
+"""Operators in NumPy that onnx's reference evaluator computes wrongly, by the standard.
+
+Its MaxPool mistakes pads that differ, its LRN takes the batch for the channels, its LpNormalization forgets absolute
+values, and its older BatchNormalization is always one of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from gopt.runtime.windows import Array, window
+
+
+def _max_pool(
+    x: Array, *, auto_pad: str | None = None, ceil_mode: int | None = None, dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] = (), pads: Sequence[int] | None = None, storage_order: int | None = None,
+    strides: Sequence[int] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The first of equal elements is the maximum."""
+    rank = x.ndim - 2
+    place = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    least = -np.inf if x.dtype.kind not in "iu" else float(np.iinfo(x.dtype).min)
+    views = place.of(x, least).reshape(*x.shape[:2], *place.out, -1)
+    first = views.argmax(-1)
+    made = np.take_along_axis(views, first[..., None], -1)[..., 0]
+    inside = np.unravel_index(first, place.kernel)
+    flat = np.zeros(first.shape, np.int64)
+    for axis in range(rank):
+        starts = np.arange(place.out[axis]).reshape(-1, *(1,) * (rank - 1 - axis)) * place.strides[axis]
+        at = starts + inside[axis] * place.dilations[axis] - place.begin[axis]
+        before, behind = x.shape[2 : 2 + axis], x.shape[3 + axis :]
+        flat += at * math.prod(before if storage_order else behind)
+    planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * rank)
+    return made, flat + planes * math.prod(x.shape[2:])
+
+
+def _batch_normalization(
+    x: Array, scale: Array, bias: Array, mean: Array, var: Array, *, epsilon: float | None = None,
+    momentum: float | None = None, training_mode: int | None = None, spatial: int | None = None,
+) -> tuple[Array, ...]:  # fmt: skip
+    column = (-1, *(1,) * (x.ndim - 2))
+    if training_mode:
+        over, kept = (0, *range(2, x.ndim)), 0.9 if momentum is None else momentum
+        running, spread = mean, var
+        mean, var = x.mean(over), x.var(over)
+        more = (running * kept + mean * (1 - kept), spread * kept + var * (1 - kept))
+    else:
+        more = ()
+    factor = scale / np.sqrt(var + (1e-5 if epsilon is None else epsilon))
+    made = (x - mean.reshape(column)) * factor.reshape(column) + bias.reshape(column)
+    return (made.astype(x.dtype), *(each.astype(mean.dtype) for each in more))
+
+
+def _lrn(
+    x: Array, *, size: int, alpha: float | None = None, beta: float | None = None, bias: float | None = None
+) -> Array:
+    before, behind = (size - 1) // 2, size // 2
+    squares = np.pad(np.square(x), [(0, 0), (before, behind), *((0, 0),) * (x.ndim - 2)])
+    sums = np.sum([squares[:, k : k + x.shape[1]] for k in range(size)], axis=0)
+    scale = 0.0001 if alpha is None else alpha
+    made: Array = x / ((1.0 if bias is None else bias) + scale / size * sums) ** (0.75 if beta is None else beta)
+    return made.astype(x.dtype)
+
+
+def _lp_normalization(x: Array, *, axis: int | None = None, p: int | None = None) -> Array:
+    power = 2 if p is None else p
+    norm = (np.abs(x) ** power).sum(-1 if axis is None else axis, keepdims=True) ** (1 / power)
+    made: Array = np.where(norm == 0, np.zeros((), x.dtype), x / np.where(norm == 0, 1, norm))
+    return made.astype(x.dtype)
+
+
+REFERENCE_KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "BatchNormalization": _batch_normalization, "LRN": _lrn, "LpNormalization": _lp_normalization,
+    "MaxPool": _max_pool,
+})  # fmt: skip
+"""As ``fallback_kernels.FALLBACK_KERNELS``."""

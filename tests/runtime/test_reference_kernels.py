@@ -1,0 +1,76 @@
+"""Operators that onnx's reference evaluator computes wrongly, against ONNX Runtime's."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from steps_gen.engine import session
+
+from gopt.runtime.fallback_kernels import operators
+
+
+def held(op_type, shapes, outputs=1, opset=17, dtype=np.float32, **attributes):
+    """Raise AssertionError unless both engines compute the same."""
+    random = np.random.default_rng(4)
+    feeds = {f"i{k}": (random.standard_normal(shape) * 4).astype(dtype) for k, shape in enumerate(shapes)}
+    feeds = {name: np.abs(value) if name == "i4" else value for name, value in feeds.items()}  # a variance
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    names = [f"o{k}" for k in range(outputs)]
+    graph = helper.make_graph(
+        [helper.make_node(op_type, list(feeds), names, **attributes)], "one",
+        [helper.make_tensor_value_info(name, code, value.shape) for name, value in feeds.items()],
+        [helper.make_empty_tensor_value_info(name) for name in names],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    typed = model.__deepcopy__({})
+    for k, info in enumerate(typed.graph.output):
+        info.type.tensor_type.elem_type = 7 if op_type == "MaxPool" and k else code
+    due = session(typed).run(None, feeds)
+    found = ReferenceEvaluator(model, new_ops=list(operators())).run(None, feeds)
+    assert len(found) == outputs
+    for one, two in zip(found, due):
+        assert one.dtype == two.dtype and one.shape == two.shape
+        np.testing.assert_allclose(one, two, rtol=2e-5, atol=2e-6)
+
+
+POOLS = [
+    {"pads": [0, 1]}, {"strides": [2], "pads": [1, 0]}, {"dilations": [2]}, {"ceil_mode": 1, "strides": [2]},
+    {"auto_pad": "SAME_LOWER", "strides": [2]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", POOLS, ids=str)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_max_pool(given, rank):
+    wide = {
+        name: [each for each in value for _ in range(rank)] if isinstance(value, list) else value
+        for name, value in given.items()
+    }
+    held("MaxPool", [(2, 3, *(5, 6, 4)[:rank])], 2, kernel_shape=[2, 3, 2][:rank], **wide)
+    held("MaxPool", [(2, 3, *(5, 6, 4)[:rank])], 2, kernel_shape=[2, 3, 2][:rank], storage_order=1, **wide)
+
+
+def test_max_pool_of_whole_numbers():
+    held("MaxPool", [(2, 3, 6)], dtype=np.int8, kernel_shape=[3], pads=[0, 2])
+
+
+@pytest.mark.parametrize(("opset", "shape"), itertools.product((9, 13, 15), ((4, 3), (2, 3, 5), (2, 3, 4, 2))))
+def test_batch_normalization(opset, shape):
+    held("BatchNormalization", [shape, (3,), (3,), (3,), (3,)], opset=opset, epsilon=1e-2)
+    if opset > 13:
+        held("BatchNormalization", [shape, *[(3,)] * 4], 3, opset=opset, training_mode=1, momentum=0.7)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_lrn(size):
+    held("LRN", [(2, 5, 3, 3)], size=size, alpha=0.3, beta=0.6, bias=2.0)
+    held("LRN", [(5, 2, 3, 1)], size=size)
+
+
+@pytest.mark.parametrize(("axis", "p"), itertools.product((0, 1, -1), (1, 2)))
+def test_lp_normalization(axis, p):
+    held("LpNormalization", [(3, 4)], axis=axis, p=p)
