@@ -99,8 +99,16 @@ def _in_update(index: GraphIndex, name: str) -> bool:
 
 
 def _follows(index: GraphIndex, state: State) -> bool:
-    """Return whether a state follows the update, and is not a running statistic."""
-    return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated)
+    """Return whether a state follows the update: it is neither a running statistic nor frozen."""
+    return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated) and not _frozen(index, state)
+
+
+def _frozen(index: GraphIndex, state: State) -> bool:
+    """Return whether the new value of a state is the state itself."""
+    name = state.updated
+    while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
+        name = node.inputs[0]
+    return name == state.tensor
 
 
 def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int], reached: set[str]) -> list[str]:

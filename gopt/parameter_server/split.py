@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
@@ -98,8 +98,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
             "leave out --accumulate, or take the value out of the update",
         )
     live = _without_dead(training)
-    plan = make_plan(live, options)
-    placement = place_nodes(live, plan.updates, options.loss_reduction.value, plan.tables)
+    plan, placement = _placed(live, options)
     beside = _pulled_beside(live, plan, placement)
     _check_apart(placement, beside, options)
     _check_own(plan, placement)
@@ -179,25 +178,39 @@ def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
             )
 
 
-def _pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> list[str]:
-    """Return the states beside parameters that trainers read. Refuses those that one server alone has."""
-    everywhere = set(placement.shared)
+def _placed(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan, NodePlacement]:
+    """Return the plan and the placement of nodes. A parameter stays whole where trainers read one of its states."""
+    plan = make_plan(training, options)
+    placement = place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
+    read = placement.pulled - plan.owners.keys()
+    whole = frozenset(
+        subgraph.parameter.tensor for unit in plan.units if unit.split for subgraph in unit.subgraphs
+        if not read.isdisjoint(state.tensor for state in subgraph.states)
+    )  # fmt: skip
+    if not whole:
+        return plan, placement
+    plan = make_plan(training, options, whole)
+    return plan, place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
+
+
+def _pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> dict[str, int | None]:
+    """Return the states beside parameters that trainers read, each with its server, None where every server has it."""
+    where: dict[str, int | None] = dict.fromkeys(placement.shared)
     for unit in plan.units:
-        for subgraph in unit.subgraphs if unit.server is None else ():
-            everywhere.update(state.tensor for state in subgraph.states)
+        where.update((state.tensor, unit.server) for subgraph in unit.subgraphs for state in subgraph.states)
     parameters = {*plan.owners, *plan.tables.parameters}
     found = [state for state in training.states if state.tensor in placement.pulled - parameters]
     for state in found:
-        if state.tensor not in everywhere:
+        if state.tensor not in where:
             raise UnsupportedError(
-                f"trainers read {show(state.tensor)}, which is updated with {show(state.of or '')} on one server: "
-                "servers send parameters, and states that all of them have",
-                "shard the step with gopt shard, which keeps such a state on every rank",
+                f"trainers read {show(state.tensor)}, a state with rows of table {show(state.of or '')}: servers send "
+                "rows of the table alone",
+                f"--table {state.of}=dense sends the whole parameter",
             )
-    return [state.tensor for state in found]
+    return {state.tensor: where[state.tensor] for state in found}
 
 
-def _check_apart(placement: NodePlacement, beside: Sequence[str], options: SplitOptions) -> None:
+def _check_apart(placement: NodePlacement, beside: Collection[str], options: SplitOptions) -> None:
     """Refuse updates that need rounds in a mode without rounds."""
     if options.mode.rounds:
         return
@@ -209,7 +222,8 @@ def _check_apart(placement: NodePlacement, beside: Sequence[str], options: Split
         )
     if beside:
         raise UnsupportedError(
-            f"mode {options.mode}: trainers read {show(beside[0])}, of which each key has its own: there are no rounds",
+            f"mode {options.mode}: trainers read {show(next(iter(beside)))}, which servers update beside parameters: "
+            "there are no rounds, after which all have the same",
             "take --mode sync",
         )
     if placement.metrics:
@@ -219,10 +233,12 @@ def _check_apart(placement: NodePlacement, beside: Sequence[str], options: Split
         )
 
 
-def _scalars(plan: ServerPlan, placement: NodePlacement, states: Sequence[str], servers: ServerProgram) -> Scalars:
+def _scalars(
+    plan: ServerPlan, placement: NodePlacement, states: Mapping[str, int | None], servers: ServerProgram
+) -> Scalars:  # fmt: skip
     number = len(plan.buckets) + len(servers.merged)
     return Scalars(
-        {name: number + place for place, name in enumerate(states)},
+        {name: (number + place, server) for place, (name, server) in enumerate(states.items())},
         dict(servers.merged),
         {name: number + len(states) + place for place, name in enumerate(placement.metrics)},
     )
@@ -236,25 +252,23 @@ def _keys(
         found += [_parameter_key(key, bucket.number, options) for key in servers.keys[bucket.number]]
     types = training.graph.types
     updated = {state.tensor: state.updated for state in training.states}
+    found += [_key_beside(name, KeyKind.VALUE, number, types[name], name) for name, number in scalars.values.items()]
+    for name, (number, server) in scalars.states.items():
+        one = types[name].elements == 1 and server is None
+        kind, states = KeyKind.SCALAR if one else KeyKind.STATE, ((name,), (updated[name],))
+        found.append(_key_beside(name, kind, number, types[name], "", *states, server=server))
     found += [
-        _scalar_key(name, KeyKind.VALUE, number, types[name], name, (), ()) for name, number in scalars.values.items()
-    ]
-    found += [
-        _scalar_key(name, KeyKind.SCALAR, number, types[name], "", (name,), (updated[name],))
-        for name, number in scalars.states.items()
-    ]
-    found += [
-        _scalar_key(name, KeyKind.METRIC, number, types[name], "", (), (name,))
+        _key_beside(name, KeyKind.METRIC, number, types[name], "", (), (name,))
         for name, number in scalars.metrics.items()
     ]
     return found
 
 
-def _scalar_key(
-    name: str, kind: KeyKind, bucket: int, type: TensorType, gradient: str, inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
+def _key_beside(
+    name: str, kind: KeyKind, bucket: int, type: TensorType, gradient: str, inputs: tuple[str, ...] = (),
+    outputs: tuple[str, ...] = (), server: int | None = None,
 ) -> KeyEntry:  # fmt: skip
-    return KeyEntry(name, kind, None, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
+    return KeyEntry(name, kind, server, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
 
 
 def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEntry:
