@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.training import TrainingGraph
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.artifact.pieces import Piece
 from gopt.artifact.report import PassResult
 from gopt.artifact.server_entries import (
     KeyEntry,
     KeyKind,
     Mode,
+    PullAt,
     RowInitEntry,
     ServerPlanEntry,
     TableEntry,
@@ -26,7 +27,7 @@ from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.blocks import find_blocks
 from gopt.parameter_server.geo import NOTHING, geo_plan, geo_servers, geo_trainers, place_geo_nodes
 from gopt.parameter_server.message_check import check_trainer_messages
-from gopt.parameter_server.node_placement import NodePlacement, place_nodes
+from gopt.parameter_server.node_placement import NodePlacement, of_one_trainer, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.roles import RolesEntry
@@ -100,6 +101,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     live = _without_dead(training)
     plan, placement = _placed(live, options)
     beside = _pulled_beside(live, plan, placement)
+    _check_late(placement, options)
     _check_apart(placement, beside, options)
     _check_own(plan, placement)
     servers = server_program(training, plan, placement, options)
@@ -157,6 +159,17 @@ def _without_dead(training: TrainingGraph) -> TrainingGraph:
     return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
 
 
+def _without_own(training: TrainingGraph) -> TrainingGraph:
+    """Return the step without nodes of the update that serve statistics and outputs of one trainer alone."""
+    graph = training.graph
+    follow = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    own, _ = of_one_trainer(training, follow)
+    ends = [*follow, *training.gradients.values(), *(name for name in training.metrics if name not in own)]
+    needed, _ = ancestors(GraphIndex(graph), ends)
+    nodes = [node for node in graph.nodes if id(node) in needed or node.phase is not Phase.UPDATE]
+    return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
+
+
 def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
     """Refuse nodes outside every update that read values of one server alone, in pieces or as a tensor."""
     own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
@@ -180,7 +193,8 @@ def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
 
 def _placed(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan, NodePlacement]:
     """Return the plan and the placement of nodes. A parameter stays whole where trainers read one of its states."""
-    plan = make_plan(training, options)
+    mine = _without_own(training)
+    plan = make_plan(mine, options)
     placement = place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
     read = placement.pulled - plan.owners.keys()
     whole = frozenset(
@@ -189,7 +203,7 @@ def _placed(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan,
     )  # fmt: skip
     if not whole:
         return plan, placement
-    plan = make_plan(training, options, whole)
+    plan = make_plan(mine, options, whole)
     return plan, place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
 
 
@@ -208,6 +222,20 @@ def _pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePla
                 f"--table {state.of}=dense sends the whole parameter",
             )
     return {state.tensor: where[state.tensor] for state in found}
+
+
+def _check_late(placement: NodePlacement, options: SplitOptions) -> None:
+    """Refuse outputs that are computed from the batch and from new values where trainers do not have both together."""
+    if placement.late and options.accumulate > 1:
+        raise UnsupportedError(
+            f"output {show(placement.late[0])} reads the batch beside new values: each micro-step has its own batch",
+            "leave out --accumulate, or take it out of the model's outputs",
+        )
+    if placement.late and options.pulls is PullAt.START:
+        raise UnsupportedError(
+            f"output {show(placement.late[0])} reads the batch beside new values, which trainers pull in the next step",
+            "take --pull end, with which trainers compute it, or take it out of the model's outputs",
+        )
 
 
 def _check_apart(placement: NodePlacement, beside: Collection[str], options: SplitOptions) -> None:

@@ -143,3 +143,45 @@ def schedule_of_many(w: Writer) -> None:
     w.becomes(heat, heat * 0.9 + 0.05)
     if counts is not None:
         w.becomes(counts, counts + 1)
+
+
+def _two_layers(w: Writer) -> tuple[Value, Value, list[Value], list[Value]]:
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    p = [parameter(w, "a", 3, 2), parameter(w, "b", 2)]
+    loss = squares(w, act(w, x @ p[0]) + p[1], y)
+    found = gradients(loss, p)
+    w.out("loss", loss)
+    return x, y, p, found
+
+
+@kind
+def metric_of_another_loss(w: Writer) -> None:
+    """An output that no gradient of the step belongs to: of these weights, of frozen ones, of constants, averaged."""
+    x, y, p, found = _two_layers(w)
+    of = w.pick("weights", "frozen", "constant")
+    c = p[0] if of == "weights" else w.const(w.draw("c", (3, 2)))
+    if of == "frozen":
+        c = w.state("c", w.draw("c", (3, 2)))
+        _stays(w, c)
+    how = w.pick("Abs", "Tanh", "product")
+    d = x @ c - y
+    other = (d * w.op("Tanh", d)).mean() if how == "product" else w.op(how, d).mean()
+    if w.pick(True, False):
+        seen = w.state("seen", np.array(0.5, w.dtype))
+        w.becomes(seen, seen * 0.9 + other * 0.1)
+        w.apart.append("seen")
+    if w.pick(True, False):
+        w.out("rows", (d * d).sum(1))
+    w.out("other", other)
+    for each, g in zip(p, found):
+        _updated(w, each, g)
+
+
+@kind
+def metric_of_new_weights(w: Writer) -> None:
+    """The loss on the same samples behind the update; trainers that pull at the start do not have it."""
+    x, y, p, found = _two_layers(w)
+    new = [_updated(w, each, g) for each, g in zip(p, found)]
+    z = x @ (new[0] if w.pick(True, False) else p[0]) + new[1]
+    w.out("later", w.op("Abs", z - y).mean())
+    w.refusal = "take --pull end|leave out --accumulate"

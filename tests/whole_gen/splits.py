@@ -51,7 +51,7 @@ def judged_split(
         reduction = w.options.get("loss_reduction", "mean")
         feeds = feeds_of(w, how.trainers, how.accumulate, seed, samples)
         try:
-            roles = RoleMap(states=dict(w.states) if told else {})
+            roles = RoleMap("loss" if "loss" in w.outputs else "", dict(w.states) if told else {})
             source, how = gopt.load(str(path), roles=roles), replace(how, reduce=reduction)
             try:
                 made = gopt.split(source, how.options())
@@ -76,6 +76,8 @@ def judged_split(
         for at, step in enumerate(feeds):
             simulation.round([[turn[t] for turn in step] for t in range(how.trainers)], w.hyper)
             found = simulation.states()
+            for name in w.apart if parts > 1 else ():  # the chief's own counts
+                expected[at][name] = found[name]
             wrong = different(found, expected[at], expected[at - 1] if at else start, tolerance)
             if wrong:
                 return Verdict("WRONG", f"step {at}: {wrong}")
