@@ -65,7 +65,7 @@ def test_batch_normalization(opset, shape):
         held("BatchNormalization", [shape, *[(3,)] * 4], 3, opset=opset, training_mode=1, momentum=0.7)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, 5])
 def test_lrn(size):
     held("LRN", [(2, 5, 3, 3)], size=size, alpha=0.3, beta=0.6, bias=2.0)
     held("LRN", [(5, 2, 3, 1)], size=size)
