@@ -1,6 +1,6 @@
 """Chains of operators, one after the other: ``cd tests && python -m engine_gen --seed 1 --minutes 5``.
 
-Run it with each new version of onnxruntime: a rewrite that it finds belongs to ``WRONG`` in ``gopt/runtime/session.py``.
+Run it with each new version of onnxruntime: a rewrite that it finds goes into ``WRONG`` in ``gopt/runtime/session.py``.
 ``--with NAME`` leaves one of those on that are off, which it is to find.
 """
 
