@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gopt.analysis.counters import counts_steps
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import batch_option, others
@@ -42,6 +43,9 @@ def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
         return
     known = {*held, *roles.states, *training.gradients}
     doubted = [each for each in training.states if each.kind in _DOUBTED and each.tensor not in known]
+    if doubted:
+        graph, producers = training.graph, training.graph.producers()
+        doubted = [each for each in doubted if not counts_steps(graph, producers, each.tensor, each.updated)]
     if not doubted:
         return
     first = doubted[0]
