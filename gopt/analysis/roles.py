@@ -17,6 +17,7 @@ from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.name_hints import refuse_contradicted
 from gopt.analysis.open_pairs import settle_pairs
+from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
@@ -31,7 +32,6 @@ from gopt.analysis.state_matching import (
     reaches,
     refuse_contested,
     refuse_crossed,
-    refuse_dynamic,
     refuse_open,
 )
 from gopt.analysis.states import assemble
@@ -114,6 +114,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_hidden_draws(graph)
     step = StepSkeleton(index, pairs, loss, roles, reach)
     refuse_state_batches(step)
+    refuse_open_shapes(step)
     _refuse_through_forward(step, roles)
     try:
         found = find_gradients(step)

@@ -20,7 +20,6 @@ from gopt.analysis.name_hints import pairs_by_name, propose
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others
-from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
@@ -306,17 +305,6 @@ def _bytes(tensor: Tensor, dtype: str) -> bytes:
     """A stored value as the dtype holds it."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
-
-
-def refuse_dynamic(index: GraphIndex, pairs: dict[str, str]) -> None:
-    """Raise when a state's shape is not known: its elements cannot be shared out."""
-    for name in pairs.values():
-        type = index.graph.types[name]
-        if not type.static:
-            raise UnsupportedError(
-                f"state {name!r} has the dynamic shape {type}: its elements cannot be shared out",
-                "export the step with static shapes for parameters and states",
-            )
 
 
 def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> None:
