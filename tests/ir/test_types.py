@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from gopt.ir.types import TensorType, dtype_code, dtype_name, known, nbytes, numpy_dtype
+from gopt.ir.types import TensorType, dtype_code, dtype_name, known, nbytes, numpy_dtype, overflows
 
 
 def test_names_and_codes_of_onnx_are_inverse():
