@@ -25,6 +25,7 @@ from gopt.ir.model_file import ModelFile
 from gopt.ir.node_reader import read_nodes
 from gopt.ir.nodes import captures, name_apart
 from gopt.ir.onnx_checker import check_legal
+from gopt.ir.scopes import name_bodies_apart
 from gopt.ir.symbol_table import SymbolTable, text
 from gopt.ir.topological_order import check_order
 from gopt.ir.types import known
@@ -124,6 +125,10 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
     inputs = read_inputs(body, symbols)
     initializers = read_initializers(body, inputs, symbols, folder)
     nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, own)
+    if symbols.bodies or model.functions:
+        apart = _apart(file)
+        if apart is not None:
+            return _graph(apart, folder, own)
     check_order(nodes, {"", *inputs, *initializers})
     name_apart(nodes)
     outputs = read_outputs(body, symbols)
@@ -136,6 +141,17 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
         if not known(kind.dtype):
             outputs[name] = graph.types.get(name, kind)
     return graph
+
+
+def _apart(file: ModelFile) -> ModelFile | None:
+    """The file with names of bodies apart from those around them; None where they are. Raises as ``check_legal``, for
+    a body may not redefine what stands before it."""
+    model = ModelProto()
+    model.CopyFrom(file.model)
+    if not name_bodies_apart(model):
+        return None
+    check_legal(file)
+    return ModelFile(model.SerializeToString(deterministic=True))
 
 
 def _refuse_forms(model: ModelProto) -> None:

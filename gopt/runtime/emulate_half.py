@@ -7,7 +7,7 @@ casts around every operator, results do not depend on where a graph is split or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -15,11 +15,11 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gopt.errors import UnsupportedError
-from gopt.ir.functions import inline_functions
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.scopes import bodies
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, dtype_name, known
-from gopt.runtime.proto import as_node, bodies, build_model
+from gopt.runtime.proto import as_node, build_model
 
 _MOVES = frozenset({
     "Cast", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Shape",
@@ -42,13 +42,11 @@ def emulate_half(graph: Graph) -> Graph:
     """Return the graph with every operator on float16 or bfloat16 values wrapped in casts to and from float32.
 
     Inputs, outputs and collectives keep their types. A graph without such values is returned unchanged, and a second
-    call changes nothing. Model-local functions that meet such values are inlined. Raises UnsupportedError, which names
-    the value, where a type is needed and unknown.
+    call changes nothing. The graph has no functions (``inlined``). Raises UnsupportedError, which names the value, where
+    a type is needed and unknown.
     """
     if not _has_halves(graph):
         return graph
-    if _functions_meet_halves(graph):
-        graph = inlined(graph)
     lowering = _HalfEmulation(graph.types, graph.header, "gopt.lower", count(1))
     for node in graph.nodes:
         lowering.add(node)
@@ -172,7 +170,7 @@ def _has_halves(graph: Graph) -> bool:
     if any(type.dtype in LOW_PRECISION for type in (*graph.types.values(), *graph.inputs.values())):
         return True
     # Where inference failed, only a cast to float16 or bfloat16 shows such a value.
-    return any(map(_names_half, graph.nodes)) or any(map(_mentions_half, _function_nodes(graph)))
+    return any(map(_names_half, graph.nodes))
 
 
 def _names_half(node: Node) -> bool:
@@ -192,41 +190,3 @@ def _attribute_names_half(attribute: AttributeProto) -> bool:
     if attribute.type == AttributeProto.INT:
         return attribute.i in _HALF_CODES and (attribute.name == "to" or attribute.name in TYPE_ATTRIBUTES)
     return attribute.type == AttributeProto.TENSOR and attribute.t.data_type in _HALF_CODES
-
-
-# --- model-local functions ------------------------------------------------------------------------------------------
-
-
-def _function_nodes(graph: Graph) -> Iterable[NodeProto]:
-    return (node for function in graph.header.functions for node in function.node)
-
-
-def _functions_meet_halves(graph: Graph) -> bool:
-    """Return whether a function of the model is called with a half, or makes one inside."""
-    names = {(function.domain, function.name) for function in graph.header.functions}
-    if not names:
-        return False
-    called = [node for node in graph.nodes if (node.domain, node.op_type) in names or node.captures]
-    types = (graph.type_of(name).dtype for node in called for name in (*node.reads, *node.outputs) if name)
-    return any(dtype in LOW_PRECISION for dtype in types) or any(map(_mentions_half, _function_nodes(graph)))
-
-
-def inlined(graph: Graph) -> Graph:
-    """Return the graph with its functions inlined, and the types of the values inside them."""
-    border = {name: tensor.type for name, tensor in graph.initializers.items() if name not in graph.inputs}
-    model = build_model(graph.header, graph.nodes, {**graph.inputs, **border}, graph.outputs)
-    for node in graph.nodes:
-        if node.domain == COMM:
-            model.graph.value_info.extend(_infos(graph, node.outputs))
-    model.opset_import.extend(entry for entry in graph.header.opset_import if entry.domain == COMM)
-    model = onnx.shape_inference.infer_shapes(inline_functions(model))
-    types = {info.name: read_type(info.type) for info in model.graph.value_info}
-    header = ModelProto()
-    header.CopyFrom(graph.header)
-    del header.functions[:], header.opset_import[:]
-    header.opset_import.extend(model.opset_import)
-    return replace(graph, nodes=[as_node(node) for node in model.graph.node], types=types | graph.types, header=header)
-
-
-def _infos(graph: Graph, names: Iterable[str]) -> Iterator[onnx.ValueInfoProto]:
-    return (value_info(name, graph.types[name]) for name in names if name in graph.types)

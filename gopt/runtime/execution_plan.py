@@ -16,6 +16,7 @@ from gopt.opaque.expand import expand
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.fold_transposes import fold_transposes
+from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.partition import Call, ProgramStep, Segment, partition
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.hazards import OrderedGather, find_hazards
@@ -97,7 +98,7 @@ def plan_execution(
     the array that was fed for it, and what one call sends lies in one buffer. Without it no array that was fed is
     written. ``member``: group -> this rank's position in it; None where ranks share no memory.
     """
-    graph = expand(graph, "gopt.run")
+    graph = inlined(expand(graph, "gopt.run"))
     graph = fold_transposes(emulate_half(graph)) if device.emulates_half else graph
     tuning = device.tuning
     trains = replaces is not None

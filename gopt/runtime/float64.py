@@ -19,6 +19,7 @@ from gopt.opaque.expand import expand
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.fallback_kernels import operators
+from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.partition import Segment
 from gopt.runtime.proto import build_model
 from gopt.runtime.session import Array, SessionCache, first_line, session_of
@@ -35,7 +36,7 @@ class Float64Graph:
     """
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
-        graph = expand(graph, "gopt.run")
+        graph = inlined(expand(graph, "gopt.run"))
         self._fallback_nodes: dict[int, _FallbackNode] = {}
         try:
             self._program = Executor(graph, cache)

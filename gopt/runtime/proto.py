@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.scopes import bodies
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType
@@ -64,17 +65,6 @@ def stored(name: str, tensor: Tensor) -> TensorProto:
         proto = onnx.numpy_helper.from_array(np.array(tensor.numpy(), order="C"))
     proto.name = name
     return proto
-
-
-def bodies(node: NodeProto) -> list[onnx.GraphProto]:
-    """The subgraphs of a control-flow node."""
-    found: list[onnx.GraphProto] = []
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            found.append(attribute.g)
-        elif attribute.type == AttributeProto.GRAPHS:
-            found.extend(attribute.graphs)
-    return found
 
 
 def as_node(proto: NodeProto) -> Node:

@@ -13,6 +13,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.runtime.executor import Executor
 from gopt.runtime.fallback_kernels import operators
+from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line
 
@@ -37,6 +38,7 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Run a graph once by onnx's reference evaluator: slow, but with kernels for every type, such as float64."""
     from onnx.reference import ReferenceEvaluator
 
+    graph = inlined(graph)
     given = {name: np.asarray(array) for name, array in feeds.items()}
     small = []
     types = dict(graph.inputs)

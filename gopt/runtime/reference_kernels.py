@@ -43,14 +43,12 @@ def _batch_normalization(
     x: Array, scale: Array, bias: Array, mean: Array, var: Array, *, epsilon: float | None = None,
     momentum: float | None = None, training_mode: int | None = None, spatial: int | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
-    column = (-1, *(1,) * (x.ndim - 2))
+    column, more = (-1, *(1,) * (x.ndim - 2)), tuple[Array, ...]()
     if training_mode:
         over, kept = (0, *range(2, x.ndim)), 0.9 if momentum is None else momentum
         running, spread = mean, var
         mean, var = x.mean(over), x.var(over)
         more = (running * kept + mean * (1 - kept), spread * kept + var * (1 - kept))
-    else:
-        more = ()
     factor = scale / np.sqrt(var + (1e-5 if epsilon is None else epsilon))
     made = (x - mean.reshape(column)) * factor.reshape(column) + bias.reshape(column)
     return (made.astype(x.dtype), *(each.astype(mean.dtype) for each in more))

@@ -12,7 +12,8 @@ from gopt.ir.attributes import make_attribute
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.runtime.emulate_half import TYPE_ATTRIBUTES, inlined
+from gopt.runtime.emulate_half import TYPE_ATTRIBUTES
+from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.proto import as_node
 
 NARROW = frozenset({"float32", *LOW_PRECISION})
@@ -24,8 +25,7 @@ def widened(graph: Graph, dtype: str) -> Graph:
 
     Functions of the model are inlined. For finite differences, and to tell rounding errors from wrong arithmetic.
     """
-    if graph.header.functions:
-        graph = inlined(graph)
+    graph = inlined(graph)
     types = {name: _wider(type, dtype) for name, type in graph.types.items()}
     stored = {
         name: _wide_tensor(tensor, dtype) if tensor.type.dtype in NARROW else tensor

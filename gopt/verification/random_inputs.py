@@ -18,9 +18,10 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.opset import opset_of
+from gopt.ir.scopes import bodies
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
-from gopt.runtime.proto import as_node, bodies
+from gopt.runtime.proto import as_node
 from gopt.verification.compare import Values
 
 UNIFORM = "uniform"
