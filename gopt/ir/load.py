@@ -146,11 +146,10 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
 def _apart(file: ModelFile) -> ModelFile | None:
     """The file with names of bodies apart from those around them; None where they are. Raises as ``check_legal``, for
     a body may not redefine what stands before it."""
-    model = ModelProto()
-    model.CopyFrom(file.model)
+    model = file.model
     if not name_bodies_apart(model):
         return None
-    check_legal(file)
+    check_legal(ModelFile(file.data))
     return ModelFile(model.SerializeToString(deterministic=True))
 
 

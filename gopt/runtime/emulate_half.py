@@ -42,7 +42,7 @@ def emulate_half(graph: Graph) -> Graph:
     """Return the graph with every operator on float16 or bfloat16 values wrapped in casts to and from float32.
 
     Inputs, outputs and collectives keep their types. A graph without such values is returned unchanged, and a second
-    call changes nothing. The graph has no functions (``inlined``). Raises UnsupportedError, which names the value, where
+    call changes nothing. The graph has no functions (``inlined``). Raises UnsupportedError, with the value, where
     a type is needed and unknown.
     """
     if not _has_halves(graph):

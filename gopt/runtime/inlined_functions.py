@@ -18,8 +18,8 @@ def inlined(graph: Graph) -> Graph:
     """Return the graph with its functions inlined, and the types of the values inside them; a graph without any is
     returned unchanged.
 
-    No engine sees a function: ONNX Runtime, which inlines on its own, crashes where a call omits an operand whose name a
-    body inside the function uses.
+    No engine sees a function: ONNX Runtime, which inlines on its own, crashes where a call omits an operand whose name
+    a body inside the function uses.
     """
     if not graph.header.functions:
         return graph

@@ -178,19 +178,6 @@ def test_functions_that_meet_a_half_are_expanded(tmp_path, dtype):
     assert found["c"].tolist() == found["d"].tolist() == [0, 0]
 
 
-def test_functions_without_halves_stay(tmp_path):
-    function = helper.make_function(
-        "user", "Twice", ["p"], ["r"], [op("Add", ["p", "p"], ["r"])], [helper.make_opsetid("", 20)]
-    )
-    nodes = [op("Twice", ["x"], ["y"], domain="user"), op("Cast", ["y"], ["h"], to=TensorProto.FLOAT16)]
-    graph = make(
-        tmp_path, nodes, {"x": ("float32", [2])}, {"h": ("float16", [2])},
-        functions=[function], opsets=[helper.make_opsetid("user", 1)],
-    )  # fmt: skip
-    assert ops(emulate_half(graph)) == ["Twice", "Cast"]
-    assert run(graph, x=np.array([1, 2], np.float32))["h"].tolist() == [2, 4]
-
-
 def test_a_half_step_is_close_to_its_full_one():
     """A bf16 multi-layer step through the whole way: load, lower, run; against the same step in float32."""
     half, full = load(FIXTURES / "mlp_adamw_bf16.onnx"), load(FIXTURES / "mlp_adamw.onnx")

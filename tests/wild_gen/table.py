@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wild_gen import bodies, borders, functions, headers, values
+from wild_gen import bodies, borders, functions, headers, scopes, values
 from wild_gen.form import Form
 
-FORMS: list[Form] = [*headers.FORMS, *borders.FORMS, *values.FORMS, *functions.FORMS, *bodies.FORMS]
+FORMS: list[Form] = [*headers.FORMS, *borders.FORMS, *values.FORMS, *functions.FORMS, *bodies.FORMS, *scopes.FORMS]
 EQUAL = [form for form in FORMS if form.refusal is None and form.verified]
