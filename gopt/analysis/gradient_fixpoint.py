@@ -183,6 +183,7 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
         and name in step.forward_values
         and output in step.tainted
         and types[name].dtype in FLOATS
+        and not step.is_statistic(name)
     ]
     return sorted(named + found, key=lambda name: types[name].elements == 1)
 

@@ -12,6 +12,10 @@ from gopt.option_records import check_types
 from gopt.suggestions import did_you_mean
 
 
+STATISTIC_RULES = ("mean", "sum", "max", "min", "gather", "root", "local")
+"""How the ranks' values of a statistic are combined."""
+
+
 @dataclass(frozen=True)
 class RoleMap:
     """Roles declared by the user; they take precedence over all inferred roles.
@@ -25,6 +29,8 @@ class RoleMap:
     batch: Sequence[str] = ()
     shared: Sequence[str] = ()
     """Scalars of the forward that the update reads as means over the ranks."""
+    statistics: Mapping[str, str] = field(default_factory=dict)
+    """States that follow the batch without a gradient -> how they are combined over ranks ('' = infer it)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -32,11 +38,21 @@ class RoleMap:
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
         given = {*graph.inputs, *graph.initializers}
-        for name in (*self.states, *self.params, *self.batch):
+        for name in (*self.states, *self.params, *self.batch, *self.statistics):
             if name not in given:
                 raise OptionError(
                     f"the role map names {name!r}, which is not an input of the graph",
                     did_you_mean(name, given) or "gopt inspect MODEL --text lists the graph's inputs",
+                )
+        both = next((name for name in self.statistics if name in self.params), None)
+        if both is not None:
+            raise OptionError(
+                f"the role map says that {both!r} is a parameter and a statistic", "name it once: a statistic has no gradient"
+            )
+        for name, rule in self.statistics.items():
+            if rule not in ("", *STATISTIC_RULES):
+                raise OptionError(
+                    f"statistic {name!r} cannot be combined by {rule!r}", f"write one of {', '.join(STATISTIC_RULES)}"
                 )
         for name in (*self.states.values(), *([self.loss] if self.loss else [])):
             if name not in graph.outputs:
