@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.report import PassRun
@@ -123,6 +124,8 @@ class SpmdProgram:
     """Values that ranks average in the forward and the backward."""
     warnings: list[str] = field(default_factory=list)
     """Warnings of passes, beside their notes: options that the step contradicts."""
+    reductions: dict[str, StatisticReduction] = field(default_factory=dict)
+    """How the ranks' values of each statistic are combined."""
     statistics_of_root: bool = False
     """New running statistics are those of the first of the ranks that see different data, and not their mean."""
     split: dict[str, str] = field(default_factory=dict)

@@ -40,7 +40,8 @@ def phases(program: SpmdProgram) -> list[Phase]:
     for state in program.states:
         if state.input in program.loop_carried:
             micro[state.output] = program.loop_carried[state.input]
-        alone = state.input in statistics and state.input not in program.loop_carried  # it is never averaged
+        moves = state.input in statistics and state.input not in program.loop_carried  # in each micro-step
+        alone = moves and state.output not in summed
         (micro if alone else update)[state.output] = state.output
     micro.update({name: name for name in shown if name not in summed})
     update.update({name: name for name in shown if name in summed})
