@@ -16,6 +16,24 @@ STATISTIC_RULES = ("mean", "sum", "max", "min", "gather", "root", "local")
 """How the ranks' values of a statistic are combined."""
 
 
+def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
+    """Parse ``sync`` or ``ema=sum,amax=max``, or both: the word for all statistics, and those that are named.
+
+    Raises OptionError for a second word, and for a statistic that is named twice.
+    """
+    word: str | None = None
+    named: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, rule = part.partition("=")
+        if not equals:
+            if word not in (None, part):
+                raise OptionError(f"--statistics says {word} and {part}", "give one word for all statistics")
+            word = part
+        elif named.setdefault(name, rule) != rule:
+            raise OptionError(f"--statistics gives {name!r} two rules: {named[name]!r} and {rule!r}", "keep one of them")
+    return word, named
+
+
 @dataclass(frozen=True)
 class RoleMap:
     """Roles declared by the user; they take precedence over all inferred roles.
