@@ -11,7 +11,6 @@ from gopt.ir.types import FLOATS, TensorType, known
 from gopt.option_records import check_types
 from gopt.suggestions import did_you_mean
 
-
 STATISTIC_RULES = ("mean", "sum", "max", "min", "gather", "root", "local")
 """How the ranks' values of a statistic are combined."""
 
@@ -30,7 +29,9 @@ def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
                 raise OptionError(f"--statistics says {word} and {part}", "give one word for all statistics")
             word = part
         elif named.setdefault(name, rule) != rule:
-            raise OptionError(f"--statistics gives {name!r} two rules: {named[name]!r} and {rule!r}", "keep one of them")
+            raise OptionError(
+                f"--statistics gives {name!r} two rules: {named[name]!r} and {rule!r}", "keep one of them"
+            )
     return word, named
 
 
@@ -65,7 +66,8 @@ class RoleMap:
         both = next((name for name in self.statistics if name in self.params), None)
         if both is not None:
             raise OptionError(
-                f"the role map says that {both!r} is a parameter and a statistic", "name it once: a statistic has no gradient"
+                f"the role map says that {both!r} is a parameter and a statistic",
+                "name it once: a statistic has no gradient",
             )
         for name, rule in self.statistics.items():
             if rule not in ("", *STATISTIC_RULES):

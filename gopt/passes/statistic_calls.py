@@ -16,7 +16,9 @@ from gopt.program import Accumulator, SpmdProgram
 def readers_in_update(training: TrainingGraph) -> dict[str, list[Node]]:
     """Statistic whose old value the update of other states reads -> the nodes that do."""
     names = {state.tensor for state in training.states if state.kind is StateKind.STATISTIC}
-    updating = [node for node in training.graph.nodes if node.phase is Phase.UPDATE and not names.isdisjoint(node.reads)]
+    updating = [
+        node for node in training.graph.nodes if node.phase is Phase.UPDATE and not names.isdisjoint(node.reads)
+    ]
     if not updating:
         return {}
     others = [state.updated for state in training.states if state.tensor not in names]

@@ -69,7 +69,7 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
     for state in states:
         reduction = program.reductions[state.tensor]
         if reduction.rule == "mean" and state.tensor in apart and not reduction.points:
-            point = StatisticPoint(state.updated, "mean")  # the update reads it: it is equal on ranks in each micro-step
+            point = StatisticPoint(state.updated, "mean")  # the update reads it: equal on ranks in each micro-step
             program.reductions[state.tensor] = reduction = replace(reduction, points=(point,))
         by_rule.setdefault("points" if reduction.points else reduction.rule, []).append(state)
     local = {state.tensor for state in by_rule.get("local", ())}
@@ -109,7 +109,9 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
     return plain | {name: found.statistics[name] for name in asked}
 
 
-def _alike(program: SpmdProgram, rewriter: GraphRewriter, group: str, states: list[State], rule: str, made: dict[str, str]) -> int:
+def _alike(
+    program: SpmdProgram, rewriter: GraphRewriter, group: str, states: list[State], rule: str, made: dict[str, str]
+) -> int:
     """Let all ranks hold the mean of new statistics, or those of the group's first rank; returns the number of calls.
 
     ``made`` gets the names of what a rank makes of each alone.

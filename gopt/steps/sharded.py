@@ -30,7 +30,7 @@ from gopt.preflight import check_passes
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
-from gopt.steps.source import Source, as_source, with_statistics, on_mesh
+from gopt.steps.source import Source, as_source, on_mesh, with_statistics
 from gopt.steps.stored_roles import roles_text
 
 if TYPE_CHECKING:

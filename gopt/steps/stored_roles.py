@@ -22,8 +22,9 @@ def roles_text(training: TrainingGraph) -> str:
         params=training.gradients,
         batch=tuple(training.batch),
         shared=tuple(training.shared.values()),
-        statistics={s.tensor: training.reductions.get(s.tensor, "") for s in training.states
-                    if s.kind is StateKind.STATISTIC},
+        statistics={
+            s.tensor: training.reductions.get(s.tensor, "") for s in training.states if s.kind is StateKind.STATISTIC
+        },
     ).text()
 
 

@@ -78,7 +78,9 @@ def with_reduced_statistics(
             if name not in types:
                 types[name] = types[point.value]
                 given = {"group": "shard", "reduce": point.reduce}
-                nodes.append(Node("AllReduce", [point.value], [name], domain=COMM, attributes=given, made_by=VERIFIER_CALL))
+                nodes.append(
+                    Node("AllReduce", [point.value], [name], domain=COMM, attributes=given, made_by=VERIFIER_CALL)
+                )
         new, renamed = updated[reduction.tensor], {p.value: f"{p.value}.{p.reduce}" for p in reduction.points}
         for node in path_nodes(old, producers, list(renamed), new):
             copy = clone(node)

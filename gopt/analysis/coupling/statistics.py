@@ -6,7 +6,6 @@ those of the ranks. They are reduced, and all that lies behind them is computed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from math import isclose
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -174,10 +173,3 @@ class _Walk:
 def _digits(number: float) -> int:
     """Significant digits of a number as a 32-bit constant has them."""
     return len(f"{number:.5e}".partition("e")[0].replace(".", "").rstrip("0")) or 1
-
-
-def hint(tensor: str, unclear: Mapping[str, str] | Iterable[str]) -> str:
-    """What settles it, for all statistics at once."""
-    names = list(dict.fromkeys([tensor, *unclear]))
-    return f"say how the ranks' values are combined: --statistics {','.join(f'{name}=mean' for name in names)}, or sum, max, min, root or local"
-
