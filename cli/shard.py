@@ -50,9 +50,9 @@ from .terminal import print_json, print_text
     "--statistics",
     multiple=True,
     metavar="auto|mean|root|local|sync|INPUT=RULE",
-    help="Combine running statistics of ranks: each as it follows the batch (auto), all by their mean, the first rank's "
-    "(root), apart (local), or over all samples (sync); INPUT=mean, sum, max, min, root or local says it of one state. "
-    "May be repeated.  [default: auto]",
+    help="Combine running statistics of ranks: each as it follows the batch (auto), all by their mean, the first "
+    "rank's (root), apart (local), or over all samples (sync); INPUT=mean, sum, max, min, root or local says it of one "
+    "state. May be repeated.  [default: auto]",
 )
 @pass_settings_option
 @axis_option

@@ -43,7 +43,8 @@ class ShardRequest:
         check_mesh(mesh)
         options = shard_options(given, config, split_link(given, mesh))
         roles = role_map(
-            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"], given["statistics"]
+            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
+            given["statistics"],
         )  # fmt: skip
         return cls(model, mesh, options, roles, given["state"], group_types(given["group_type"]), axes)
 

@@ -116,7 +116,8 @@ class SplitRequest:
         if given["accumulate"] is None:
             given = given | {"accumulate": config.get("accumulate")}
         roles = role_map(
-            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"], given["statistics"]
+            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
+            given["statistics"],
         )  # fmt: skip
         if given["mode"] == "allreduce":
             return cls(model, roles, given["state"], None, *_without_servers(given))

@@ -2,9 +2,9 @@
 
 A backward multiplies derivatives along a path from the loss to a parameter, and each operator on it adds what its own
 derivative reads: a product its other factors, a curved function its operand. Two sweeps tell which inputs of the step
-that is, at least: forwards, the inputs that each value depends on; backwards, those that every path from the loss reads.
-An update that lacks one of them holds no gradient. That is certain where a backward differentiates the loss; what stops
-gradients on some paths, or passes them straight through, only makes a backward read more than is asked for.
+that is, at least: forwards, the inputs that each value depends on; backwards, those that every path from the loss
+reads. An update that lacks one of them holds no gradient. That is certain where a backward differentiates the loss; what
+stops gradients on some paths, or passes them straight through, only makes a backward read more than is asked for.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def without_needs(
     read = [name for node in index.graph.nodes if id(node) in forward for name in node.reads]
     leaves = list(dict.fromkeys(name for name in [*batch, *read] if name in updated or name in index.graph.inputs))
     sweep = _Dependence(index, forward, leaves)
-    losses, read = list(losses), set(read)
+    losses, held = list(losses), set(read)
     needs = _needs(sweep, losses, smooth=True)
-    if any(name in read and name not in needs for name in updated):  # a selection alone leads from it to the loss
+    if any(name in held and name not in needs for name in updated):  # a selection alone leads from it to the loss
         needs = _needs(sweep, losses, smooth=False) | needs
     found: dict[str, str] = {}
     for name, output in updated.items():

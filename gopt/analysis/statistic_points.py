@@ -21,8 +21,8 @@ class StatisticPoint:
 class StatisticReduction:
     """``rule``: ``mean``, ``sum``, ``max``, ``min``, ``root`` or ``local``, or several of these joined by ``+``.
 
-    ``points``: the values that ranks reduce; behind them every rank computes the new value alike. Without points the new
-    values themselves are combined.
+    ``points``: the values that ranks reduce; behind them every rank computes the new value alike. Without points the
+    new values themselves are combined.
     """
 
     tensor: str

@@ -12,8 +12,8 @@ from gopt.documents.records import OPTIONAL, from_document, to_document
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesRecord:
-    """The loss; state -> its new value; parameter -> gradient; inputs of the batch; scalars averaged over ranks; statistics, and
-    how they are combined.
+    """The loss; state -> its new value; parameter -> gradient; inputs of the batch; scalars averaged over ranks;
+    statistics, and how ranks combine them.
 
     An empty loss or gradient is one that data flow finds.
     """

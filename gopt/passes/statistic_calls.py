@@ -121,7 +121,8 @@ class StatisticCalls:
         for place, node in enumerate(path):
             if not renamed.keys().isdisjoint(node.captures):
                 raise UnsupportedError(
-                    f"statistic {state.tensor!r}: the body of {node.op_type} {node.label!r} reads a value that ranks reduce",
+                    f"statistic {state.tensor!r}: the body of {node.op_type} {node.label!r} reads a value that ranks "
+                    "reduce",
                     f"combine the new values themselves: --statistics {state.tensor}=mean",
                 )
             outputs = {name: f"{prefix}.{place}.{at}" for at, name in enumerate(node.outputs) if name}

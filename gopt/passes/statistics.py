@@ -36,8 +36,8 @@ class StatisticPolicy(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``auto`` combines each new statistic as it follows the batch: by mean, sum, maximum or minimum over the ranks that
-    see different data; ``mean`` averages all of them, ``root`` takes those of the first rank, ``local`` leaves them
+    """``auto`` combines each new statistic as it follows the batch: by mean, sum, maximum or minimum over the ranks
+    that see different data; ``mean`` averages all of them, ``root`` takes those of the first rank, ``local`` leaves them
     apart, ``sync`` takes every value over samples over the samples of all ranks, in forward and backward."""
 
     statistics: StatisticPolicy = StatisticPolicy.AUTO
@@ -46,8 +46,8 @@ class Options:
 def statistics(program: SpmdProgram, options: Options) -> PassResult:
     """Combine the new statistics over the ranks that see different data.
 
-    Guarantees: replicated statistics are equal after every step, or marked local in the manifest. ``auto`` refuses those
-    of which nothing says how they are combined. On the wire: means of new values go in one packed call per dtype,
+    Guarantees: replicated statistics are equal after every step, or marked local in the manifest. ``auto`` refuses
+    those of which nothing says how they are combined. On the wire: means of new values go in one packed call per dtype,
     2(N-1)/N of their bytes; sums and extremes of what a statistic takes of the batch one call each, in every
     micro-step; ``root``, a broadcast from the group's first rank: (N-1)/N. ``sync``: what single samples
     read of other samples is averaged where it is made, so that the step is that of one large batch: 2(N-1)/N of

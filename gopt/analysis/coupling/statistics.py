@@ -155,7 +155,8 @@ class _Walk:
         for by in (inside, 0.0 if isclose(factor, rate, rel_tol=1e-5) else factor):
             if any(_digits(by * size) < _digits(by) for size in sizes):
                 raise Unclear(
-                    f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their number"
+                    f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
+                    "number"
                 )
         return "sum"
 
