@@ -3,8 +3,8 @@
 A backward multiplies derivatives along a path from the loss to a parameter, and each operator on it adds what its own
 derivative reads: a product its other factors, a curved function its operand. Two sweeps tell which inputs of the step
 that is, at least: forwards, the inputs that each value depends on; backwards, those that every path from the loss
-reads. An update that lacks one of them holds no gradient. That is certain where a backward differentiates the loss; what
-stops gradients on some paths, or passes them straight through, only makes a backward read more than is asked for.
+reads. An update that lacks one of them holds no gradient. That is certain where a backward differentiates the loss;
+what stops gradients on some paths, or passes them straight through, only makes a backward read more than is asked for.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class RolesRecord:
     params: Mapping[str, str] = field(default_factory=dict)
     batch: tuple[str, ...] = ()
     shared: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
-    statistics: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
+    statistics: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
 
     @classmethod
     def parse(cls, text: str, name: str) -> RolesRecord:

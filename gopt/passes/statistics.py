@@ -37,8 +37,8 @@ class StatisticPolicy(str, Enum):
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """``auto`` combines each new statistic as it follows the batch: by mean, sum, maximum or minimum over the ranks
-    that see different data; ``mean`` averages all of them, ``root`` takes those of the first rank, ``local`` leaves them
-    apart, ``sync`` takes every value over samples over the samples of all ranks, in forward and backward."""
+    that see different data; ``mean`` averages all of them, ``root`` takes those of the first rank, ``local`` leaves
+    them apart, ``sync`` takes every value over samples over the samples of all ranks, in forward and backward."""
 
     statistics: StatisticPolicy = StatisticPolicy.AUTO
 

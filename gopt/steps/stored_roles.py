@@ -16,15 +16,14 @@ from gopt.ir.graph import ROLES, Graph
 
 def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata of the kept source: after sharding they cannot be recovered."""
+    named = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
     return RolesRecord(
         loss=training.loss,
         states={state.tensor: state.updated for state in training.states},
         params=training.gradients,
         batch=tuple(training.batch),
         shared=tuple(training.shared.values()),
-        statistics={
-            s.tensor: training.reductions.get(s.tensor, "") for s in training.states if s.kind is StateKind.STATISTIC
-        },
+        statistics={name: training.reductions.get(name, "") for name in named} or None,
     ).text()
 
 
@@ -34,7 +33,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
     record = RolesRecord.parse(text, f"{name}: gopt.roles")
-    roles = RoleMap(record.loss, record.states, record.params, record.batch, record.shared, record.statistics)
+    roles = RoleMap(record.loss, record.states, record.params, record.batch, record.shared, record.statistics or {})
     try:
         roles.check(graph)
     except OptionError as error:
