@@ -76,7 +76,7 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
     if step.updated[name] not in step.tainted:
         raise UnsupportedError(
             f"statistic {name!r} does not follow the batch: its new value depends on none of "
-            f"{', '.join(map(repr, step.batch[:MOST]))}",
+            f"{', '.join(map(repr, step.batch[:8]))}",
             f"leave {name!r} out of the statistics, or say which inputs are the batch: --batch INPUT",
         )
     if name in step.forward_values and type.dtype in FLOATS and not step.is_statistic(name):

@@ -131,7 +131,8 @@ def judged(
         feeds = feeds_of(w, parts, micro, seed, samples)
         try:
             roles = RoleMap(states=dict(w.states) if how.told or w.told else {},
-                            params={n: g.name for n, g in w.gradients.items()} if how.named else {})  # fmt: skip
+                            params={n: g.name for n, g in w.gradients.items()} if how.named else {},
+                            statistics=w.stated)  # fmt: skip
             sharded = gopt.shard(gopt.load(str(path), roles=roles), how.mesh, **{**how.options, **w.options})
             sharded.write(folder / "ranks")
         except InvariantError as error:

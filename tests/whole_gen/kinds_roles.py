@@ -68,6 +68,13 @@ def _alone(w: Writer) -> None:
     w.options["accumulate"] = 1
 
 
+def _stopped(w: Writer, value: Value) -> Value:
+    """A value through which no gradient comes."""
+    made = w.op("Identity", value)
+    w.tape.pop()
+    return made
+
+
 def _finish(w: Writer, p: list[Value], loss: Value) -> list[Value]:
     found = gradients(loss, p)
     w.out("loss", loss)
@@ -137,7 +144,7 @@ def expert_bias(w: Writer) -> None:
     bias = w.state("bias", w.draw("bias", (4,), -0.05, 0.05))
     score = w.op("Sigmoid", x @ router)
     best = w.op("ArgMax", score + bias, axis=1, keepdims=1)
-    chosen = w.op("Equal", best, w.const(np.arange(4)[None])).to(w.dtype)
+    chosen = _stopped(w, w.op("Equal", best, w.const(np.arange(4)[None])).to(w.dtype))
     loss = _loss(w, (score * chosen) @ experts, y)
     _finish(w, [router, experts], loss)
     load = chosen.sum(0) if w.pick(True, False) else chosen.mean(0)
@@ -156,9 +163,9 @@ def codebook(w: Writer) -> None:
     h = w.op("Tanh", x @ w0)
     far = h.reshape(-1, 1, 3) - codes
     near = w.op("ArgMin", (far * far).sum(2), axis=1, keepdims=1)
-    hot = w.op("Equal", near, w.const(np.arange(5)[None])).to(w.dtype)
+    hot = _stopped(w, w.op("Equal", near, w.const(np.arange(5)[None])).to(w.dtype))
     q = hot @ codes
-    d = (h + (q - h) * 1.0) @ w1 - y
+    d = (h + _stopped(w, q - h)) @ w1 - y
     c = h - q
     loss = (d * d).mean() + (c * c).mean() * 0.2
     _finish(w, [w0, w1], loss)
@@ -177,8 +184,9 @@ def centres(w: Writer) -> None:
     y = w.fed("y", [], lambda generator, size: generator.integers(0, 4, size))
     w0, w1 = parameter(w, "w0", 3, 3), parameter(w, "w1", 3, 4)
     held = w.state("centres", w.draw("centres", (4, 3)))
+    w.stated = {"centres": "sum"}
     h = w.op("Tanh", x @ w0)
-    hot = w.op("Equal", y.reshape(-1, 1), w.const(np.arange(4)[None])).to(w.dtype)
+    hot = _stopped(w, w.op("Equal", y.reshape(-1, 1), w.const(np.arange(4)[None])).to(w.dtype))
     own = hot @ held
     d = h - own
     s = w.op("LogSoftmax", h @ w1, axis=-1)

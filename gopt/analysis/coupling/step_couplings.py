@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.joint_gradients import unlike_gradients
+from gopt.analysis.coupling.joint_gradients import UnlikeGradients, unlike_gradients
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.coupling.statistics import statistic_reductions
@@ -36,8 +36,7 @@ class CouplingSummary:
     couplings: tuple[Coupling, ...]
     loss: Relation | None
     by: str = ""
-    unlike: Mapping[str, Linearity] = field(default_factory=dict)
-    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion."""
+    unlike: UnlikeGradients = field(default_factory=UnlikeGradients)
     statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
     """Statistic -> how it is combined over ranks."""
     unclear: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +70,17 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
 def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
     """Raise UnsupportedError for a value taken for a gradient that is none: one that is nonlinear in several gradients,
     unless the user named it, or one to which something is added where gradients are summed."""
-    for name, how in analyse_couplings(training).unlike.items():
+    unlike = analyse_couplings(training).unlike
+    for name, count in unlike.counts.items():
+        if not roles.params.get(name):
+            value = training.gradients[name]
+            raise UnsupportedError(
+                f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
+                f"{value!r}, which is divided by {count!r}, a count of the batch that the loss does not know",
+                f"if {name} is a statistic, say that ranks add up what it takes of the batch: --statistics {name}=sum; "
+                f"if it is a parameter, name its gradient: --params {name}=VALUE",
+            )
+    for name, how in unlike.levels.items():
         value = training.gradients[name]
         if how is Linearity.NONLINEAR and not roles.params.get(name):
             raise UnsupportedError(
