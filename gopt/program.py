@@ -270,7 +270,7 @@ class SpmdProgram:
         return names.union(*((held.output, held.added) for held in self.accumulators))
 
     def phase_results(self) -> tuple[dict[str, str], dict[str, str]]:
-        """What a micro-step makes and what the update makes: output -> the value that it is."""
+        """The results of a micro-step and those of the update: output -> the value that it is."""
         summed = {held.input for held in self.accumulators}
         for node in self.graph.nodes:
             if not summed.isdisjoint(node.reads):

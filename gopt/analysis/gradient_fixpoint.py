@@ -36,6 +36,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
     """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
     context = build_context(step)
     wanted = _parameter_candidates(step)
+    _refuse_drawn_late(step, wanted)
     for _ in range(MAX_ITERATIONS):
         gradients = _walk(step, context, wanted)
         backward = ancestors(step.index, gradients.values())[0] - step.forward
@@ -149,6 +150,28 @@ def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
                 "every rank would draw its own",
                 "feed them as an input, equal on all ranks",
             )
+
+
+def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
+    """Refuse random numbers that updates draw themselves, beside all that depends on the batch."""
+    late = [node for node in step.random if id(node) not in step.forward]
+    late = [node for node in late if _unmoved(step, node)]
+    if not late:
+        return
+    for name in parameters:
+        needed = ancestors(step.index, [step.updated[name]])[0]
+        for node in late:
+            if id(node) in needed and name not in step.roles.params:
+                raise UnsupportedError(
+                    f"{node.op_type} {node.label!r} draws random numbers in the update of {name!r}: every rank would draw "
+                    "its own",
+                    "feed them as an input, equal on all ranks",
+                )
+
+
+def _unmoved(step: StepSkeleton, node: Node) -> bool:
+    """Return whether a node that draws reads nothing that depends on the batch, but for its shape."""
+    return not any(name in step.tainted and node.is_a("Bernoulli", "Dropout") for name in node.inputs)
 
 
 def _behind(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int]) -> set[int]:

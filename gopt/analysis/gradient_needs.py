@@ -1,4 +1,4 @@
-"""What a gradient must depend on: states whose update lacks some of it are statistics, whatever they are made of.
+"""The inputs that a gradient must depend on: a state whose update lacks one is a statistic, whatever it is made of.
 
 A backward multiplies derivatives along a path from the loss to a parameter, and each operator on it adds what its own
 derivative reads: a product its other factors, a curved function its operand. Two sweeps tell which inputs of the step

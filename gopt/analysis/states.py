@@ -206,6 +206,11 @@ def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
     for name in graph.inputs:
         if name not in step.index.users and name not in graph.outputs:
             notes.append(f"input {name} is read by nothing")
+    for name in training.hyper:
+        if not step.index.one_element(name) and name not in step.forward_values and name in step.index.users:
+            notes.append(
+                f"input {name} is read by the update alone, and replaced by no output: all ranks are fed the same"
+            )
     for name in training.metrics:
         if not step.index.one_element(name):
             notes.append(f"output {name} replaces no input and is taken as a metric")

@@ -20,7 +20,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.passes.base import Pass
-from gopt.passes.statistic_calls import StatisticCalls, readers_in_update, refuse_apart
+from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
 from gopt.program import SpmdProgram
 
 
