@@ -154,19 +154,17 @@ def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
 
 def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
     """Refuse random numbers that updates draw themselves, beside all that depends on the batch."""
-    late = [node for node in step.random if id(node) not in step.forward]
-    late = [node for node in late if _unmoved(step, node)]
-    if not late:
-        return
+    late = [node for node in step.random if id(node) not in step.forward and _unmoved(step, node)]
+    behind = descendants(step.index, (name for node in late for name in node.outputs)) if late else set[str]()
     for name in parameters:
-        needed = ancestors(step.index, [step.updated[name]])[0]
-        for node in late:
-            if id(node) in needed and name not in step.roles.params:
-                raise UnsupportedError(
-                    f"{node.op_type} {node.label!r} draws random numbers in the update of {name!r}: every rank would draw "
-                    "its own",
-                    "feed them as an input, equal on all ranks",
-                )
+        if step.updated[name] in behind and name not in step.roles.params:
+            needed = ancestors(step.index, [step.updated[name]])[0]
+            node = next(node for node in late if id(node) in needed)
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r} draws random numbers in the update of {name!r}: every rank would draw "
+                "its own",
+                "feed them as an input, equal on all ranks",
+            )
 
 
 def _unmoved(step: StepSkeleton, node: Node) -> bool:
