@@ -107,8 +107,7 @@ def _escape_sequence(character: str) -> str:
 
 
 class _Stdout(io.FileIO):
-    """Where the reader of a pipe is gone, as behind ``head``, the rest is for nobody: the command goes on to its own exit
-    code."""
+    """Drops what is written once the reader of the pipe is gone, as behind ``head``: the command keeps its exit code."""
 
     def write(self, data: Any, /) -> int:
         try:
