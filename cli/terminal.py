@@ -107,7 +107,7 @@ def _escape_sequence(character: str) -> str:
 
 
 class _Stdout(io.FileIO):
-    """Drops what is written once the reader of the pipe is gone, as behind ``head``: the command keeps its exit code."""
+    """Drops what is written once the reader of a pipe is gone, as behind ``head``: a command keeps its exit code."""
 
     def write(self, data: Any, /) -> int:
         try:
