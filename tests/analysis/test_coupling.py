@@ -28,7 +28,7 @@ from forwards import (
 from written_steps import NET, Written, saved, sgd
 
 import gopt
-from gopt.analysis.coupling.step_couplings import analyse_couplings, find_couplings, notes
+from gopt.analysis.coupling.step_couplings import analyse_couplings, notes
 
 
 def plain(b, n):
