@@ -102,7 +102,7 @@ def _same(stored: TensorProto, other: TensorProto | None) -> bool:
     copy = TensorProto()
     copy.CopyFrom(other)
     copy.name = stored.name
-    return copy.SerializeToString(deterministic=True) == stored.SerializeToString(deterministic=True)
+    return bool(copy.SerializeToString(deterministic=True) == stored.SerializeToString(deterministic=True))
 
 
 def bodies(node: NodeProto) -> list[GraphProto]:
