@@ -1,4 +1,4 @@
-"""Compares the messages in files of trainers and servers with the keys and tables of the manifest: who sends what to whom.
+"""Compares the messages in files of trainers and servers with the keys and tables of the manifest.
 
 Already checked: the manifest itself (``server_plan_check``), and that each message fits its operands (``graph_check``).
 """
@@ -86,10 +86,8 @@ class _Check:
         if [key.name for key in keys] != list(attributes["keys"]):
             return f"the manifest has other keys in bucket {attributes['bucket']}"
         at = attributes.get("server", 0)
-        if not 0 <= at < self.plan.servers or keys[0].server not in (
-            None,
-            self.server if self.server is not None else at,
-        ):
+        here = at if self.server is None else self.server
+        if not 0 <= at < self.plan.servers or keys[0].server not in (None, here):
             return f"the manifest has bucket {attributes['bucket']} on another server"
         if node.op_type == "Push":
             types = [self.graph.type_of(each) for each in node.inputs[2:]]
