@@ -63,7 +63,7 @@ class AsyncServer:
         graphs = server_job.graphs(endpoint.number)
         loaded = self.checkpoints.load() if job.resume else None
         tables = ServerTables(server_job, endpoint.number)
-        states = tables.initial(graphs, job.state) if loaded is None else loaded
+        states = tables.initial(graphs) if loaded is None else loaded
         hyper = hyper_parameters(manifest, job.settings)
         blocks = server_job.blocks(self.number, graphs["step"], {each.name for each in hyper})
         device = Host(tuning_of(job.tuning))
