@@ -58,14 +58,14 @@ class StartupFile:
 def files_of_ranks(
     startup: Graph, mesh: Mesh, common: Sequence[RankState], ranks: Iterable[RankGraph]
 ) -> list[StartupFile]:
-    """The start-up graphs of ranks; ``common``: states that all ranks hold."""
+    """The start-up graphs of ranks, whose phases hold the same; ``common``: states that all ranks hold."""
     shared = StartupFile.of(startup, "", (), {}, common).states
     return [
         StartupFile.of(
             startup, f"rank_{rank.rank:04d}.startup.onnx", [rank.rank],
             {"gopt.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
         )
-        for rank in ranks
+        for rank in {each.rank: each for each in ranks}.values()
     ]  # fmt: skip
 
 
