@@ -16,6 +16,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import dtype_code, known
 from gopt.opaque.expand import expand
+from gopt.runtime.blas_threads import one_blas_thread
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.fallback_kernels import operators
@@ -59,7 +60,10 @@ class Float64Graph:
                 return self._fallback_nodes[index].run(inputs)
             return call(index, node, inputs)
 
-        return self._program.run(feeds, answer)
+        if not self._fallback_nodes:
+            return self._program.run(feeds, answer)
+        with one_blas_thread():
+            return self._program.run(feeds, answer)
 
     def _substituted(self, graph: Graph, cache: SessionCache) -> Graph:
         """The graph with a call in place of every node for which ONNX Runtime has no kernel."""

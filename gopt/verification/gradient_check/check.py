@@ -49,7 +49,7 @@ PHASE = "confirming gradients by finite differences"
 
 def check_gradients(
     training: TrainingGraph, batches: Sequence[Values], seed: int, call: CollectiveCallback = refuse_call,
-    advance: ProgressCallback = no_progress, names: Sequence[str] | None = None,
+    advance: ProgressCallback = no_progress, names: Sequence[str] | None = None, widen: bool = True,
 ) -> list[GradientCheck]:  # fmt: skip
     """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
 
@@ -60,13 +60,13 @@ def check_gradients(
     Together, up to 64 gradients take 18 runs of the forward; what does not agree is halved, and one alone that is
     wrong takes about 100, a few times that if samples are coupled. ``advance`` is called with the progress.
 
-    ``names``: parameters whose gradients are looked at; where one of them is not confirmed, all others are as well.
+    ``names``: parameters whose gradients are looked at; with ``widen``, all others as well where one is not confirmed.
     """
     forward = Forward(training, call)
     generator = np.random.default_rng(seed + 3)
     given = forward.points(batches)
     points = with_a_third(given[:POINTS], training.batch, generator)
-    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all(names)
+    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all(names, widen)
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _GradientChecker:
     due: list[str] = field(default_factory=list)
     """Parameters that are looked at."""
 
-    def all(self, names: Sequence[str] | None = None) -> list[GradientCheck]:
+    def all(self, names: Sequence[str] | None, widen: bool) -> list[GradientCheck]:
         parameters = list(self.training.gradients)
         asked = set(parameters if names is None else names)
         self.due = [name for name in parameters if name in asked]
@@ -91,7 +91,7 @@ class _GradientChecker:
                 self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
         else:
             self.check(self.due)
-            if any(not self.found[name].holds for name in self.due) and len(self.due) < len(parameters):
+            if widen and any(not self.found[name].holds for name in self.due) and len(self.due) < len(parameters):
                 rest = [name for name in parameters if name not in asked]
                 self.due = parameters
                 self.check(rest)

@@ -30,17 +30,20 @@ class Precision:
     """Accuracy of a difference quotient.
 
     ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of one value of the loss; ``tolerance``: of
-    a quotient, relative.
+    a quotient, relative; ``changes``: changes of the loss in roundings, by which steps are chosen instead.
     """
 
     dtype: str
     ladder: tuple[float, ...]
     rounding: float
     tolerance: float
+    changes: tuple[float, ...]
 
 
-DOUBLE = Precision("float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4)
-SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2)
+DOUBLE = Precision(
+    "float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4, (1e6, 1e5, 1e7, 1e4, 1e8)
+)
+SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2, (1e3, 3e3, 3e2, 1e4))
 
 
 @dataclass(slots=True)
