@@ -27,7 +27,7 @@ from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
 from gopt.verification.gradient_check.forward import Forward, Precision, Values
 from gopt.verification.gradient_check.points import all_beside
-from gopt.verification.gradient_check.slopes import Gradients, SlopeCheck
+from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.verdict import APART, PROPORTIONAL, UNSTEADY, ZERO
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.reference_graphs import refuse_call
@@ -112,24 +112,22 @@ class _Slopes:
     scale: float
     seed: int
     forward: Forward = field(init=False)
-    _points: list[Values] = field(init=False)
     _peaks: dict[str, float] = field(default_factory=dict)
     """The largest element of each gradient that was seen."""
     _looks: int = 0
 
     def __post_init__(self) -> None:
         self.forward = Forward(self.training, refuse_call)
-        self._points = self.forward.points(self.given)
 
     def disagreeing(self, names: Sequence[str], amount: float) -> list[str]:
         """The members of ``names`` of whose groups some do not agree with slopes of the loss, near the points."""
         self._looks += 1
         states = [state.tensor for state in self.training.parameters]
-        turn = self._looks % len(self._points)
-        given = [*self._points[turn:], *self._points[:turn]][:POINTS]
-        points = all_beside(given, states, amount, self.seed + self._looks)
+        turn = self._looks % len(self.given)
+        given = [*self.given[turn:], *self.given[:turn]][:POINTS]
+        points = all_beside(self.forward.points(given), states, amount, self.seed + self._looks)
         generator = np.random.default_rng([self.seed, 5, self._looks])
-        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale)
+        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale, directions=DIRECTIONS)
         right = {name for group, _ in check.agreeing(self._at(points, names), names) for name in group}
         return [name for name in names if name not in right]
 
@@ -149,20 +147,20 @@ class _Slopes:
                 stack += [part[len(part) // 2 :], part[: len(part) // 2]]
         return [name for name in names if name in {*found, *faint}]
 
-    def _at(self, points: Sequence[Values], names: Sequence[str]) -> Iterator[tuple[Values, float, Gradients]]:
+    def _at(self, points: Sequence[Values], names: Sequence[str]) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
         for point in points:
             level, gradients = self.forward.loss_and_gradients(point)
             found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
             for name, gradient in found.items():
                 self._peaks[name] = max(self._peaks.get(name, 0.0), float(np.abs(gradient).max(initial=0.0)))
-            for _ in range(DIRECTIONS):
-                yield point, level, found
+            del gradients, gradient
+            yield point, level, found
 
 
 def _points(training: TrainingGraph, options: DeriveOptions) -> list[Values]:
     """The stored states with batches: of the user's data, or random."""
     graph, seed = training.graph, options.seed
-    states = {name: np.array(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
+    states = {name: np.asarray(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
     hyper = {name: sampling.hyper(graph.types[name]) for name in training.hyper}
     return [{**states, **hyper, **batch} for batch in _batches(training, options.data, seed)]
 

@@ -31,6 +31,8 @@ SPREAD = 1e4
 """Largest over smallest change of the loss by a move of a thousandth, of parameters that are moved together."""
 FAR = 0.05
 """Of a parameter: the longest move."""
+_GUESSES = 6
+"""Steps by which an unknown factor is looked for."""
 Loss = Callable[[Values], float]
 Gradients = Mapping[str, np.ndarray]
 
@@ -59,13 +61,16 @@ class SlopeCheck:
     generator: np.random.Generator
     factor: float | None = None
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    directions: int = 1
+    """At each look."""
 
     def agreeing(
-        self, looks: Iterable[tuple[Values, float, Gradients]], names: Sequence[str]
+        self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
     ) -> Iterator[tuple[list[str], list[float]]]:
         """The groups of ``names`` whose gradients agree at all looks, with their ratios.
 
-        A look: a point, its loss, and what is called gradients there, in the shapes of the parameters.
+        A look: a point, its loss, and what is called gradients there, in the shapes of the parameters; they are taken
+        out of the mapping as soon as they are not needed any more.
         """
         groups: list[_Group] | None = None
         for point, level, gradients in looks:
@@ -95,41 +100,51 @@ class SlopeCheck:
             groups[-1].weakest = reach[name]
         return groups
 
-    def _agrees(self, group: _Group, point: Values, level: float, gradients: Gradients) -> bool:
-        """Return whether the slope along one direction is what the gradients say."""
-        direction, parts = self._direction(group, gradients)
+    def _agrees(self, group: _Group, point: Values, level: float, gradients: dict[str, np.ndarray]) -> bool:
+        """Return whether slopes along some directions are what the gradients say."""
+        made = [self._direction(group, gradients) for _ in range(self.directions)]
+        for name in group.names:
+            del gradients[name]
+        return all(self._is_slope(group, point, level, *each) for each in made)
+
+    def _is_slope(
+        self, group: _Group, point: Values, level: float, direction: Gradients, parts: Sequence[float]
+    ) -> bool:
         wanted, one = sum(parts), math.sqrt(sum(part * part for part in parts) / max(len(parts), 1))
         if not one or not math.isfinite(wanted):
             return False
-        total = one * math.sqrt(len(parts))
-        due, known = self.precision.tolerance * one, list[float]()
+        rounding, due = self.precision.rounding * max(abs(level), 1e-300), self.precision.tolerance * one
+        factor = group.factor or self._guess(point, direction, rounding, wanted, one * math.sqrt(len(parts)))
+        slopes: list[float] = []
         for count in self.precision.changes:
-            change = count * self.precision.rounding * max(abs(level), 1e-300)
-            step = change / total
-            if change / math.sqrt(len(parts)) > FAR * group.weakest:
-                continue
-            slope = self._slope(point, direction, step)
+            step = count * rounding * abs(factor) / (one * math.sqrt(len(parts)))
+            slope = self._slope(point, direction, step) if step <= FAR * group.weakest else 0.0
             if not math.isfinite(slope) or not slope:
                 continue
-            factor = group.factor
-            if factor is None:
-                if not known:
-                    known.append(slope)
-                    continue
-                factor = wanted / slope
+            factor = group.factor or wanted / slope
             error = abs(wanted - factor * slope)
-            rough = min((abs(factor) * abs(slope - other) for other in known), default=math.inf)
-            if group.factor is None:  # two lengths that agree make it known
-                if rough > max(due, ROUGH * one):
-                    known.append(slope)
-                    continue
+            rough = min((abs(factor) * abs(slope - other) for other in slopes), default=math.inf)
+            slopes.append(slope)
+            # Two lengths that agree make a factor known; it is what others are compared by.
+            if rough <= ROUGH * one and error <= APART * rough or (group.factor is not None and error <= due):
                 group.factor = factor
-            elif error > due and not (rough <= ROUGH * one and error <= APART * rough):
-                known.append(slope)
-                continue
-            group.ratios.append(round(wanted / slope, 6))
-            return True
+                group.ratios.append(round(wanted / slope, 6))
+                return True
         return False
+
+    def _guess(self, point: Values, direction: Gradients, rounding: float, wanted: float, total: float) -> float:
+        """About what gradients are of slopes, by a step that changes the loss as it should."""
+        factor = 1.0
+        for _ in range(_GUESSES):
+            step = self.precision.changes[0] * rounding * factor / total
+            slope = self._slope(point, direction, step)
+            if not math.isfinite(slope) or abs(slope) * step < 100 * rounding:
+                factor *= 1e4 if math.isfinite(slope) else 1e-4
+                continue
+            before, factor = factor, abs(wanted / slope)
+            if 0.5 < factor / before < 2:
+                break
+        return factor
 
     def _direction(self, group: _Group, gradients: Gradients) -> tuple[dict[str, np.ndarray], list[float]]:
         """A direction, and what each parameter adds to its slope."""
@@ -151,7 +166,7 @@ class SlopeCheck:
             parts.append(float(np.vdot(gradient, noise)))
         return direction, parts
 
-    def _slope(self, point: Values, direction: Mapping[str, np.ndarray], step: float) -> float:
+    def _slope(self, point: Values, direction: Gradients, step: float) -> float:
         ends = []
         for sign in (1, -1):
             moved = dict(point)
