@@ -85,7 +85,7 @@ def conv(
 
 
 def _correlate(x: Array, w: Array, place: Window, group: int) -> Array:
-    """Products of windows and kernels, in pieces of at most ``_PIECE`` elements; a kernel of one element copies none."""
+    """Products of windows and kernels, in pieces of about ``_PIECE`` elements."""
     views = place.of(x)
     n, c, m, rank = x.shape[0], x.shape[1], w.shape[0], x.ndim - 2
     size, inner = math.prod(place.out), math.prod(w.shape[1:])
@@ -123,8 +123,8 @@ def conv_transpose(
     output_padding: Sequence[int] | None = None, output_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
-    """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]. For each place in the kernel a product, added
-    where the windows have it."""
+    """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]. For each place in the kernel a product,
+    added where the windows have it."""
     rank, groups = x.ndim - 2, group or 1
     steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
     extra = tuple(output_padding or (0,) * rank)
@@ -142,9 +142,9 @@ def conv_transpose(
     data = x.reshape(x.shape[0], groups, c // groups, -1)
     y = np.zeros((x.shape[0], groups, m, *whole), np.result_type(x, w))
     for offset in np.ndindex(*w.shape[2:]):
-        product = split[(..., *offset)].transpose(0, 2, 1) @ data
-        reached = (slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, n, s in zip(offset, holes, x.shape[2:], steps))
-        y[(..., *reached)] += product.reshape(*y.shape[:3], *x.shape[2:])
+        product = split[(slice(None),) * 3 + offset].transpose(0, 2, 1) @ data
+        reached = [slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, n, s in zip(offset, holes, x.shape[2:], steps)]
+        y[(slice(None),) * 3 + tuple(reached)] += product.reshape(*y.shape[:3], *x.shape[2:])
     y = _padded_or_cut(y.reshape(x.shape[0], groups * m, *whole), [-b for b in begin], [-e for e in end])
     return y if bias is None else y + bias.reshape(-1, *(1,) * rank)
 

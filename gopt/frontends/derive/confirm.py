@@ -147,7 +147,9 @@ class _Slopes:
                 stack += [part[len(part) // 2 :], part[: len(part) // 2]]
         return [name for name in names if name in {*found, *faint}]
 
-    def _at(self, points: Sequence[Values], names: Sequence[str]) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
+    def _at(
+        self, points: Sequence[Values], names: Sequence[str]
+    ) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
         for point in points:
             level, gradients = self.forward.loss_and_gradients(point)
             found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}

@@ -215,9 +215,7 @@ class _GradientChecker:
         for half in (parts[:middle], parts[middle:]):
             self.check_together(half, points, levels, halved=True)
 
-    def _unlike_slopes(
-        self, parts: list[Candidate], points: list[Values], levels: Sequence[float]
-    ) -> list[Candidate]:
+    def _unlike_slopes(self, parts: list[Candidate], points: list[Values], levels: Sequence[float]) -> list[Candidate]:
         """Settle the parts that agree with slopes of the loss; return the others.
 
         Of a value that hardly changes between batches that would say little about what changes.

@@ -3,11 +3,11 @@
 A direction has for every parameter its own claimed gradient, of length one and of random sign, and noise: the share of
 the noise is NOISE of what the gradient has, so that an error of any kind shows, also one that is orthogonal to the
 gradient (a missing term). Every parameter adds about one to the slope: a small gradient does not drown in a large one.
-The loss changes by the same number of roundings in all, as little as can be measured: a step so short crosses few kinks
-(of a ReLU, of a pool).
+The loss changes by the same number of roundings in all, as little as can be measured: so short a step crosses few
+kinks (of a ReLU, of a pool).
 
-A slope agrees where it is within the tolerance of one parameter's part. Where it is rough, which is where two lengths of
-the step give slopes that differ by more, it agrees within three times that difference, up to ``ROUGH`` of one
+A slope agrees where it is within the tolerance of one parameter's part. Where it is rough, which is where two lengths
+of the step give slopes that differ by more, it agrees within three times that difference, up to ``ROUGH`` of one
 parameter's part: a wrong gradient of one parameter is off by about all of it.
 """
 
@@ -51,7 +51,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class SlopeCheck:
-    """Moves parameters of one loss. ``factor``: what a gradient is of the slope; None for any, if it is the same of all.
+    """Moves parameters of one loss. ``factor``: a gradient over its slope; None for any that all have alike.
 
     ``masks``: entries to move, by parameter; others are moved as a whole.
     """
@@ -126,7 +126,7 @@ class SlopeCheck:
             rough = min((abs(factor) * abs(slope - other) for other in slopes), default=math.inf)
             slopes.append(slope)
             # Two lengths that agree make a factor known; it is what others are compared by.
-            if rough <= ROUGH * one and error <= APART * rough or (group.factor is not None and error <= due):
+            if (rough <= ROUGH * one and error <= APART * rough) or (group.factor is not None and error <= due):
                 group.factor = factor
                 group.ratios.append(round(wanted / slope, 6))
                 return True
