@@ -39,6 +39,8 @@ class Float64Graph:
         graph = expand(graph, "gopt.run")
         self._fallback_nodes: dict[int, _FallbackNode] = {}
         try:
+            if any(map(_only_built, graph.nodes)):
+                raise UnsupportedError("ONNX Runtime does not run it")
             self._program = Executor(graph, cache)
         except (RunError, UnsupportedError):
             self._program = Executor(self._substituted(graph, cache), cache)
@@ -71,13 +73,19 @@ class Float64Graph:
         nodes: list[Node] = []
         calls = 0
         for node in graph.nodes:
-            if node.domain != COMM and not trial.accepts(node):
+            if node.domain != COMM and (_only_built(node) or not trial.accepts(node)):
                 self._fallback_nodes[calls] = _FallbackNode(node, graph)
                 reads = list(dict.fromkeys(node.reads))
-                node = Node(FALLBACK, reads, node.outputs, domain=COMM, name=node.label)
+                made = [name for name in node.outputs if name]
+                node = Node(FALLBACK, reads, made, domain=COMM, name=node.label)
             nodes.append(node)
             calls += node.domain == COMM
         return replace(graph, nodes=nodes, types=trial.types)
+
+
+def _only_built(node: Node) -> bool:
+    """Return whether ONNX Runtime builds the operator in float64, and refuses to run it."""
+    return node.is_a("RNN", "GRU", "LSTM")
 
 
 class _KernelProbe:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gopt.analysis.batch_checks import ReplacedBatchError
 from gopt.analysis.operators import random
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
@@ -21,6 +22,7 @@ from gopt.frontends.derive.options import BATCHES, DYNAMIC, DeriveOptions
 from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
+from gopt.ir.graph import Graph
 from gopt.runtime.training.data import MicroStep, open_data
 from gopt.sanitize import show
 from gopt.verification import sampling
@@ -46,7 +48,7 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     """The number of gradients that were checked, and a remark on those that no batch changes; raises UnsupportedError
     where one is not confirmed, or the step's forward is not the model's."""
     copy, seed = step.graph.twin(), options.seed
-    training = read_roles(copy, with_stored_roles(copy, RoleMap(), "the step"))
+    training = _read(copy)
     sample, points = sample_gradients(training, seed), _points(training, options)
     stored = {name: np.asarray(each.numpy()) for name, each in step.source.initializers.items()}
     check_same_forward(step.source, copy, {**stored, **points[0]})
@@ -72,6 +74,17 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     return len(names), [f"not confirmed, for no batch changes their gradients: {shown}"] if apart else []
 
 
+def _read(graph: Graph) -> TrainingGraph:
+    try:
+        return read_roles(graph, with_stored_roles(graph, RoleMap(), "the step"))
+    except ReplacedBatchError as error:
+        raise UnsupportedError(
+            f"output {show(error.output)} is the next value of input {show(error.name)}, as of a cache: in a step such "
+            "an input is a state, and no batch",
+            f"take the output {show(error.output)} out of the model",
+        ) from None
+
+
 def _unconfirmed(
     training: TrainingGraph, names: Sequence[str], points: Sequence[Values], scale: float, seed: int
 ) -> list[GradientCheck]:
@@ -87,7 +100,7 @@ def _unconfirmed(
         rest = slopes.located(rest)
     else:
         precision = Forward(training, refuse_call).precision
-    checks = check_gradients(training, points, seed, names=rest, widen=False) if rest else []
+    checks = check_gradients(training, points, seed, names=rest, whole=True) if rest else []
     found = {each.parameter: each for each in checks}
     return [_told(found[name]) for name in rest if not _is_gradient(found[name], scale, precision)]
 

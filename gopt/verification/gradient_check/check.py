@@ -54,7 +54,7 @@ PHASE = "confirming gradients by finite differences"
 
 def check_gradients(
     training: TrainingGraph, batches: Sequence[Values], seed: int, call: CollectiveCallback = refuse_call,
-    advance: ProgressCallback = no_progress, names: Sequence[str] | None = None, widen: bool = True,
+    advance: ProgressCallback = no_progress, names: Sequence[str] | None = None, whole: bool = False,
 ) -> list[GradientCheck]:  # fmt: skip
     """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
 
@@ -65,13 +65,15 @@ def check_gradients(
     Together, up to 64 gradients take 18 runs of the forward; what does not agree is halved, and one alone that is
     wrong takes about 100, a few times that if samples are coupled. ``advance`` is called with the progress.
 
-    ``names``: parameters whose gradients are looked at; with ``widen``, all others as well where one is not confirmed.
+    ``names``: parameters whose gradients are looked at; where one of them is not confirmed, all others are as well.
+    ``whole``: gradients are all of the derivative, so that an element that is always zero is none that is masked, and
+    no others than ``names`` are looked at.
     """
     forward = Forward(training, call)
     generator = np.random.default_rng(seed + 3)
     given = forward.points(batches)
     points = with_a_third(given[:POINTS], training.batch, generator)
-    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all(names, widen)
+    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance, whole).all(names)
 
 
 @dataclass
@@ -83,11 +85,12 @@ class _GradientChecker:
     points: list[Values]
     spare: list[Values]
     advance: ProgressCallback
+    whole: bool
     found: dict[str, GradientCheck] = field(default_factory=dict)
     due: list[str] = field(default_factory=list)
     """Parameters that are looked at."""
 
-    def all(self, names: Sequence[str] | None, widen: bool) -> list[GradientCheck]:
+    def all(self, names: Sequence[str] | None) -> list[GradientCheck]:
         parameters = list(self.training.gradients)
         asked = set(parameters if names is None else names)
         self.due = [name for name in parameters if name in asked]
@@ -96,7 +99,11 @@ class _GradientChecker:
                 self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
         else:
             self.check(self.due)
-            if widen and any(not self.found[name].holds for name in self.due) and len(self.due) < len(parameters):
+            if (
+                not self.whole
+                and any(not self.found[name].holds for name in self.due)
+                and len(self.due) < len(parameters)
+            ):
                 rest = [name for name in parameters if name not in asked]
                 self.due = parameters
                 self.check(rest)
@@ -168,7 +175,8 @@ class _GradientChecker:
             else:
                 like = points[0][name]
                 share = max(map(_peak, at)) / max(largest, 1e-300)
-                part = Candidate(name, name, like, tuple(self._layouts.of(name, each, like) for each in at), share)
+                at = tuple(self._layouts.of(name, each, like) for each in at)
+                part = Candidate(name, name, like, at, share, whole=self.whole)
                 if share <= FAINT:
                     faint.append(part)
                 elif part.size == 0:
