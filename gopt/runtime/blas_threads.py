@@ -41,7 +41,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @functools.cache
 def _library() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """What tells and sets the number of threads of the OpenBLAS that NumPy's wheel has."""
+    """The functions that tell and set the number of threads of the OpenBLAS in NumPy's wheel."""
     root = Path(np.__file__).parent
     for path in sorted([*root.parent.glob("numpy.libs/*openblas*"), *root.glob(".dylibs/*openblas*")]):
         try:

@@ -112,7 +112,7 @@ def _is_gradient(check: GradientCheck, scale: float, precision: Precision) -> bo
 
 
 def _told(check: GradientCheck) -> GradientCheck:
-    """What ``gopt verify`` would accept is no proof here: the reason says what was found."""
+    """The verdict, without what ``gopt verify`` would accept: that is no proof here."""
     return replace(check, verdict=Verdict.UNCONFIRMED, why=APART) if check.holds else check
 
 
