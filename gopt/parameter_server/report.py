@@ -32,7 +32,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
 from gopt.ir.phase import Phase
-from gopt.ir.types import TensorType
+from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.lower.rank_graph import RankGraph
 from gopt.mesh import Mesh
 from gopt.parameter_server.role_sizes import role_sizes
@@ -271,6 +271,13 @@ def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tu
     return pushed, pulled
 
 
+def _casts_left(split: SplitStep) -> int:
+    """Return how many casts of trained parameters to half precision a trainer makes in a step."""
+    graph = split.trainer.graph
+    left = [node for node in graph.nodes if node.is_a("Cast") and node.inputs[0] in split.training.gradients]
+    return sum(graph.types[node.outputs[0]].dtype in LOW_PRECISION for node in left)
+
+
 def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:
     """Return the figures. A trainer sends each gradient once and receives each parameter once: that is the minimum."""
     types = split.training.graph.types
@@ -281,6 +288,6 @@ def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:
     return Figures(
         Traffic(sent, {"gradients": sent}, bound, round(sent / bound, 6) if bound else 1.0),
         CallCounts(calls, max(least, 1), split.options.cap),
-        CastCounts(0, 0, 0),
+        CastCounts(0, len(split.plan.narrow), _casts_left(split)),
         Overlap(0.0, {}, 0),
     )
