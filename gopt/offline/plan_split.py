@@ -170,8 +170,8 @@ class _Counts:
             self.messages += len(every)
             for server in every:
                 self.pushed[server] += self.types[made].nbytes
-        for name, server in pulled_beside(self.training, self.plan, self.placement).items():
-            self.pulled[server or 0] += self.types[name].nbytes
+        for name, place in pulled_beside(self.training, self.plan, self.placement).items():
+            self.pulled[place or 0] += self.types[name].nbytes
         self.pulled[0] += sum(self.types[name].nbytes for name in self.placement.metrics)
 
     def _part(self, parameter: str, elements: int) -> int:
