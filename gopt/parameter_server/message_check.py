@@ -29,9 +29,9 @@ def check_trainer_messages(program: SpmdProgram, plan: ServerPlan, options: Spli
     for node in program.graph.nodes:
         if node.domain == COMM and node.op_type == "Push":
             check.push(node)
-    states = {state.tensor: state.updated for state in program.training.states}
+    states = {state.slices[0].tensor: state.output for state in program.states}
     for name in plan.owners:
-        value = states.get(name, "") if options.pulls is PullAt.END else name
+        value = states.get(name, "") if options.pulls is PullAt.END else plan.read_name(name)
         if value in check.producers:
             check.parameter(name, value)
     return check.followed

@@ -56,12 +56,18 @@ def trainer_program(
     view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
     view.metrics += placement.metrics
     view.graph.outputs.update((name, training.graph.types[name]) for name in placement.metrics)
-    view.states += held
-    for state in held:
-        view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
-        view.graph.outputs[state.updated] = view.graph.types[state.updated] = training.graph.types[state.tensor]
+    pulled = {state.tensor: _as_read(state, plan) for state in held}
+    view.states += (state for name, state in pulled.items() if name not in plan.narrow)
+    for name, state in pulled.items():
+        if name not in plan.narrow:
+            view.graph.inputs[name] = training.graph.types[name]
+            view.graph.outputs[state.updated] = view.graph.types[state.updated] = training.graph.types[name]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
+    for name in plan.narrow if at_end else ():
+        type = plan.read_type(name, training.graph.types[name])
+        program.graph.types.update(dict.fromkeys((pulled[name].tensor, pulled[name].updated), type))
     writer = TrainerWriter(program, training, plan, placement, options)
+    writer.remove_casts()
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
     for served in plan.tables.served:
         tables.pull(served)
@@ -72,20 +78,36 @@ def trainer_program(
     for served in plan.tables.served:
         done = tables.push(served, done, writer.weight)
     if at_end:
-        done = writer.pull_at_end(scalars, done, {state.tensor: state.updated for state in held})
+        done = writer.pull_at_end(scalars, done, {name: state.updated for name, state in pulled.items()})
     done = writer.metrics(scalars, done)
     writer.rewriter.add("Identity", [done], {DONE: ROUND_TYPE})
     writer.rewriter.finish()
-    types = view.graph.types
-    program.set_states([
+    types = program.graph.types
+    states = [
         ShardedState(
-            state.tensor, state.updated, types[state.tensor].dtype,
-            (BucketSlice(state.tensor, 0, types[state.tensor].elements),),
+            state.tensor, state.updated, types[state.tensor].dtype, _whole(state.tensor, types[state.tensor]),
             local=state.kind is StateKind.STATISTIC,
         )
         for state in view.states
-    ])  # fmt: skip
+    ]  # fmt: skip
+    states += [
+        ShardedState(state.tensor, state.updated, plan.narrow[name], _whole(name, types[state.tensor]), copy=True)
+        for name, state in pulled.items() if name in plan.narrow
+    ]  # fmt: skip
+    program.set_states(states)
     return program
+
+
+def _whole(name: str, type: TensorType) -> tuple[BucketSlice, ...]:
+    return (BucketSlice(name, 0, type.elements),)
+
+
+def _as_read(state: State, plan: ServerPlan) -> State:
+    """Return a state as trainers keep it: a narrow one under other names, because its type is another."""
+    if state.tensor not in plan.narrow:
+        return state
+    name = plan.read_name(state.tensor)
+    return replace(state, tensor=name, updated=f"{name}_out")
 
 
 def _held(training: TrainingGraph, placement: NodePlacement) -> list[State]:
@@ -112,6 +134,16 @@ class TrainerWriter:
         self.types = program.graph.types
         self.nodes = TrainerNodes(self.rewriter, options)
 
+    def remove_casts(self) -> None:
+        """Remove casts of parameters that are pulled in the type of the casts."""
+        users = self.program.graph.users()
+        for node in self.program.training.graph.nodes:
+            if node.is_a("Cast") and node.inputs[0] in self.plan.narrow:
+                made, name = node.outputs[0], self.plan.read_name(node.inputs[0])
+                self.rewriter.remove(node, "the parameter is pulled in this type", of=node.inputs[0], by={made: name})
+                for reader in users.get(made, ()):
+                    self.rewriter.rewire(reader, made, name)
+
     # --- pulls ------------------------------------------------------------------------------------------------------
 
     def pull_at_start(self, scalars: Scalars) -> None:
@@ -131,7 +163,7 @@ class TrainerWriter:
                 (order.get(p.parameter, last) for u in bucket.units for p in u.pieces), default=last
             ),
         )
-        self._pull(buckets, scalars.states, ROUND, "before", {name: name for name in first}, head)
+        self._pull(buckets, scalars.states, ROUND, "before", {name: self.plan.read_name(name) for name in first}, head)
 
     def pull_at_end(self, scalars: Scalars, done: str, names: Mapping[str, str]) -> str:
         """Pull values as they are after the update; return the token. ``names``: state -> what is pulled of it."""
@@ -157,7 +189,8 @@ class TrainerWriter:
             self._pull_node(bucket.server or 0, bucket.number, keys, round, version, made, before)
         for name, found in parts.items():
             if name in names:
-                self._join(names[name], self.types[name], sorted(found, key=lambda item: item[0].index), before)
+                type = self.plan.read_type(name, self.types[name])
+                self._join(names[name], type, sorted(found, key=lambda item: item[0].index), before)
         for name, (number, server) in states.items():
             # In its own type: a loss scale of 65536 is infinite in half precision.
             self._pull_node(server or 0, number, [name], round, version, {names[name]: self.types[name]}, before)
@@ -175,7 +208,7 @@ class TrainerWriter:
         self.rewriter.add("Pull", [round], made, domain=COMM, attributes=attributes, before=before)
 
     def _pulled_type(self, unit: Unit, piece: PlacedPiece) -> TensorType:
-        type = self.types[piece.parameter]
+        type = self.plan.read_type(piece.parameter, self.types[piece.parameter])
         shape = piece_shape(type.dims, piece.start, piece.stop)
         return self.nodes.on_wire(TensorType(type.dtype, shape))
 
