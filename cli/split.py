@@ -115,9 +115,9 @@ class SplitRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
         if given["mesh"] is not None:
             raise OptionError(
-                f"--mesh {given['mesh']}: a trainer is one rank, whose file has no calls to others, and servers merge one "
-                "push of each trainer",
-                "gopt shard --mesh splits the computation, without servers; --trainers T says how many batches there are",
+                f"--mesh {given['mesh']}: a trainer is one rank, whose file has no calls to others; servers merge one "
+                "push of each",
+                "gopt shard --mesh splits the computation, without servers; --trainers T is the number of batches",
             )
         config = read_config(given["config"])
         if given["accumulate"] is None:
