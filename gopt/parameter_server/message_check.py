@@ -101,7 +101,7 @@ class _MessageCheck:
                 row = type.elements // max(type.dims[0], 1)
                 first, last = (self._number(each) * row for each in node.inputs[1:3])
                 return base, start + first, start + last
-            elif node.is_a(*SAME, "Div"):
+            elif node.is_a(*SAME, "Div", "Mul"):
                 name = node.inputs[0]
             else:
                 raise InvariantError(f"a push has {name!r}, which {node.op_type} {node.label!r} makes")

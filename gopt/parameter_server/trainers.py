@@ -234,7 +234,7 @@ class TrainerWriter:
 
     def accumulate(self) -> dict[str, str]:
         """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update. Halves are summed
-        in float32 and rounded once."""
+        in float32 and rounded once. A weighted mean is divided by the sum of the weights, which is pushed with it."""
         found: dict[str, str] = {}
         merged = dict.fromkeys(self.training.gradients[name] for name in self.plan.owners)
         mean = self.options.loss_reduction.rule is not LossRule.SUM
@@ -244,6 +244,8 @@ class TrainerWriter:
             held = Accumulator(root, f"{root}_out", f"{root}_next", type)
             self.types[held.input] = type
             term = self._as(gradient, type, f"{root}_term")
+            if self.weighted:
+                term = self._weighed(term, type, f"{root}_weighed")
             self.rewriter.add("Add", [held.input, term], {held.added: type})
             zeros = {"value": constant_value([0.0], type.dtype)}
             self.rewriter.add(
@@ -251,13 +253,47 @@ class TrainerWriter:
             )
             self.program.accumulators.append(held)
             found[gradient] = held.input
-            if mean:
+            if self.weighted:
+                divisor = self._as(self._divisor, TensorType(type.dtype, ()), f"{root}_weights")
+                self.rewriter.add("Div", [held.input, divisor], {f"{root}_mean": type})
+                found[gradient] = f"{root}_mean"
+            elif mean:
                 count = {"value": constant_value(float(self.options.accumulate), type.dtype)}
                 self.rewriter.add("Constant", [], {f"{root}_count": TensorType(type.dtype, ())}, attributes=count)
                 self.rewriter.add("Div", [held.input, f"{root}_count"], {f"{root}_mean": type})
                 found[gradient] = f"{root}_mean"
             found[gradient] = self._as(found[gradient], own, f"{root}_rounded")
         return found
+
+    def _weighed(self, value: str, type: TensorType, name: str) -> str:
+        """Return a value of a micro-step times its weight."""
+        weight = self._as(self._own_weight, TensorType(type.dtype, ()), f"{name}_by")
+        self.rewriter.add("Mul", [value, weight], {name: type})
+        return name
+
+    @cached_property
+    def _weights(self) -> str:
+        """Return the sum of the weights of all micro-steps, in the update."""
+        type, root = TensorType("float32", ()), "gopt.ps.weights"
+        held = Accumulator(root, f"{root}_out", f"{root}_next", type)
+        self.types[held.input] = type
+        self.rewriter.add("Add", [held.input, self._own_weight], {held.added: type})
+        zeros = {"value": constant_value(0.0, "float32")}
+        self.rewriter.add("Constant", [], {held.output: type}, attributes=zeros)
+        self.program.accumulators.append(held)
+        return held.input
+
+    @cached_property
+    def _divisor(self) -> str:
+        """Return the sum of the weights, or one where it is zero: the sum of the gradients is zero then, too."""
+        type, flag = TensorType("float32", ()), TensorType("bool", ())
+        for name, value in (("zero", 0.0), ("one", 1.0)):
+            made = {f"gopt.ps.weights.{name}": type}
+            self.rewriter.add("Constant", [], made, attributes={"value": constant_value(value, "float32")})
+        self.rewriter.add("Equal", [self._weights, "gopt.ps.weights.zero"], {"gopt.ps.weights.none": flag})
+        operands = ["gopt.ps.weights.none", "gopt.ps.weights.one", self._weights]
+        self.rewriter.add("Where", operands, {"gopt.ps.weights.divisor": type})
+        return "gopt.ps.weights.divisor"
 
     def _as(self, value: str, type: TensorType, name: str) -> str:
         """Return a value in another type; itself where it has it."""
@@ -328,11 +364,20 @@ class TrainerWriter:
             self._pull_node(0, bucket, [name], done, "after", {name: type}, None)
         return done
 
-    @cached_property
+    @property
+    def weighted(self) -> bool:
+        return self.options.loss_reduction.rule is LossRule.WEIGHTED
+
+    @property
     def weight(self) -> str:
         """Return this trainer's weight in merges, or ''."""
-        if self.options.loss_reduction.rule is not LossRule.WEIGHTED:
+        if not self.weighted:
             return ""
+        return self._weights if self.options.accumulate > 1 else self._own_weight
+
+    @cached_property
+    def _own_weight(self) -> str:
+        """Return the weight of the batch at hand, a float32 scalar."""
         value, made = self.options.loss_reduction.value, "gopt.ps.weight"
         due = self.rewriter.latest([value])
         self.rewriter.add(
