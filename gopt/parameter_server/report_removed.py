@@ -1,4 +1,4 @@
-"""What the files of trainers and servers lack of the source: every operator, and every value, with the reason."""
+"""Finds all that the files of trainers and servers lack of the source: operators and values, each with the reason."""
 
 from __future__ import annotations
 
