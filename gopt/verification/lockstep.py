@@ -84,6 +84,7 @@ def with_reduced_statistics(
         new, renamed = updated[reduction.tensor], {p.value: f"{p.value}.{p.reduce}" for p in reduction.points}
         for node in path_nodes(old, producers, list(renamed), new):
             copy = clone(node)
+            copy.name = ""  # a model has each name once
             copy.inputs = [renamed.get(name, name) for name in node.inputs]
             renamed |= {name: f"{name}.of.{reduction.tensor}" for name in node.outputs if name}
             copy.outputs = [renamed.get(name, name) for name in node.outputs]
