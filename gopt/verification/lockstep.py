@@ -83,10 +83,13 @@ def with_reduced_statistics(
                 )
         new, renamed = updated[reduction.tensor], {p.value: f"{p.value}.{p.reduce}" for p in reduction.points}
         for node in path_nodes(old, producers, list(renamed), new):
-            copy = clone(node)
-            copy.inputs = [renamed.get(name, name) for name in node.inputs]
+            read = [renamed.get(name, name) for name in node.inputs]
             renamed |= {name: f"{name}.of.{reduction.tensor}" for name in node.outputs if name}
-            copy.outputs = [renamed.get(name, name) for name in node.outputs]
+            copy = Node(
+                node.op_type, read, [renamed.get(name, name) for name in node.outputs], domain=node.domain,
+                attributes=dict(node.attributes),
+            )  # fmt: skip  # without a name: a model has each once
+            copy.captures = node.captures
             types |= {renamed[name]: graph.types[name] for name in node.outputs if name}
             nodes.append(copy)
         made[new] = renamed[new]
