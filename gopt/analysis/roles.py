@@ -16,6 +16,8 @@ from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.name_hints import refuse_contradicted
+from gopt.analysis.open_pairs import settle_pairs
+from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
@@ -30,7 +32,6 @@ from gopt.analysis.state_matching import (
     reaches,
     refuse_contested,
     refuse_crossed,
-    refuse_dynamic,
     refuse_open,
 )
 from gopt.analysis.states import assemble
@@ -57,6 +58,11 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
     if roles.shared:
         rest = replace(roles, shared=())
         return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
+    return settle_pairs(roles, lambda told: _past_aliases(graph, told))
+
+
+def _past_aliases(graph: Graph, roles: RoleMap) -> TrainingGraph:
+    roles.check(graph)
     graph = in_parameter_shape(graph)
     view = without_aliases(graph, [value for value in roles.params.values() if value])
     if view is None:
@@ -108,6 +114,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_hidden_draws(graph)
     step = StepSkeleton(index, pairs, loss, roles, reach)
     refuse_state_batches(step)
+    refuse_open_shapes(step)
     _refuse_through_forward(step, roles)
     try:
         found = find_gradients(step)
@@ -151,13 +158,33 @@ def _refuse_texts(graph: Graph) -> None:
                 )
 
 
-def shows_states(graph: Graph, roles: RoleMap) -> bool:
-    """Return whether some output replaces an input or an initializer, by data flow.
+def carried_states(graph: Graph) -> dict[str, str]:
+    """Output -> the input or initializer that it replaces, by data flow; raises UnsupportedError where that is open."""
+    index = GraphIndex(graph)
+    return _pair_tensors(index, RoleMap(), _surely_moving(index, RoleMap()))[0]
 
-    Raises UnsupportedError if several pairings are possible.
+
+def trained_outputs(graph: Graph, pairs: Mapping[str, str] | None) -> list[str]:
+    """Outputs that look like the new parameters of a step: floats beside a loss that is not made of them.
+
+    ``pairs``: what replaces what, None where the data flow leaves it open. A copy of an input is none, and neither is a
+    state that the loss does not read.
     """
     index = GraphIndex(graph)
-    return bool(_pair_tensors(index, roles, _surely_moving(index, roles))[0])
+    losses = _loss_candidates(index, pairs) if pairs else []
+    if not pairs:
+        losses = [name for name, type in graph.outputs.items() if index.one_element(name) and type.dtype in FLOATS]
+    inputs = {type for type in graph.inputs.values() if type.dtype in FLOATS}
+    found = []
+    for loss in losses:
+        behind = ancestors(index, [loss])[1]
+        for name, type in graph.outputs.items():
+            made = index.producers.get(name)
+            if name in behind or type.dtype not in FLOATS or type.shape == () or made is None or made.is_a("Identity"):
+                continue
+            if pairs.get(name) in behind if pairs else type in inputs:
+                found.append(name)
+    return list(dict.fromkeys(found))
 
 
 def _pair_tensors(
@@ -174,8 +201,8 @@ def _pair_tensors(
         if output not in pairs and type.shape != ()
     }
     found, unsettled = match_states(reach)
-    refuse_open(unsettled)
-    refuse_crossed(reach, found)
+    refuse_open(index, unsettled)
+    refuse_crossed(index, reach, found)
     refuse_rivals(index, reach, found)
     pairs |= found
     pairs |= match_copies(index, pairs, free - set(pairs.values()))
@@ -187,7 +214,7 @@ def _pair_tensors(
         if output not in pairs and type.shape != () and type.dtype in FLOATS
     }
     found, unsettled = match_states(rest)
-    refuse_open(unsettled)
+    refuse_open(index, unsettled)
     pairs |= found
     refuse_dynamic(index, pairs)
     return pairs, reach
@@ -212,7 +239,7 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
         beside = reaches(index, output, name, local)
         local.remove(name)
         if not beside and reaches(index, output, name, {name}):
-            refuse_open({output: [name]})
+            refuse_open(index, {output: [name]})
 
 
 def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
@@ -271,9 +298,9 @@ def _pair_scalars(
     """Update pairs of rank 0, output -> input; the loss takes no part."""
     reach = _scalar_reach(index, pairs, loss, roles, moving)
     found, unsettled = match_states(reach)
-    refuse_open(unsettled)
-    refuse_contested(reach, found)
-    refuse_crossed(reach, found)
+    refuse_open(index, unsettled)
+    refuse_contested(index, reach, found)
+    refuse_crossed(index, reach, found)
     refuse_rivals(index, reach, found)
     return found
 
