@@ -62,9 +62,9 @@ def _print_text(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
     from gopt.artifact.manifest_check import read_manifest
-    from gopt.errors import GoptError
+    from gopt.errors import GoptError, UnsupportedError
     from gopt.importers.load import holds_step, load_step
-    from gopt.ir.load import load
+    from gopt.ir.load import load, outline
     from gopt.offline.text import canonical_text
     from gopt.opaque.expand import expand
 
@@ -78,7 +78,12 @@ def _print_text(path: Path, roles: Any) -> None:
                 print_text(f"; rank {rank.rank}" + ("" if phase == "step" else f", {phase}"))
                 print_text(canonical_text(load(path / name, own=True)))
         return
-    graph = load_step(path, own=True)
+    try:
+        graph = load_step(path, own=True)
+    except UnsupportedError as error:  # values that are no tensors: printed all the same
+        print_note(f"printed without inferred types: {error.message}")
+        print_text(canonical_text(outline(path)), newline=False)
+        return
     training = None
     if not graph.metadata.keys() & {"gopt.rank", "gopt.role"}:
         try:
