@@ -62,7 +62,7 @@ def _print_text(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
     from gopt.artifact.manifest_check import read_manifest
-    from gopt.errors import GoptError, UnsupportedError
+    from gopt.errors import GoptError, InputError, UnsupportedError
     from gopt.importers.load import holds_step, load_step
     from gopt.ir.load import load, outline
     from gopt.offline.text import canonical_text
@@ -80,9 +80,10 @@ def _print_text(path: Path, roles: Any) -> None:
         return
     try:
         graph = load_step(path, own=True)
-    except UnsupportedError as error:  # values that are no tensors: printed all the same
+    except (InputError, UnsupportedError) as error:
+        shown = canonical_text(outline(path, error))
         print_note(f"printed without inferred types: {error.message}")
-        print_text(canonical_text(outline(path)), newline=False)
+        print_text(shown, newline=False)
         return
     training = None
     if not graph.metadata.keys() & {"gopt.rank", "gopt.role"}:

@@ -13,7 +13,7 @@ import onnx.defs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto, OperatorSetIdProto, ValueInfoProto
 
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.garbage import gc_paused
 from gopt.ir.chunked_inference import header_for_chunks
 from gopt.ir.external_data import DataFolder, naming, regular_size, show
@@ -67,16 +67,18 @@ def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
         raise
 
 
-def outline(path: str | os.PathLike[str]) -> Graph:
-    """Return the graph of any file that onnx's checker accepts, for showing it: values that are no tensors have the
-    name of their kind for a type, sparse values are left out, and no type is inferred.
+def outline(path: str | os.PathLike[str], refusal: GoptError) -> Graph:
+    """Return the graph of a valid file that ``load`` refuses, for showing it: one without nodes, or with values that
+    are no tensors, which have the name of their kind for a type. Sparse values are left out, no type is inferred.
 
-    Raises InputError for other files.
+    Raises ``refusal`` where it is about something else, and InputError for a file that onnx's checker refuses.
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
         file = read_file(name)
         check_legal(file)
+        if isinstance(refusal, InputError) and file.model.graph.node:
+            raise refusal
         model, body, symbols = file.model, file.model.graph, SymbolTable(None)
         inputs, outputs = ({info.name: _shown(info) for info in values} for values in (body.input, body.output))
         initializers = {each.name: Tensor(stored_type(each, each.name), proto=each) for each in body.initializer}

@@ -84,7 +84,9 @@ def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
         graph = load(path)
         pairs = _carried(_written_out(path, graph), refusal)
     except (InputError, UnsupportedError) as error:
-        graph, pairs = _outline(path, error, refusal), {}
+        if error is refusal:
+            raise
+        graph, pairs = outline(path, error), {}
     stored = _stored(graph)
     return InferenceInspection(
         file=path.name,
@@ -100,23 +102,11 @@ def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
             len(stored), sum(type.elements for type in stored), sum(type.nbytes for type in stored),
             dict(Counter(type.dtype for type in stored).most_common()),
         ),
-        refusal=refusal.message if isinstance(refusal, InputError) else NO_STEP,
+        refusal=refusal.message if isinstance(refusal, InputError) and graph.nodes else NO_STEP,
         notes=_notes(graph),
         functions=tuple(function.name for function in graph.header.functions),
         carried={name: output for output, name in pairs.items()},
     )  # fmt: skip
-
-
-def _outline(path: Path, error: GoptError, refusal: GoptError) -> Graph:
-    """The graph of a valid file that gopt reads as none: it has values that are no tensors, or no nodes. Raises
-    ``refusal`` for others."""
-    try:
-        graph = outline(path)
-    except InputError:
-        raise refusal from None
-    if error is refusal or (isinstance(error, InputError) and graph.nodes):
-        raise refusal
-    return graph
 
 
 def _written_out(path: Path, graph: Graph) -> Graph:
