@@ -61,11 +61,15 @@ def _inference(found: InferenceInspection) -> None:
     by = f", made by {found.producer}" if found.producer else ""
     _head(found.file, f"an inference model: {format_bytes(found.file_bytes)}, opset {opsets}{by}")
     weights = found.weights
-    kinds = ", ".join(f"{count} {dtype}" for dtype, count in weights.dtypes.items())
+    kinds = f" ({', '.join(f'{count} {dtype}' for dtype, count in weights.dtypes.items())})" if weights.tensors else ""
     _line(f"{found.nodes} nodes: {_counted(found.operators)}")
-    _line(f"weights: {weights.tensors} tensors ({kinds}), {weights.elements} elements, {format_bytes(weights.bytes)}")
+    _line(f"weights: {weights.tensors} tensors{kinds}, {weights.elements} elements, {format_bytes(weights.bytes)}")
     _line(f"inputs: {_values(found.inputs)}")
     _line(f"outputs: {_values(found.outputs)}")
+    if found.functions:
+        _line(f"functions of its own: {_few(found.functions)}")
+    if found.carried:
+        _line(f"carried from call to call: {_few([f'{name} -> {new}' for name, new in found.carried.items()])}")
     _line(f"not a training step: {found.refusal.removeprefix('this is not a training step: ')}")
     _end(found.notes, found.next)
 

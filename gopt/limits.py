@@ -67,6 +67,9 @@ FUNCTION_DEPTH = 100
 CHECKED_BYTES = 1024
 """Bytes up to which a stored value takes part in the check of a model and in shape inference: enough for every shape,
 axis and pad; a larger one is an input there."""
+FOLDED_ELEMENTS = 1 << 16
+"""Elements of a value that an analysis computes from constants: what a file of a few bytes describes may be of any
+size, and is not made."""
 DIMENSIONS = 64
 """Dimensions of a tensor: NumPy's own limit."""
 NAME_LENGTH = 4096

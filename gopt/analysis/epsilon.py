@@ -69,5 +69,4 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
 
 
 def _half(index: GraphIndex, name: str) -> bool:
-    tensor = index.graph.initializers.get(name)
-    return tensor is not None and tensor.type.elements == 1 and float(tensor.numpy().reshape(-1)[0]) == 0.5
+    return index.constants.number(name) == 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 
 
@@ -36,6 +37,11 @@ class GraphIndex:
     def definitions(self) -> dict[str, int]:
         """Value name -> position of the node that makes it."""
         return {name: place for place, node in enumerate(self.graph.nodes) for name in node.outputs if name}
+
+    @cached_property
+    def constants(self) -> Constants:
+        """The constants of the graph, and what nodes make of them."""
+        return Constants(self.graph, self.producers)
 
     @cached_property
     def scalars(self) -> set[str]:

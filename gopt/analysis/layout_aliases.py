@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from gopt.ir.constant_folding import constant_value
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 from gopt.opaque.origin import Origin
 
@@ -33,9 +34,7 @@ def find_aliases(graph: Graph, named: Collection[str] = ()) -> dict[str, str]:
     """
     finder = _Finder(graph, frozenset(named))
     for node in graph.nodes:
-        if node.op_type == "Constant":
-            finder.constants[node.outputs[0]] = node
-        elif node.op_type in LAYOUT_OPERATORS and node.is_in(LAYOUT_OPERATORS) and any(node.inputs[:1]):
+        if node.op_type in LAYOUT_OPERATORS and node.is_in(LAYOUT_OPERATORS) and any(node.inputs[:1]):
             if of_operator(node):
                 continue
             finder.visit(node)
@@ -72,8 +71,11 @@ class _Finder:
     joins: dict[str, _Join] = field(default_factory=dict)
     reshaped: dict[tuple[str, object], str] = field(default_factory=dict)
     """(base, shape) -> the first value that is the base in that shape."""
-    constants: dict[str, Node] = field(default_factory=dict)
-    """Constant nodes by what they make."""
+
+    @cached_property
+    def constants(self) -> Constants:
+        """The constants of the graph: few graphs cut a row where it was joined, and need them."""
+        return Constants(self.graph, self.graph.producers())
 
     def visit(self, node: Node) -> None:
         if len(node.outputs) == 1:
@@ -158,11 +160,9 @@ class _Finder:
 
     def _integers(self, name: str) -> list[int] | None:
         """The elements of a constant of whole numbers; None of anything else."""
-        value, tensor = None, self.graph.initializers.get(name)
-        if name in self.constants:
-            value = constant_value(self.constants[name])
-        elif tensor is not None and name not in self.graph.inputs and tensor.type.dtype in ("int64", "int32"):
-            value = np.asarray(tensor.numpy())
+        if self.graph.type_of(name).dtype not in ("int64", "int32"):
+            return None
+        value = self.constants.value(name)
         return None if value is None else [int(each) for each in value.reshape(-1)]
 
 

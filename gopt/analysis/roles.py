@@ -159,13 +159,33 @@ def _refuse_texts(graph: Graph) -> None:
                 )
 
 
-def shows_states(graph: Graph, roles: RoleMap) -> bool:
-    """Return whether some output replaces an input or an initializer, by data flow.
+def carried_states(graph: Graph) -> dict[str, str]:
+    """Output -> the input or initializer that it replaces, by data flow; raises UnsupportedError where that is open."""
+    index = GraphIndex(graph)
+    return _pair_tensors(index, RoleMap(), _surely_moving(index, RoleMap()))[0]
 
-    Raises UnsupportedError if several pairings are possible.
+
+def trained_outputs(graph: Graph, pairs: Mapping[str, str] | None) -> list[str]:
+    """Outputs that look like the new parameters of a step: floats beside a loss that is not made of them.
+
+    ``pairs``: what replaces what, None where the data flow leaves it open. A copy of an input is none, and neither is a
+    state that the loss does not read.
     """
     index = GraphIndex(graph)
-    return bool(_pair_tensors(index, roles, _surely_moving(index, roles))[0])
+    losses = _loss_candidates(index, pairs) if pairs else []
+    if not pairs:
+        losses = [name for name, type in graph.outputs.items() if index.one_element(name) and type.dtype in FLOATS]
+    inputs = {type for type in graph.inputs.values() if type.dtype in FLOATS}
+    found = []
+    for loss in losses:
+        behind = ancestors(index, [loss])[1]
+        for name, type in graph.outputs.items():
+            made = index.producers.get(name)
+            if name in behind or type.dtype not in FLOATS or type.shape == () or made is None or made.is_a("Identity"):
+                continue
+            if pairs.get(name) in behind if pairs else type in inputs:
+                found.append(name)
+    return list(dict.fromkeys(found))
 
 
 def _pair_tensors(

@@ -17,7 +17,6 @@ from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.analysis.operators import control_flow, draws
-from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Graph, Node
 
 IN_ORDER = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
@@ -73,13 +72,7 @@ class RowValues:
 
     def constant(self, name: str) -> np.ndarray | None:
         """A constant of the file, of any size; None of any other value."""
-        name = self.root(name)
-        node = self.index.producers.get(name)
-        if node is None:
-            tensor = self.graph.initializers.get(name)
-            stored = tensor is not None and name not in self.graph.inputs and tensor.type.dtype != "string"
-            return np.asarray(tensor.numpy()) if tensor is not None and stored else None
-        return constant_array(node.attributes) if node.is_a("Constant") else None
+        return self.index.constants.value(self.root(name))
 
     def number(self, name: str) -> float | None:
         """A constant of one element."""

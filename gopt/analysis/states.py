@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
-
 from gopt.analysis.dropped_states import refuse_dropped
 from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
@@ -246,9 +244,8 @@ def _factor(index: GraphIndex, node: Node) -> list[tuple[str, float]]:
     if not node.is_a("Mul", "Div") or len(node.inputs) != 2:
         return []
     for operand, other in (node.inputs, node.inputs[::-1]):
-        tensor = index.graph.initializers.get(other)
-        if tensor is not None and other not in index.graph.inputs and tensor.type.elements == 1:
-            value = float(np.asarray(tensor.numpy(), np.float64).reshape(()))
+        value = index.constants.number(other)
+        if value is not None:
             if node.is_a("Mul"):
                 return [(operand, value)]
             return [(operand, 1 / value)] if other == node.inputs[1] and value else []

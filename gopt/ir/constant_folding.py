@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.ir.graph import Node
+from gopt import limits
+from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import dtype_name, numpy_dtype
 
 _SMALL = 64
 """Elements up to which a constant may be a shape, axes, or a place."""
+_DEPTH = 64
+"""Nodes in a row through which a constant is followed."""
 _INTEGERS = frozenset({"int32", "int64", "bool"})
 _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 """Attributes of Constant that are numbers and no tensors, with the type of the result."""
@@ -90,6 +93,76 @@ def filled(sizes: Sequence[int], attributes: Mapping[str, Any]) -> np.ndarray | 
     return np.full(sizes, np.float32(0) if value is None else onnx.numpy_helper.to_array(value).reshape(-1)[0])
 
 
+class Constants:
+    """The constants of a graph, each computed when it is asked for: what the file stores, and what nodes make of
+    constants alone, of at most ``limits.FOLDED_ELEMENTS`` elements."""
+
+    def __init__(self, graph: Graph, producers: Mapping[str, Node]) -> None:
+        self._graph, self._producers = graph, producers
+        self._known: dict[str, np.ndarray | None] = {}
+
+    def value(self, name: str) -> np.ndarray | None:
+        """The value of a constant; None for inputs, states, computed values, texts, and what would be too large."""
+        return self._value(name, _DEPTH)
+
+    def number(self, name: str) -> float | None:
+        """A constant of one element as a number, None for anything else."""
+        type = self._graph.type_of(name)
+        value = self.value(name) if not type.static or type.elements == 1 else None
+        if value is None or value.size != 1 or value.dtype.kind == "c":
+            return None
+        return float(value.reshape(-1)[0])
+
+    def _value(self, name: str, depth: int) -> np.ndarray | None:
+        if name in self._known:
+            return self._known[name]
+        node, result = self._producers.get(name), None
+        if node is None:
+            tensor = self._graph.initializers.get(name)
+            if tensor is not None and name not in self._graph.inputs and tensor.type.dtype != "string":
+                result = np.asarray(tensor.numpy())
+        elif depth and len(node.outputs) == 1 and node.domain in ("", "ai.onnx"):
+            result = self._made(node, depth - 1)
+        if result is None or result.size <= _SMALL:
+            self._known[name] = result
+        return result
+
+    def _made(self, node: Node, depth: int) -> np.ndarray | None:
+        """The result of a node, where all that it reads are constants."""
+        if node.op_type == "Constant":
+            value = constant_array(node.attributes)
+            return None if value is None or value.dtype == object else value
+        if node.op_type == "Identity":
+            return self._value(node.inputs[0], depth)
+        rule, made = _RULES.get(node.op_type) or _TYPED.get(node.op_type), self._graph.type_of(node.outputs[0])
+        if rule is None or (made.static and made.elements > limits.FOLDED_ELEMENTS):
+            return None
+        if node.op_type == "Shape":
+            return self._shape(node)
+        operands: list[np.ndarray] = []
+        for name in node.inputs[:1] if node.op_type == "CastLike" else filter(None, node.inputs):
+            operand = self._value(name, depth)
+            if operand is None or operand.size > (limits.FOLDED_ELEMENTS if made.static else _SMALL):
+                return None
+            operands.append(operand)
+        if not operands:
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                if node.op_type == "CastLike":
+                    return operands[0].astype(numpy_dtype(made.dtype))
+                result = np.asarray(rule(node, operands))
+        except (ValueError, IndexError, TypeError, KeyError, OverflowError):
+            return None  # a malformed node: code that needs its type reports it
+        return result if result.size <= limits.FOLDED_ELEMENTS else None
+
+    def _shape(self, node: Node) -> np.ndarray | None:
+        type = self._graph.type_of(node.inputs[0])
+        if not type.static:
+            return None
+        return np.array(type.dims[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+
+
 def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
     """A Constant node that makes a folded value."""
     return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
@@ -145,3 +218,24 @@ _RULES: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
     "Mul": lambda node, operands: operands[0] * operands[1],
     "Gather": lambda node, operands: np.take(operands[0], operands[1], int(node.attributes.get("axis", 0))),
 }
+
+_TYPED: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
+    "Shape": lambda node, operands: operands[0],
+    "CastLike": lambda node, operands: operands[0],
+    "Expand": lambda node, operands: np.broadcast_to(
+        operands[0], np.broadcast_shapes(operands[0].shape, tuple(operands[1].tolist()))
+    ),
+    "Div": lambda node, operands: _divided(*operands),
+    "Sqrt": lambda node, operands: np.sqrt(operands[0]),
+    "Reciprocal": lambda node, operands: 1 / operands[0],
+    "Transpose": lambda node, operands: np.transpose(operands[0], node.attributes.get("perm")),
+}
+"""Operators that only ``Constants`` folds: they need types, or make floating numbers."""
+
+
+def _divided(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    if left.dtype.kind not in "iu":
+        return np.asarray(left / right)
+    if not right.all():
+        raise ValueError("divided by zero")
+    return np.asarray(np.sign(left) * np.sign(right) * (np.abs(left) // np.abs(right)))

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import onnx.defs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
-from onnx import ModelProto, OperatorSetIdProto
+from onnx import ModelProto, OperatorSetIdProto, ValueInfoProto
 
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.garbage import gc_paused
 from gopt.ir.chunked_inference import header_for_chunks
 from gopt.ir.external_data import DataFolder, naming, regular_size, show
@@ -27,8 +27,11 @@ from gopt.ir.nodes import captures, name_apart
 from gopt.ir.onnx_checker import check_legal
 from gopt.ir.scopes import name_bodies_apart
 from gopt.ir.symbol_table import SymbolTable, text
+from gopt.ir.tensor import Tensor
+from gopt.ir.tensor_proto import stored_type
 from gopt.ir.topological_order import check_order
-from gopt.ir.types import known
+from gopt.ir.type_proto import read_type
+from gopt.ir.types import TensorType, known
 from gopt.ir.wire_format import check_parts, encoded_nodes
 from gopt.suggestions import files_with_suffix
 
@@ -63,6 +66,33 @@ def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
     except UnsupportedError:
         check_legal(file)  # a file that is not a valid ONNX is refused as that
         raise
+
+
+def outline(path: str | os.PathLike[str], refusal: GoptError) -> Graph:
+    """Return the graph of a valid file that ``load`` refuses, for showing it: one without nodes, or with values that
+    are no tensors, which have the name of their kind for a type. Sparse values are left out, no type is inferred.
+
+    Raises ``refusal`` where it is about something else, and InputError for a file that onnx's checker refuses.
+    """
+    name = os.fsdecode(path)
+    with naming(name), gc_paused():
+        file = read_file(name)
+        check_legal(file)
+        if isinstance(refusal, InputError) and file.model.graph.node:
+            raise refusal
+        model, body, symbols = file.model, file.model.graph, SymbolTable(None)
+        inputs, outputs = ({info.name: _shown(info) for info in values} for values in (body.input, body.output))
+        initializers = {each.name: Tensor(stored_type(each, each.name), proto=each) for each in body.initializer}
+        nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, own=True)
+        types = {info.name: _shown(info) for info in body.value_info} | inputs | outputs
+        types |= {name: tensor.type for name, tensor in initializers.items()}
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        return Graph(body.name, nodes, inputs, outputs, initializers, types, _header(model), metadata)
+
+
+def _shown(info: ValueInfoProto) -> TensorType:
+    kind = info.type.WhichOneof("value") or "tensor_type"
+    return read_type(info.type) if kind == "tensor_type" else TensorType(kind.removesuffix("_type"), None)
 
 
 def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> Graph:

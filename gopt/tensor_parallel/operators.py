@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.ir.constant_folding import constant_array
+from gopt.ir import constant_folding as folding
 from gopt.ir.graph import Graph, Node
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
@@ -22,12 +22,12 @@ class Constants:
 
     graph: Graph
     opset: int = field(init=False)
-    _made: dict[str, Node] = field(init=False)
+    _folded: folding.Constants = field(init=False)
     _read: dict[str, np.ndarray | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.opset = opset_of(self.graph.header)
-        self._made = {node.outputs[0]: node for node in self.graph.nodes if node.is_a("Constant")}
+        self._folded = folding.Constants(self.graph, self.graph.producers())
 
     def get(self, name: str) -> np.ndarray | None:
         """Return the value of a small constant; None where it is large or no constant."""
@@ -39,9 +39,8 @@ class Constants:
         tensor = self.graph.initializers.get(name)
         if tensor is not None:
             return tensor.numpy() if tensor.type.elements <= LARGEST else None
-        if name in self._made:
-            return constant_array(self._made[name].attributes)
-        return None
+        value = self._folded.value(name)
+        return value if value is not None and value.size <= LARGEST else None
 
 
 def operator(node: Node, graph: Graph, constants: Constants) -> Operator:

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
@@ -104,15 +103,7 @@ def _range(index: GraphIndex, start: str) -> Range:
 
 def constant(index: GraphIndex, name: str) -> float | None:
     """A one-element constant's number, or None."""
-    tensor, maker = index.graph.initializers.get(name), index.producers.get(name)
-    if tensor is not None and name not in index.graph.inputs and tensor.type.elements == 1:
-        return float(np.asarray(tensor.numpy()).reshape(-1)[0])
-    if maker is None or not maker.is_a("Constant"):
-        return None
-    given = next(iter(maker.attributes.values()))
-    value = onnx.numpy_helper.to_array(given) if isinstance(given, onnx.TensorProto) else np.asarray(given)
-    known = value.size == 1 and value.dtype.kind in "biuf"
-    return float(value.reshape(-1)[0]) if known else None
+    return index.constants.number(name)
 
 
 def without_ignored(ranges: dict[str, Range]) -> dict[str, Range]:

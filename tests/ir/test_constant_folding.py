@@ -5,8 +5,9 @@ import onnx
 import pytest
 from helpers import Builder
 
+from gopt import limits
 from gopt.errors import InputError
-from gopt.ir.constant_folding import fold_small
+from gopt.ir.constant_folding import Constants, fold_small
 from gopt.ir.load import load
 
 
@@ -96,3 +97,45 @@ def test_what_would_be_large_is_not_made(tmp_path):
     b.output("one", filled, ("n",), "int64")
     b.output("two", numbers, ("m",), "int64")
     assert made(b, tmp_path)[1] == {}
+
+
+def constants(b: Builder, tmp_path) -> Constants:
+    graph = load(b.save(tmp_path / "g.onnx"))
+    return Constants(graph, graph.producers())
+
+
+def test_factors_and_shapes_that_nodes_make_are_constants(tmp_path):
+    b = Builder()
+    x = b.input("x", (3, 5))
+    sizes = b.op("Concat", b.op("Shape", x, start=1), b.op("Constant", value_ints=[2]), axis=0)
+    factor = b.op("Div", b.op("CastLike", b.op("Constant", value_int=1), x), b.op("Cast", b.const(4, "int64"), to=1))
+    grown = b.op("Expand", factor, sizes)
+    b.output("out", b.op("ReduceSum", b.op("Mul", b.op("ReduceMean", x, keepdims=0), grown), keepdims=0), ())
+    found = constants(b, tmp_path)
+    assert found.value(sizes).tolist() == [5, 2]
+    assert found.number(factor) == 0.25
+    assert found.value(grown).shape == (5, 2)
+    assert found.value("x") is None and found.number("out") is None
+
+
+@pytest.mark.parametrize("shape", [(1 << 20, 1 << 20), (limits.FOLDED_ELEMENTS + 1,)])
+def test_a_large_constant_is_not_made(shape, tmp_path):
+    b = Builder()
+    b.input("x", (2,))
+    sizes = b.op("Identity", b.const(list(shape), "int64"))
+    grown = b.op("Expand", b.const(1.0), sizes)
+    filled = b.op("ConstantOfShape", sizes)
+    total = b.op("Add", b.op("ReduceMax", b.op("Add", grown, filled), keepdims=0), "x")
+    b.output("out", total, (2,))
+    found = constants(b, tmp_path)
+    assert found.value(grown) is None and found.value(filled) is None and found.number(total) is None
+
+
+@pytest.mark.parametrize(("left", "right", "quotient"), [([7, -7], [2, 2], [3, -3]), ([1, 1], [0, 2], None)])
+def test_whole_numbers_are_divided_towards_zero(left, right, quotient, tmp_path):
+    b = Builder()
+    b.input("x", (2,), "int64")
+    made = b.op("Div", b.const(left, "int64"), b.const(right, "int64"))
+    b.output("out", b.op("Add", made, "x"), (2,), "int64")
+    value = constants(b, tmp_path).value(made)
+    assert (None if value is None else value.tolist()) == quotient

@@ -9,7 +9,6 @@ import numpy as np
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise, value_reads
-from gopt.ir.constant_folding import constant_array, filled
 from gopt.ir.graph import Node
 from gopt.ir.opset import opset_of
 
@@ -51,27 +50,7 @@ class CouplingContext:
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of a constant; None for inputs, states and computed values."""
-        graph = self.index.graph
-        if name in graph.inputs:
-            return None
-        if name in graph.initializers:
-            return np.asarray(graph.initializers[name].numpy())
-        node = self.index.producers.get(name)
-        if node is None or not node.is_a("Constant", "ConstantOfShape", "Neg", "Identity"):
-            return None
-        if node.is_a("Constant"):
-            return constant_array(node.attributes)
-        return self._filled(node) if node.is_a("ConstantOfShape") else self._copied(node)
-
-    def _filled(self, node: Node) -> np.ndarray | None:
-        """The result of a ConstantOfShape, where that is small."""
-        sizes = self.ints(node.inputs[0])
-        return None if sizes is None else filled(sizes, node.attributes)
-
-    def _copied(self, node: Node) -> np.ndarray | None:
-        """The result of a Neg or an Identity of a constant of the file."""
-        value = self.constant(node.inputs[0])
-        return None if value is None else np.negative(value) if node.is_a("Neg") else value
+        return self.index.constants.value(name)
 
     def ints(self, name: str) -> list[int] | None:
         """A small constant list of integers."""

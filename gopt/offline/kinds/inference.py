@@ -1,34 +1,48 @@
-"""A model without a training step: what it computes from what, its weights, and how to get a step of it."""
+"""A model without a training step: what it computes from what, its weights, and how to get a step of it.
+
+Any valid ONNX file is described: with weights or without, with functions, with states that are carried from call to
+call, and with values that are no tensors. Only a file that looks like a step is refused, with the reason why its roles
+are open.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gopt.analysis.role_map import RoleMap
-from gopt.analysis.roles import shows_states
+import onnx
+
+from gopt.analysis.coupling.marks import Relation
+from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.roles import carried_states, trained_outputs
 from gopt.disk.files import digest_of
 from gopt.documents.records import to_document
-from gopt.errors import GoptError
+from gopt.errors import GoptError, InputError, UnsupportedError
+from gopt.ir.functions import inline_functions
 from gopt.ir.graph import Graph
-from gopt.ir.load import load
-from gopt.ir.types import FLOATS
+from gopt.ir.load import graph_of, load, outline
+from gopt.ir.types import TensorType, dtype_name
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
+from gopt.offline.kinds.candidate import Candidate
 
 HOW_TO_TRAIN = (
     "to train it: gopt derive MODEL --loss cross-entropy --optimizer adamw -o step.onnx (docs/derive.md); "
     "then gopt shard"
 )
 """How to turn a model without a training step into one."""
+NO_STEP = "no output is a loss of values that other outputs replace"
+"""Why a model is no step, where the analysis of a step would have asked for roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Stored values that are not inputs: ``elements`` and ``bytes`` of all, ``dtypes``: how many there are of each."""
+    """Stored values that are not inputs, Constant nodes among them: ``elements`` and ``bytes`` of all, ``dtypes``: how
+    many there are of each."""
 
     tensors: int
     elements: int
@@ -38,7 +52,8 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class InferenceInspection(HtmlTable):
-    """A model that trains nothing. ``refusal``: why it is not a training step; ``next``: how to get one."""
+    """A model that trains nothing. ``refusal``: why it is not a training step; ``next``: how to get one;
+    ``functions``: the model's own; ``carried``: states that a call hands to the next, each with its new value."""
 
     file: str
     sha256: str
@@ -52,6 +67,8 @@ class InferenceInspection(HtmlTable):
     weights: Weights
     refusal: str
     notes: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+    carried: Mapping[str, str] = field(default_factory=dict)
     next: str = HOW_TO_TRAIN
 
     def to_json(self) -> dict[str, Any]:
@@ -61,17 +78,16 @@ class InferenceInspection(HtmlTable):
 def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
     """Describe a model which ``refusal`` found not to be a training step.
 
-    Raises ``refusal`` for a damaged file, and for a graph that has states, or may have them inside of functions.
+    Raises ``refusal`` for a damaged file, and for a graph with a loss and with outputs that look like new parameters.
     """
     try:
         graph = load(path)
-        stepless = not graph.header.functions and not shows_states(graph, RoleMap())
-    except GoptError:
-        raise refusal from None
-    weights = {name: tensor for name, tensor in graph.initializers.items() if name not in graph.inputs}
-    if not stepless or not any(tensor.type.dtype in FLOATS and tensor.type.shape for tensor in weights.values()):
-        raise refusal
-    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes)
+        pairs = _carried(_written_out(path, graph), refusal)
+    except (InputError, UnsupportedError) as error:
+        if error is refusal:
+            raise
+        graph, pairs = outline(path, error), {}
+    stored = _stored(graph)
     return InferenceInspection(
         file=path.name,
         sha256=digest_of(path).hex(),
@@ -79,22 +95,68 @@ def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
         producer=f"{graph.header.producer_name} {graph.header.producer_version}".strip(),
         opsets={entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import},
         nodes=len(graph.nodes),
-        operators=dict(operators.most_common()),
+        operators=dict(Counter(f"{each.domain}.{each.op_type}".lstrip(".") for each in graph.nodes).most_common()),
         inputs=_named(graph, graph.inputs),
         outputs=_named(graph, graph.outputs),
         weights=Weights(
-            len(weights), sum(tensor.type.elements for tensor in weights.values()),
-            sum(tensor.nbytes for tensor in weights.values()),
-            dict(Counter(tensor.type.dtype for tensor in weights.values()).most_common()),
+            len(stored), sum(type.elements for type in stored), sum(type.nbytes for type in stored),
+            dict(Counter(type.dtype for type in stored).most_common()),
         ),
-        refusal=refusal.message,
+        refusal=refusal.message if isinstance(refusal, InputError) and graph.nodes else NO_STEP,
         notes=_notes(graph),
+        functions=tuple(function.name for function in graph.header.functions),
+        carried={name: output for output, name in pairs.items()},
     )  # fmt: skip
+
+
+def _written_out(path: Path, graph: Graph) -> Graph:
+    """The graph without calls of the model's own functions."""
+    model = Candidate(path).model if graph.header.functions else None
+    return graph if model is None else graph_of(inline_functions(model), path)
+
+
+def _carried(graph: Graph, refusal: GoptError) -> dict[str, str]:
+    """Output -> the input that it replaces; none where that is open. Raises ``refusal`` for what looks like a step."""
+    pairs = None
+    with suppress(UnsupportedError):
+        pairs = carried_states(graph)
+    trained = trained_outputs(graph, pairs)
+    if trained and not _of_samples(graph, pairs or {}).issuperset(trained):
+        raise refusal
+    return pairs or {}
+
+
+def _of_samples(graph: Graph, pairs: Mapping[str, str]) -> set[str]:
+    """Outputs with a row for every sample, such as the cache of a decoder: a new parameter has none."""
+    fed = [name for name in graph.inputs if name not in graph.initializers and name not in pairs.values()]
+    batch = [name for name in fed if graph.inputs[name].shape]
+    if not batch:
+        return set()
+    context = start(graph, batch)
+    sizes = {shape[0] for name in batch if (shape := graph.inputs[name].shape)}
+    propagate(context, graph.nodes)
+    found = set()
+    for name, type in graph.outputs.items():
+        mark = context.marks.get(name)
+        unknown = mark is not None and mark.kind is Relation.UNKNOWN
+        if (unknown and type.shape and type.shape[0] in sizes) or context.samples(name) is not None:
+            found.add(name)
+    return found
 
 
 def _named(graph: Graph, values: Mapping[str, Any]) -> tuple[NamedValue, ...]:
     types = {name: graph.type_of(name) for name in values}
     return tuple(NamedValue(n, t.dtype, t.shape, t.nbytes if t.static else 0) for n, t in types.items())
+
+
+def _stored(graph: Graph) -> list[TensorType]:
+    """The types of stored values that are no inputs, and of Constant nodes."""
+    stored = [tensor.type for name, tensor in graph.initializers.items() if name not in graph.inputs]
+    for node in graph.nodes:
+        value = node.attributes.get("value") if node.is_a("Constant") else None
+        if isinstance(value, onnx.TensorProto):
+            stored.append(TensorType(dtype_name(value.data_type), tuple(value.dims)))
+    return stored
 
 
 def _notes(graph: Graph) -> tuple[str, ...]:
@@ -110,4 +172,6 @@ def _notes(graph: Graph) -> tuple[str, ...]:
         notes.append(f"{norms} BatchNormalization in inference mode: export in training mode, or statistics stay")
     if any(tensor.external for tensor in graph.initializers.values()):
         notes.append("values in external data")
+    if not _stored(graph):
+        notes.append("no stored values: parameters may be among the inputs")
     return tuple(notes)

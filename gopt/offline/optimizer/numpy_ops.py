@@ -6,12 +6,14 @@ does not agree. An operator that is not known here yields None, and so does ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
+from gopt import limits
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, TensorType
 
@@ -48,7 +50,7 @@ def _fold(function: Callable[[Any, Any], Any], operands: Sequence[Any]) -> Any:
 def run(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
     """The first output of a node; ``flat``: full-shaped operands are vectors and one-element ones have no shape."""
     missing = any(operand is None for operand, name in zip(operands, node.inputs) if name)
-    if missing or node.domain not in ("", "ai.onnx"):
+    if missing or node.domain not in ("", "ai.onnx") or (not flat and _large(operands, type)):
         return None
     with np.errstate(all="ignore"):
         try:
@@ -56,6 +58,14 @@ def run(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat:
         except (TypeError, ValueError, IndexError, OverflowError):
             return None
     return None if result is None else np.asarray(result)
+
+
+def _large(operands: Sequence[Array | None], type: TensorType) -> bool:
+    """Return whether a result is too large to be made, or may be, because its size is not known."""
+    if type.static:
+        return type.elements > limits.FOLDED_ELEMENTS
+    sizes = [operand.size for operand in operands if operand is not None]
+    return math.prod(sizes) > limits.FOLDED_ELEMENTS
 
 
 def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat: bool) -> Any:

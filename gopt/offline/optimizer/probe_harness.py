@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
+from gopt import limits
 from gopt.analysis.operators import control_flow
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, TrainingGraph
@@ -46,9 +47,9 @@ class Scalars:
             for name in node.outputs:
                 if name in pinned:
                     self.values[name] = np.asarray(pinned[name])
-                elif leaf:
+                elif leaf and harness.graph.type_of(name).elements <= limits.FOLDED_ELEMENTS:
                     self.values[name] = harness.typed(name, reduced * (1 + leaves % 4 / 4))
-                elif name == node.outputs[0]:
+                elif name == node.outputs[0] and not leaf:
                     operands = [self.get(operand) for operand in node.inputs]
                     self.values[name] = run(node, operands, harness.graph.type_of(name), flat=False)
 
