@@ -262,7 +262,7 @@ class SpmdProgram:
 
     def results(self) -> set[str]:
         """Every value that leaves the step, or goes from one of its phases into the next."""
-        names = {self.training.loss, *self.training.metrics, *self.loop_carried.values()}
+        names = {*self.training.shown, *self.loop_carried.values()}
         names.update(state.output for state in self.states)
         return names.union(*((held.output, held.added) for held in self.accumulators))
 

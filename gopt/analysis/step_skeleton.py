@@ -1,4 +1,4 @@
-"""Facts about a step before its gradients are found: states, loss, forward, batch."""
+"""Facts about a step before its gradients are found: states, losses, forward, batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from gopt.ir.graph import Node
 
 
 class StepSkeleton:
-    """A candidate interpretation of a step in which the loss and the state pairs are fixed.
+    """A candidate interpretation of a step in which the state pairs and the ends of the forward are fixed.
+
+    ``roots``: the scalars that the forward computes, losses and what is only shown.
 
     ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by
     id, and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a
@@ -23,16 +25,16 @@ class StepSkeleton:
         self,
         index: GraphIndex,
         pairs: Mapping[str, str],
-        loss: str,
+        roots: tuple[str, ...],
         roles: RoleMap,
         reach: Mapping[str, Mapping[str, int]],
     ) -> None:
-        self.index, self.loss, self.roles, self.reach = index, loss, roles, reach
+        self.index, self.roots, self.roles, self.reach = index, roots, roles, reach
         graph = index.graph
         order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
         self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))
         self.replaces = {output: name for name, output in self.updated.items()}
-        self.forward, self.forward_values = ancestors(index, [loss])
+        self.forward, self.forward_values = ancestors(index, roots)
         self.random = [node for node in graph.nodes if node.op_type in MAY_DRAW and random(node)]
         self.batch = [name for name in graph.inputs if self._is_batch(name)]
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]

@@ -33,7 +33,7 @@ def phases(program: SpmdProgram) -> list[Phase]:
     if program.micro_steps == 1:
         return [Phase(STEP, 1, program.graph)]
     summed = _behind(program, {held.input for held in program.accumulators})
-    shown = [program.training.loss, *program.training.metrics]
+    shown = program.training.shown
     micro = {held.output: held.added for held in program.accumulators}
     update = {held.output: held.output for held in program.accumulators}
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}

@@ -62,7 +62,7 @@ def place_nodes(
         pending = [by_input[name].updated for name in new]
     _refuse_batch(index, training, metrics, cut, server_ids, reached)
     local = [state.updated for state in training.states if state.tensor not in served]
-    wanted = [training.loss, *(name for name in training.metrics if name not in metrics), *local]
+    wanted = [*training.losses, *(name for name in training.metrics if name not in metrics), *local]
     dense = (name for name in updates.subgraphs if name not in tables.parameters)
     wanted += [
         *(training.gradients[name] for name in dense),

@@ -18,6 +18,7 @@ def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata of the kept source: after sharding they cannot be recovered."""
     return RolesRecord(
         loss=training.loss,
+        more_losses=training.losses[1:],
         states={state.tensor: state.updated for state in training.states},
         params=training.gradients,
         batch=tuple(training.batch),
@@ -31,7 +32,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
     record = RolesRecord.parse(text, f"{name}: gopt.roles")
-    roles = RoleMap(record.loss, record.states, record.params, record.batch, record.shared)
+    roles = RoleMap(record.losses, record.states, record.params, record.batch, record.shared)
     try:
         roles.check(graph)
     except OptionError as error:

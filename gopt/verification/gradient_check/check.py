@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -106,8 +105,8 @@ class _GradientChecker:
         self.advance(PHASE, len(self.found), len(self.due))
 
     def _unsteady(self) -> bool:
-        first, second = (self.slope_meter.forward.loss(self.points[0]) for _ in range(2))
-        return first != second and math.isfinite(first) and math.isfinite(second)
+        first, second = (self.slope_meter.forward.losses(self.points[0]) for _ in range(2))
+        return bool((first != second).any() and np.isfinite([first, second]).all())
 
     # --- one set of points after the other --------------------------------------------------------------------------
 
@@ -115,7 +114,7 @@ class _GradientChecker:
         """Judge at the given states, near them, and for other batches, until there is a verdict."""
         # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
         near = self._moved(NEAR)
-        finite = all(math.isfinite(self.slope_meter.forward.loss(point)) for point in near)
+        finite = all(np.isfinite(self.slope_meter.forward.losses(point)).all() for point in near)
         for points in (near if finite else self.points, self._moved(FAR), *self._spare()):
             open = [name for name in names if name not in self.found or self._open(name)]
             before = {name: self.found.pop(name) for name in open if name in self.found}
@@ -138,7 +137,7 @@ class _GradientChecker:
     def judge(self, names: list[str], points: list[Values]) -> None:
         """Reach a verdict for each parameter, from these points alone."""
         results = [self.slope_meter.forward.loss_and_gradients(point) for point in points]
-        usable = [place for place, (loss, _) in enumerate(results) if math.isfinite(loss)]
+        usable = [place for place, (losses, _) in enumerate(results) if np.isfinite(losses).all()]
         points, values = [points[place] for place in usable], [results[place][1] for place in usable]
         largest = max((_peak(each[name]) for each in values for name in each), default=0.0)
         parts, faint = [], []
@@ -158,11 +157,20 @@ class _GradientChecker:
                     self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
                 else:
                     parts.append(part)
-        for group in _groups(parts):
+        for group in self._of_one_source(parts):
             self.check_together(group, points)
             self._tell()
         self.zeros(faint, parts, points)
         self._tell()
+
+    def _of_one_source(self, parts: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+        """Groups of about one size whose gradients come from the same losses."""
+        by_losses: dict[frozenset[str], list[Candidate]] = {}
+        for part in parts:
+            gradient = self.training.gradients[part.parameter]
+            by_losses.setdefault(self.training.sources.get(gradient, frozenset()), []).append(part)
+        for alike in by_losses.values():
+            yield from _groups(alike)
 
     # --- proportional -----------------------------------------------------------------------------------------------
 
@@ -312,16 +320,16 @@ class _GradientChecker:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
     def still(self, parts: Sequence[Candidate], others: Sequence[Candidate], points: Sequence[Values]) -> bool:
-        """Return whether large steps along all ``parts`` leave the loss unchanged, relative to such steps along
+        """Return whether large steps along all ``parts`` leave all losses unchanged, relative to such steps along
         ``others``.
         """
         forward, generator = self.slope_meter.forward, self.slope_meter.generator
         names, rest = [part.name for part in parts], [part.name for part in others]
         for point in points:
-            base = forward.loss(point)
-            reach = abs(forward.loss(beside(point, rest, FAR, generator)) - base) if rest else 0.0
-            bound = 64 * forward.precision.rounding * abs(base) + 1e-9 * (reach if math.isfinite(reach) else 0.0)
-            if not abs(forward.loss(beside(point, names, FAR, generator)) - base) <= bound:
+            base = forward.losses(point)
+            reach = np.abs(forward.losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
+            bound = 64 * forward.precision.rounding * np.abs(base) + 1e-9 * np.where(np.isfinite(reach), reach, 0.0)
+            if not (np.abs(forward.losses(beside(point, names, FAR, generator)) - base) <= bound).all():
                 return False
         return True
 
