@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
-from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.operators import LAYOUT, elementwise, reads_shape_only
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.types import FLOATS
@@ -75,6 +75,32 @@ def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequ
         if not new.isdisjoint(step.updated):
             break
     return tuple(found)
+
+
+def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
+    """Other scalars that depend on the batch, and on nothing from which a new value is made element by element: no
+    gradient is among what they are made of."""
+    index = step.index
+    rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
+    if not rest:
+        return ()
+    fed = _fed(index, step.updated)
+    behind = descendants(index, _made_into_updates(step, fed))
+    return tuple(name for name in rest if name in fed and name not in behind)
+
+
+def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:
+    """Return the values that follow the batch and become new values of states element by element."""
+    index, stack, found = step.index, list(step.replaces), set[str]()
+    while stack:
+        name = stack.pop()
+        node = index.producers.get(name)
+        if name in found or name not in fed or node is None or id(node) in step.forward:
+            continue
+        found.add(name)
+        if elementwise(node) or node.is_in(LAYOUT):
+            stack.extend(each for each in node.inputs if not index.one_element(each) or index.one_element(name))
+    return found
 
 
 def _read_beyond(index: GraphIndex, value: str, seen: set[str]) -> set[str]:
@@ -169,9 +195,7 @@ class Losses:
     of: Mapping[str, frozenset[str]]
 
 
-def settle_losses(
-    step: StepSkeleton, gradients: Mapping[str, str], backward: set[int], named: Sequence[str]
-) -> Losses:
+def settle_losses(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int], named: Sequence[str]) -> Losses:
     """The losses of a step whose gradients are known; raises where ``named``, the user's, are not all of them."""
     behind = next((name for name in named if name not in step.roots), None)
     if behind is not None:

@@ -15,7 +15,7 @@ from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
-from gopt.analysis.losses import further_roots, loss_candidates, settle_losses
+from gopt.analysis.losses import apart_from_updates, further_roots, loss_candidates, settle_losses
 from gopt.analysis.name_hints import refuse_contradicted
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
@@ -71,11 +71,11 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     moving = _surely_moving(index, roles)
     pairs, reach = _pair_tensors(index, roles, moving)
     named = roles.losses(graph)
-    losses = loss_candidates(index, pairs)
-    if not losses and not named:
+    candidates = loss_candidates(index, pairs)
+    if not candidates and not named:
         scalars, _ = match_states(_scalar_reach(index, pairs, (), roles, moving))
-        losses = loss_candidates(index, pairs | scalars)
-    losses = [*_first_first(named, losses), *(name for name in losses if name not in named)]
+        candidates = loss_candidates(index, pairs | scalars)
+    losses = [*named, *(name for name in candidates if name not in named)]
     if not losses:
         _refuse_unpaired(index, pairs)
         if not pairs and graph.header.functions:
@@ -105,6 +105,8 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
+    if candidates and shown != (candidates[0],):
+        refuse_second_forward(StepSkeleton(index, pairs, (candidates[0],), roles, reach), candidates)
     step, found = _gradients(index, pairs, roles, losses, shown, reach)
     anew = paired_anew(step, found.gradients.values())
     if anew:
@@ -129,11 +131,10 @@ def _gradients(
 ) -> tuple[StepSkeleton, GradientMap]:  # fmt: skip
     """The forward of all losses, and the gradients behind it; ``losses``: outputs that may be one, most likely first.
 
-    The forward grows from ``first``: what depends on gradients of the losses so far is none of it.
+    The forward grows from ``first``: what depends on gradients of the losses so far is none of it. Where that much of a
+    forward explains no gradients, scalars that no update is behind are taken in.
     """
-    roots = first
-    if len(roots) > 1:
-        refuse_second_forward(StepSkeleton(index, pairs, (losses[0],), roles, reach), losses)
+    roots, refusal = first, None
     while True:
         step = StepSkeleton(index, pairs, roots, roles, reach)
         refuse_state_batches(step)
@@ -143,13 +144,16 @@ def _gradients(
         try:
             found = find_gradients(step)
             more = further_roots(step, found.gradients.values(), losses)
-            if not more and step.roles is not roles:
-                step.roles = roles
-                found = find_gradients(step)
+            if not more:
+                if step.roles is not roles:
+                    step.roles = roles
+                    found = find_gradients(step)
+                return step, found
         except UnsupportedError as error:
-            raise _of_another_loss(error, losses, pairs) from error
-        if not more:
-            return step, found
+            refusal = refusal or _of_another_loss(error, losses, pairs)
+            more = apart_from_updates(step, losses)[:1]
+            if not more:
+                raise refusal from error
         roots += more
 
 
@@ -158,11 +162,6 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
     if step.forward_values.issuperset(roles.params):
         return roles
     return replace(roles, params={name: value for name, value in roles.params.items() if name in step.forward_values})
-
-
-def _first_first(named: Sequence[str], candidates: Sequence[str]) -> list[str]:
-    """Named losses in the order in which the step computes them; those that are no candidates last."""
-    return [*(name for name in candidates if name in named), *(name for name in named if name not in candidates)]
 
 
 def _of_another_loss(error: UnsupportedError, losses: list[str], pairs: Mapping[str, str]) -> UnsupportedError:

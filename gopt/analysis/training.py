@@ -64,9 +64,8 @@ class TrainingGraph:
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        return (
-            f"<Training {self.graph.name}: {len(self.graph.nodes)} nodes, {len(self.states)} states, loss {', '.join(self.losses)}>"
-        )
+        counts = f"{len(self.graph.nodes)} nodes, {len(self.states)} states"
+        return f"<Training {self.graph.name}: {counts}, loss {', '.join(self.losses)}>"
 
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
         """Return the cached result of ``find`` for ``question``, which must concern the source graph only.

@@ -12,7 +12,8 @@ from gopt.documents.records import OPTIONAL, from_document, to_document
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesRecord:
-    """The loss, and others beside it; state -> its new value; parameter -> gradient; inputs of the batch; scalars averaged over ranks.
+    """The loss, and others beside it; state -> its new value; parameter -> gradient; inputs of the batch; scalars
+    averaged over ranks.
 
     An empty loss or gradient is one that data flow finds.
     """

@@ -17,7 +17,10 @@ ROUND_TYPE = TensorType("int64", ())
 
 
 def role_view(
-    training: TrainingGraph, nodes: Sequence[Node], states: Iterable[str], outputs: Iterable[str],
+    training: TrainingGraph,
+    nodes: Sequence[Node],
+    states: Iterable[str],
+    outputs: Iterable[str],
     losses: tuple[str, ...],
 ) -> TrainingGraph:
     """Return the step of a role: some nodes of the source and some of its states. ``outputs``: its metrics; ``losses``:

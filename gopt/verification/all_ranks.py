@@ -25,8 +25,8 @@ Tamper = Callable[[int, Values], None]
 class RankResults:
     """Results of a step of all ranks.
 
-    ``outputs``: by rank. ``losses``: micro-step, rank, name, value. ``gradients``: the local ones by micro-step and data
-    rank, as the ranks sent them, where they are visible.
+    ``outputs``: by rank. ``losses``: micro-step, rank, name, value. ``gradients``: the local ones by micro-step and
+    data rank, as the ranks sent them, where they are visible.
     """
 
     outputs: list[Values]

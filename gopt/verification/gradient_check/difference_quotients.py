@@ -79,8 +79,9 @@ def measure(
 ) -> Fit:  # fmt: skip
     """The best fit over the ladder for all ``parts`` moved together, one factor for all, for each of ``count`` losses.
 
-    Each length of the step takes 2 · DIRECTIONS runs of the losses a point (more of several), and the first that agrees ends it; at most
-    ``rungs`` lengths that can be measured are tried. Many parts have to agree better: one must not hide among them.
+    Each length of the step takes 2 · DIRECTIONS runs of the losses a point, of several losses more, and the first that
+    agrees ends it; at most ``rungs`` lengths that can be measured are tried. Many parts have to agree better: one must
+    not hide among them.
     """
     directions = [_direction(parts, generator) for _ in range(DIRECTIONS + count - 1)]
     due = replace(precision, tolerance=precision.tolerance / math.sqrt(len(parts)))
