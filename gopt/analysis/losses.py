@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
-from gopt.analysis.operators import LAYOUT, elementwise, reads_shape_only
+from gopt.analysis.operators import LAYOUT, elementwise, value_reads
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.types import FLOATS
@@ -229,9 +229,9 @@ def _sources(
                 end = roots.alone(name) if name in step.tainted else ""
                 if end:
                     own[name] = bit[end]
-        elif id(node) in backward and not reads_shape_only(node):
+        elif id(node) in backward:
             bits = 0
-            for name in node.reads:
+            for name in value_reads(node):
                 bits |= own.get(name, 0) | made.get(name, 0)
             made.update((name, bits) for name in node.outputs)
     return {

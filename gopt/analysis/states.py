@@ -11,6 +11,7 @@ from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.local_taint import LocalTaint
+from gopt.analysis.operators import LAYOUT
 from gopt.analysis.role_hints import MOST, others, states_option
 from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
@@ -191,16 +192,31 @@ def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -
     statistics = [state for state in states if state.kind is StateKind.STATISTIC]
     if not statistics:
         return
-    # A constant that the backward reads may be one of the forward, too.
-    nodes = [node for node in step.index.graph.nodes if id(node) in found.backward]
-    made = [name for node in nodes for name in node.outputs if name in step.tainted]
-    behind = descendants(step.index, made)
+    behind = descendants(step.index, _made_by_backward(step, found))
     for state in statistics:
         if state.updated in behind:
             raise UnsupportedError(
                 f"state {state.tensor!r} follows the backward, but belongs to no parameter that is updated",
                 "make the new value of its parameter an output, or take the state out of the step",
             )
+
+
+def _made_by_backward(step: StepSkeleton, found: GradientMap) -> list[str]:
+    """Values of the batch that the backward computes; a copy of a value of the forward, in another type or layout, is
+    none: a normalisation's backward reads copies of the means that its running statistics read."""
+    made: list[str] = []
+    copies: set[str] = set()
+    for node in step.index.graph.nodes:
+        tainted = [name for name in node.outputs if name in step.tainted] if id(node) in found.backward else ()
+        if not tainted:
+            continue
+        source = node.inputs[0] if node.is_in(LAYOUT) or node.is_a("Cast", "CastLike") else ""
+        producer = step.index.producers.get(source)
+        if source in copies or (source in step.tainted and (producer is None or id(producer) in step.forward)):
+            copies.update(tainted)
+        else:
+            made += tainted
+    return made
 
 
 def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
