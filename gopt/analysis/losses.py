@@ -77,6 +77,38 @@ def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequ
     return tuple(found)
 
 
+def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequence[str]) -> list[str]:
+    """The candidates behind the first that may be a loss, that one included.
+
+    Where each tensor among the states that a scalar reads is made anew, element by element, of something that the
+    scalar is made of, its gradient is among that: a norm of gradients, shown where no loss is.
+    """
+    fed = _fed(index, pairs.values())
+    for place, name in enumerate(candidates):
+        cone = ancestors(index, [name])[1]
+        read = {output: state for output, state in pairs.items() if state in cone and output in fed}
+        tensors = [output for output, state in read.items() if not index.one_element(state)]
+        if not tensors or not all(_meets(index, output, cone, fed) for output in tensors):
+            return list(candidates[place:])
+    return []
+
+
+def _meets(index: GraphIndex, output: str, cone: set[str], fed: set[str]) -> bool:
+    """Return whether a new value is made element by element of a computed value in ``cone`` that the batch moves."""
+    stack, seen, elements = [output], set[str](), index.graph.type_of(output).elements
+    while stack:
+        name = stack.pop()
+        node = index.producers.get(name)
+        if name in seen or name not in fed or node is None or index.graph.type_of(name).elements != elements:
+            continue
+        if name in cone:
+            return True
+        seen.add(name)
+        if elementwise(node) or node.is_in(LAYOUT):
+            stack.extend(node.inputs)
+    return False
+
+
 def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
     """Other scalars that depend on the batch, and on nothing from which a new value is made element by element: no
     gradient is among what they are made of."""

@@ -5,7 +5,7 @@ Names decide nothing here, and may only raise a doubt; a user's own map goes fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gopt.analysis.aliases import without_aliases
@@ -15,21 +15,21 @@ from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
-from gopt.analysis.losses import apart_from_updates, further_roots, loss_candidates, settle_losses
+from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
 from gopt.analysis.name_hints import refuse_contradicted
+from gopt.analysis.other_forwards import refuse_hidden_forward, refuse_second_forward
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.scalar_pairs import pair_scalars, scalar_reach
 from gopt.analysis.scaled_gradients import refuse_scaled
-from gopt.analysis.second_forward import refuse_second_forward
 from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
     match_copies,
     match_states,
     reachable_states,
     reaches,
-    refuse_contested,
     refuse_crossed,
     refuse_dynamic,
     refuse_open,
@@ -38,7 +38,7 @@ from gopt.analysis.states import assemble
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
 from gopt.analysis.unchanged_outputs import refuse_unchanged, refuse_unvalued
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
 
@@ -73,8 +73,10 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     named = roles.losses(graph)
     candidates = loss_candidates(index, pairs)
     if not candidates and not named:
-        scalars, _ = match_states(_scalar_reach(index, pairs, (), roles, moving))
+        scalars, _ = match_states(scalar_reach(index, pairs, (), roles, moving))
         candidates = loss_candidates(index, pairs | scalars)
+    norms = candidates
+    candidates = before_updates(index, pairs, candidates)
     losses = [*named, *(name for name in candidates if name not in named)]
     if not losses:
         _refuse_unpaired(index, pairs)
@@ -90,12 +92,17 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
                 "gopt reads one step as a graph: forward, backward and update with states as inputs and outputs",
                 "gopt derive makes one from a forward model, gopt export from PyTorch",
             )
+        if norms:
+            raise InputError(
+                f"no loss found: output {norms[0]!r} is computed from gradients",
+                "make the loss an output of the step, one floating number, or name it with --loss OUTPUT",
+            )
         raise InputError(
             "no loss found: no output of one floating element depends on the batch and the parameters",
             "name it with --loss OUTPUT",
         )
     shown = named or (losses[0],)
-    pairs |= _pair_scalars(index, pairs, shown, roles, moving)
+    pairs |= pair_scalars(index, pairs, shown, losses, roles, moving)
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     pairs |= match_copies(index, {output: name for output, name in pairs.items() if output not in shown}, free)
     if not pairs:
@@ -105,9 +112,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
-    if candidates and shown != (candidates[0],):
-        refuse_second_forward(StepSkeleton(index, pairs, (candidates[0],), roles, reach), candidates)
-    step, found = _gradients(index, pairs, roles, losses, shown, reach)
+    step, found = _gradients(index, pairs, roles, losses, _first(index, pairs, roles, candidates, shown, reach), reach)
     anew = paired_anew(step, found.gradients.values())
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
@@ -123,6 +128,19 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_doubtful(step, training)
     refuse_contradicted(index, pairs, roles)
     return training
+
+
+def _first(
+    index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, candidates: list[str], shown: tuple[str, ...],
+    reach: Mapping[str, Mapping[str, int]],
+) -> tuple[str, ...]:  # fmt: skip
+    """The losses that the forward starts from: those of ``shown`` that no update is behind."""
+    if not candidates or shown == (candidates[0],):
+        return shown
+    step = StepSkeleton(index, pairs, (candidates[0],), roles, reach)
+    refuse_second_forward(step, candidates)
+    apart = {candidates[0], *apart_from_updates(step, shown)}
+    return tuple(name for name in shown if name in apart) or shown
 
 
 def _gradients(
@@ -148,11 +166,13 @@ def _gradients(
                 if step.roles is not roles:
                     step.roles = roles
                     found = find_gradients(step)
+                refuse_hidden_forward(step)
                 return step, found
-        except UnsupportedError as error:
-            refusal = refusal or _of_another_loss(error, losses, pairs)
+        except (UnsupportedError, OptionError) as error:  # an option may name a gradient of another loss
+            refusal = refusal or (error if roles.loss else _of_another_loss(error, losses, pairs))
             more = apart_from_updates(step, losses)[:1]
             if not more:
+                refuse_hidden_forward(step)
                 raise refusal from error
         roots += more
 
@@ -164,13 +184,15 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
     return replace(roles, params={name: value for name, value in roles.params.items() if name in step.forward_values})
 
 
-def _of_another_loss(error: UnsupportedError, losses: list[str], pairs: Mapping[str, str]) -> UnsupportedError:
+def _of_another_loss(
+    error: UnsupportedError | OptionError, losses: list[str], pairs: Mapping[str, str]
+) -> UnsupportedError | OptionError:
     """The refusal of a step whose gradients were not found, which may be those of another output."""
     others = [name for name in losses[1:] if name not in pairs]
     hints = (
         [f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"] if others else []
     )
-    return UnsupportedError(error.message, *error.hints, *hints)
+    return type(error)(error.message, *error.hints, *hints)
 
 
 def _refuse_texts(graph: Graph) -> None:
@@ -274,28 +296,3 @@ def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
     kept = set(graph.outputs.values())
     batch = [name for name, type in graph.inputs.items() if type not in kept and type.shape != ()]
     return descendants(index, [name for name in (*batch, *roles.batch) if name not in graph.initializers])
-
-
-def _pair_scalars(
-    index: GraphIndex, pairs: Mapping[str, str], losses: Sequence[str], roles: RoleMap, moving: set[str]
-) -> dict[str, str]:
-    """Update pairs of rank 0, output -> input; losses take no part."""
-    reach = _scalar_reach(index, pairs, losses, roles, moving)
-    found, unsettled = match_states(reach)
-    refuse_open(unsettled)
-    refuse_contested(reach, found)
-    refuse_crossed(reach, found)
-    refuse_rivals(index, reach, found)
-    return found
-
-
-def _scalar_reach(
-    index: GraphIndex, pairs: Mapping[str, str], losses: Sequence[str], roles: RoleMap, moving: set[str]
-) -> dict[str, dict[str, int]]:
-    graph = index.graph
-    free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
-    return {
-        output: reachable_states(index, output, free, moving)
-        for output, type in graph.outputs.items()
-        if output not in pairs and output not in losses and type.shape == ()
-    }

@@ -51,10 +51,10 @@ class Progress:
     losses: tuple[float, ...]
     seconds: float
     samples: int
-    more_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Losses beside the first, by name, of all ranks."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Additional figures of a split's trainer: bytes pushed and pulled, seconds waited."""
+    more_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Losses beside the first, by name, of all ranks."""
 
     @classmethod
     def of(
@@ -64,7 +64,7 @@ class Progress:
         """Of what all ranks report: losses by name, the first one first."""
         first, *others = ({name: tuple(each[name] for each in losses)} for name in losses[0])
         (own,) = first.values()
-        return cls(step, own, seconds, samples, {n: made for each in others for n, made in each.items()}, more or {})
+        return cls(step, own, seconds, samples, more or {}, {n: made for each in others for n, made in each.items()})
 
     @property
     def loss(self) -> float:
