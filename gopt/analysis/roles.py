@@ -17,6 +17,8 @@ from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
 from gopt.analysis.name_hints import refuse_contradicted
+from gopt.analysis.open_pairs import settle_pairs
+from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.other_forwards import refuse_hidden_forward, refuse_second_forward
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
@@ -31,14 +33,13 @@ from gopt.analysis.state_matching import (
     reachable_states,
     reaches,
     refuse_crossed,
-    refuse_dynamic,
     refuse_open,
 )
 from gopt.analysis.states import assemble
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
 from gopt.analysis.unchanged_outputs import refuse_unchanged, refuse_unvalued
-from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
 
@@ -54,6 +55,11 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
     if roles.shared:
         rest = replace(roles, shared=())
         return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
+    return settle_pairs(roles, lambda told: _past_aliases(graph, told))
+
+
+def _past_aliases(graph: Graph, roles: RoleMap) -> TrainingGraph:
+    roles.check(graph)
     graph = in_parameter_shape(graph)
     view = without_aliases(graph, [value for value in roles.params.values() if value])
     if view is None:
@@ -152,7 +158,8 @@ def _gradients(
     The forward grows from ``first``: what depends on gradients of the losses so far is none of it. Where that much of a
     forward explains no gradients, scalars that no update is behind are taken in.
     """
-    roots, refusal = first, None
+    roots = first
+    refusal: GoptError | None = None
     while True:
         step = StepSkeleton(index, pairs, roots, roles, reach)
         refuse_state_batches(step)
@@ -166,12 +173,14 @@ def _gradients(
                 if step.roles is not roles:
                     step.roles = roles
                     found = find_gradients(step)
+                refuse_open_shapes(step)
                 refuse_hidden_forward(step)
                 return step, found
         except (UnsupportedError, OptionError) as error:  # an option may name a gradient of another loss
             refusal = refusal or (error if roles.loss else _of_another_loss(error, losses, pairs))
             more = apart_from_updates(step, losses)[:1]
             if not more:
+                refuse_open_shapes(step)
                 refuse_hidden_forward(step)
                 raise refusal from error
         roots += more
@@ -184,15 +193,13 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
     return replace(roles, params={name: value for name, value in roles.params.items() if name in step.forward_values})
 
 
-def _of_another_loss(
-    error: UnsupportedError | OptionError, losses: list[str], pairs: Mapping[str, str]
-) -> UnsupportedError | OptionError:
+def _of_another_loss(error: GoptError, losses: list[str], pairs: Mapping[str, str]) -> GoptError:
     """The refusal of a step whose gradients were not found, which may be those of another output."""
     others = [name for name in losses[1:] if name not in pairs]
-    hints = (
-        [f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"] if others else []
-    )
-    return type(error)(error.message, *error.hints, *hints)
+    if not others or type(error) is not UnsupportedError:
+        return error
+    taken = f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"
+    return UnsupportedError(error.message, *error.hints, taken)
 
 
 def _refuse_texts(graph: Graph) -> None:
@@ -231,8 +238,8 @@ def _pair_tensors(
         if output not in pairs and type.shape != ()
     }
     found, unsettled = match_states(reach)
-    refuse_open(unsettled)
-    refuse_crossed(reach, found)
+    refuse_open(index, unsettled)
+    refuse_crossed(index, reach, found)
     refuse_rivals(index, reach, found)
     pairs |= found
     pairs |= match_copies(index, pairs, free - set(pairs.values()))
@@ -244,7 +251,7 @@ def _pair_tensors(
         if output not in pairs and type.shape != () and type.dtype in FLOATS
     }
     found, unsettled = match_states(rest)
-    refuse_open(unsettled)
+    refuse_open(index, unsettled)
     pairs |= found
     refuse_dynamic(index, pairs)
     return pairs, reach
@@ -269,7 +276,7 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
         beside = reaches(index, output, name, local)
         local.remove(name)
         if not beside and reaches(index, output, name, {name}):
-            refuse_open({output: [name]})
+            refuse_open(index, {output: [name]})
 
 
 def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:

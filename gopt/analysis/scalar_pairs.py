@@ -24,9 +24,9 @@ def pair_scalars(
     """Update pairs of rank 0, output -> input; losses take no part. ``candidates``: outputs that may be one."""
     reach = _without_weights(index, scalar_reach(index, pairs, losses, roles, moving), pairs, candidates)
     found, unsettled = match_states(reach)
-    refuse_open(unsettled)
-    refuse_contested(reach, found)
-    refuse_crossed(reach, found)
+    refuse_open(index, unsettled)
+    refuse_contested(index, reach, found)
+    refuse_crossed(index, reach, found)
     refuse_rivals(index, reach, found)
     return found
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from gopt import limits
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState, Manifest
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InputError
-from gopt.ir.types import known
+from gopt.ir.types import known, overflows
 from gopt.sanitize import show
 
 _PS = "parameter_server"
@@ -63,11 +62,8 @@ class _Keys:
             self._refuse(f"{where}.dtype", f"{show(key.dtype)} is not a numeric type")
         if key.wire != key.dtype and key.wire not in _WIRES:
             self._refuse(f"{where}.wire", f"{show(key.wire)} is neither {key.dtype}, float16 nor bfloat16")
-        size = 16
-        for length in key.shape:
-            size *= max(length, 1)
-            if size >= limits.ELEMENTS:
-                self._refuse(f"{where}.shape", "a tensor of 2**63 bytes or more")
+        if overflows(key.shape):
+            self._refuse(f"{where}.shape", "a tensor of 2**63 bytes or more")
         if key.kind is KeyKind.PARAMETER:
             self._parameter(where, key)
         else:
