@@ -169,13 +169,9 @@ def _gradients(
         try:
             found = find_gradients(step)
             more = further_roots(step, found.gradients.values(), losses)
-            if not more:
-                if step.roles is not roles:
-                    step.roles = roles
-                    found = find_gradients(step)
-                refuse_open_shapes(step)
-                refuse_hidden_forward(step)
-                return step, found
+            if not more and step.roles is not roles:
+                step.roles = roles
+                found = find_gradients(step)
         except (UnsupportedError, OptionError) as error:  # an option may name a gradient of another loss
             refusal = refusal or (error if roles.loss else _of_another_loss(error, losses, pairs))
             more = apart_from_updates(step, losses)[:1]
@@ -183,6 +179,11 @@ def _gradients(
                 refuse_open_shapes(step)
                 refuse_hidden_forward(step)
                 raise refusal from error
+        else:
+            if not more:
+                refuse_open_shapes(step)
+                refuse_hidden_forward(step)
+                return step, found
         roots += more
 
 
