@@ -20,6 +20,8 @@ from gopt.ir.types import FLOATS
 _STEPS = frozenset({"ArgMax", "Sign", "Round", "Floor", "Ceil"})
 """Operators of floating values through which no gradient comes."""
 _SMOOTH = FLOATS | {"undefined"}
+PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
+"""Operators in which a parameter meets values of the batch."""
 
 
 def loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
@@ -81,14 +83,19 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
     """The candidates behind the first that may be a loss, that one included.
 
     Where each tensor among the states that a scalar reads is made anew, element by element, of something that the
-    scalar is made of, its gradient is among that: a norm of gradients, shown where no loss is.
+    scalar is made of, its gradient is among that: a norm of gradients, shown where no loss is. A loss without products
+    of the batch with the batch may be such a norm as well.
     """
     fed = _fed(index, pairs.values())
+    products = {
+        name for node in index.graph.nodes if node.is_a(*PRODUCTS) and fed.issuperset(node.inputs[:2])
+        for name in node.outputs
+    }  # fmt: skip
     for place, name in enumerate(candidates):
         cone = ancestors(index, [name])[1]
         read = {output: state for output, state in pairs.items() if state in cone and output in fed}
         tensors = [output for output, state in read.items() if not index.one_element(state)]
-        if not tensors or not all(_meets(index, output, cone, fed) for output in tensors):
+        if not tensors or products.isdisjoint(cone) or not all(_meets(index, output, cone, fed) for output in tensors):
             return list(candidates[place:])
     return []
 
