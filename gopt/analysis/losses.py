@@ -59,8 +59,8 @@ def _fed(index: GraphIndex, paired: Iterable[str]) -> set[str]:
 def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequence[str]) -> tuple[str, ...]:
     """Other scalars of the forward: they depend on the batch, and on no gradient.
 
-    Behind the first that reads a state which the forward did not read there may be gradients of that state: those that
-    come after it are for the next look.
+    Behind the first that reads a state which the forward did not read there may be gradients of that state, and behind
+    any of a state that holds no gradient of the losses so far: those that come after it are for the next look.
     """
     index = step.index
     rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
@@ -68,13 +68,13 @@ def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequ
         return ()
     behind, fed = descendants(index, gradients), _fed(index, step.updated)
     found: list[str] = []
-    seen = set(step.forward_values)
+    seen, open_ = set(step.forward_values), not step.forward_values.isdisjoint(step.lacking)
     for name in rest:
         if name in behind or name not in fed:
             continue
         found.append(name)
         new = _read_beyond(index, name, seen)
-        if not new.isdisjoint(step.updated):
+        if open_ or not new.isdisjoint(step.updated):
             break
     return tuple(found)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.doubtful_pairs import refuse_doubtful
+from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
@@ -123,6 +124,10 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
     settled = settle_losses(step, found.gradients, found.backward, named)
+    if len(settled.names) < len(step.roots):  # what is only shown asks nothing of a gradient
+        step.lacking = step.lacking_of(settled.names)
+        if not step.lacking.keys().isdisjoint(found.gradients):
+            found = find_gradients(step)
     try:
         training = assemble(step, found, settled.names)
     except (InputError, UnsupportedError):
@@ -238,6 +243,7 @@ def _pair_tensors(
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != ()
     }
+    reach = without_fed(graph, reach)
     found, unsettled = match_states(reach)
     refuse_open(index, unsettled)
     refuse_crossed(index, reach, found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 
+from gopt.analysis.gradient_needs import without_needs
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import MAY_DRAW, random
 from gopt.analysis.role_map import RoleMap
@@ -39,6 +41,20 @@ class StepSkeleton:
         self.batch = [name for name in graph.inputs if self._is_batch(name)]
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
         self.tainted = descendants(index, sources)
+
+    @cached_property
+    def lacking(self) -> dict[str, str]:
+        """States that follow the batch and hold no gradient of the losses -> an input that a gradient would depend on."""
+        return self.lacking_of(self.roots)
+
+    def lacking_of(self, losses: Iterable[str]) -> dict[str, str]:
+        """``lacking`` where these are the losses, and other roots are only shown."""
+        found = without_needs(self.index, self.forward, losses, self.batch, self.updated)
+        return {name: lost for name, lost in found.items() if name not in self.roles.params}
+
+    def is_statistic(self, name: str) -> bool:
+        """Return whether a state follows the batch without a gradient, by what the user says or by what it lacks."""
+        return name in self.roles.statistics or name in self.lacking
 
     def _is_batch(self, name: str) -> bool:
         if name in self.updated:

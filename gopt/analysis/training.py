@@ -60,6 +60,8 @@ class TrainingGraph:
     """Value that the update reads as a mean over the ranks -> the value of the forward on each rank."""
     sources: dict[str, frozenset[str]] = field(default_factory=dict)
     """With several losses: gradient -> those whose own values its backward reads; none where that does not tell."""
+    reductions: dict[str, str] = field(default_factory=dict)
+    """Statistic -> how the user says that it is combined over ranks."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

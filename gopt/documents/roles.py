@@ -13,7 +13,7 @@ from gopt.documents.records import OPTIONAL, from_document, to_document
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesRecord:
     """The loss, and others beside it; state -> its new value; parameter -> gradient; inputs of the batch; scalars
-    averaged over ranks.
+    averaged over ranks; statistics, and how ranks combine them.
 
     An empty loss or gradient is one that data flow finds.
     """
@@ -24,6 +24,7 @@ class RolesRecord:
     params: Mapping[str, str] = field(default_factory=dict)
     batch: tuple[str, ...] = ()
     shared: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    statistics: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def losses(self) -> tuple[str, ...]:
