@@ -44,7 +44,7 @@ class StepSkeleton:
 
     @cached_property
     def lacking(self) -> dict[str, str]:
-        """States that follow the batch and hold no gradient of the losses -> an input that a gradient would depend on."""
+        """States that follow the batch and hold no gradient of a loss -> an input that a gradient would depend on."""
         return self.lacking_of(self.roots)
 
     def lacking_of(self, losses: Iterable[str]) -> dict[str, str]:
