@@ -29,18 +29,25 @@ HALF_TOLERANCE = 2e-2
 class Precision:
     """Accuracy of a difference quotient.
 
-    ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of one value of a loss; ``tolerance``: of
-    a quotient, relative.
+    ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of one value of the loss; ``tolerance``: of
+    a quotient, relative; ``changes``: changes of the loss in roundings, by which steps are chosen instead.
     """
 
     dtype: str
     ladder: tuple[float, ...]
     rounding: float
     tolerance: float
+    changes: tuple[float, ...]
 
 
-DOUBLE = Precision("float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4)
-SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2)
+DOUBLE = Precision(
+    "float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4, (1e6, 1e5, 1e7, 1e4, 1e8)
+)
+SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2, (1e3, 3e3, 3e2, 1e4))
+
+
+_SMALL = 1 << 20
+"""Bytes up to which a value is kept bound: large ones cost memory, and no more to bind."""
 
 
 @dataclass(slots=True)
@@ -56,7 +63,9 @@ class _PointProgram:
         for name in self.program.graph.inputs.keys() & point.keys():
             value, known = point[name], self.held.get(name)
             if known is None or known[0] is not value:
-                known = self.held[name] = value, self.program.hold({name: value})[name]
+                known = value, self.program.hold({name: value})[name]
+                if value.nbytes <= _SMALL:
+                    self.held[name] = known
             feeds[name] = known[1]
         return run_source(self.program, feeds, call)
 
@@ -104,9 +113,9 @@ class Forward:
         self.runs += 1
         return self._stacked(self._losses[key].run(point, self._call))
 
-    def loss(self, point: Values) -> float:
-        """The first loss."""
-        return float(self.losses(point)[0])
+    def loss(self, point: Values, place: int = 0) -> float:
+        """The first loss, or the one at another place."""
+        return float(self.losses(point)[place])
 
     def _stacked(self, found: Values) -> np.ndarray:
         return np.array([float(np.asarray(found[name], np.float64).reshape(())) for name in self.training.losses])
@@ -124,7 +133,9 @@ class Forward:
         return _PointProgram(Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache))
 
     def _finest(self) -> tuple[Graph, Precision, _PointProgram]:
-        graph = local_graph(self.training)
+        graph, states = local_graph(self.training), {state.tensor for state in self.training.states}
+        # Points have all states.
+        graph = replace(graph, initializers={n: each for n, each in graph.initializers.items() if n not in states})
         half = any(type.dtype in LOW_PRECISION for type in graph.types.values())
         for precision in (DOUBLE, SINGLE):
             wide = widened(graph, precision.dtype)
