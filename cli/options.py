@@ -42,7 +42,10 @@ def deadline(help: str) -> Callable[[F], F]:
 def role_options(function: F) -> F:
     """``--loss``, ``--params``, ``--states``, ``--batch``: what the user says of the roles."""
     for option in (
-        click.option("--loss", default="", metavar="OUTPUT", help="Say which output is the loss."),
+        click.option(
+            "--loss", default="", metavar="OUTPUT[,…]",
+            help="Say which output is the loss; all of them, with commas, where a step has several.",
+        ),
         click.option(
             "--params", multiple=True, metavar="INPUT[=GRADIENT]",
             help="Say that an input is a parameter, and which value is its gradient. May be repeated.",

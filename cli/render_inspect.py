@@ -26,7 +26,7 @@ def render_inspection(found: Inspection) -> None:
     """A training step."""
     out = console()
     opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
-    head = f"{format_bytes(found.file_bytes)}, opset {opsets}, loss {found.loss}"
+    head = f"{format_bytes(found.file_bytes)}, opset {opsets}, loss {', '.join([found.loss, *found.more_losses])}"
     out.print(Text.assemble((found.file, "bold"), f"  {head}"))
     rows: list[Sequence[Any]] = [
         (each.phase, each.nodes, ", ".join(f"{count} {op}" for op, count in list(each.operators.items())[:6]))

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from gopt.artifact.checkpoint_index import step_dir
+from gopt.sanitize import show
 
 from .render import console
 from .verbosity import Verbosity, verbosity
@@ -63,10 +64,13 @@ def render_run(result: RunResult) -> None:
         f"{1000 * seconds / count:.1f} ms a step, {result.samples_per_second:.0f} samples/s"
     )
     out.print(f"loss {first.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
+    for name in first.means:
+        line = [each.means[name] for each in result.steps]
+        out.print(f"loss {show(name)} {line[0]:.6g} → {line[-1]:.6g}  {sparkline(line)}", soft_wrap=True)
     if result.not_finite is not None:
         out.print(
-            f"warning: the loss is not finite in {_steps(result.not_finite.steps)}, first in step "
-            f"{result.not_finite.first}; with --stop-on-nan the run ends there",
+            f"warning: {'a' if first.means else 'the'} loss is not finite in {_steps(result.not_finite.steps)}, "
+            f"first in step {result.not_finite.first}; with --stop-on-nan the run ends there",
             soft_wrap=True,
         )
     if last.epoch > 1:

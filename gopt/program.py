@@ -265,7 +265,7 @@ class SpmdProgram:
 
     def results(self) -> set[str]:
         """Every value that leaves the step, or goes from one of its phases into the next."""
-        names = {self.training.loss, *self.training.metrics, *self.loop_carried.values()}
+        names = {*self.training.shown, *self.loop_carried.values()}
         names.update(state.output for state in self.states)
         return names.union(*((held.output, held.added) for held in self.accumulators))
 
@@ -275,7 +275,7 @@ class SpmdProgram:
         for node in self.graph.nodes:
             if not summed.isdisjoint(node.reads):
                 summed.update(node.outputs)
-        shown = [self.training.loss, *self.training.metrics]
+        shown = self.training.shown
         micro = {held.output: held.added for held in self.accumulators}
         update = {held.output: held.output for held in self.accumulators}
         statistics = {state.tensor for state in self.training.states if state.kind is StateKind.STATISTIC}

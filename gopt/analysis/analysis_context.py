@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.linearity import is_zero
+from gopt.analysis.losses import LossRoots
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
 
@@ -50,7 +51,7 @@ class AnalysisContext:
     divisors: set[str] = field(default_factory=set)
     """Values of the forward by which something of the forward is divided, such as a token count."""
     of_loss: set[str] = field(default_factory=set)
-    """The loss and what depends on it."""
+    """The losses and what depends on them."""
 
     later: set[str] = field(init=False)
     """Values computed after the forward."""
@@ -112,15 +113,17 @@ def build_context(step: StepSkeleton) -> AnalysisContext:
 
 
 def _same_as_loss(step: StepSkeleton) -> list[str]:
-    """The loss, and the one-element values that it is cast, reshaped or scaled from: as good as it, and no backward of
-    these operators reads them."""
-    found, name = [step.loss], step.loss
-    while (producer := step.index.producers.get(name)) is not None and producer.is_in(_OF_LOSS):
-        moving = [each for each in producer.reads if each in step.tainted]
-        if len(moving) != 1 or not step.index.one_element(moving[0]):
-            break
-        name = moving[0]
+    """The losses, and the one-element values that each is cast, reshaped or scaled from: as good as it, and no backward
+    of these operators reads them."""
+    found, roots = [], LossRoots(step)
+    for name in roots.ends:
         found.append(name)
+        while (producer := step.index.producers.get(name)) is not None and producer.is_in(_OF_LOSS):
+            moving = [each for each in producer.reads if each in step.tainted]
+            if len(moving) != 1 or not step.index.one_element(moving[0]) or not roots.alone(moving[0]):
+                break
+            name = moving[0]
+            found.append(name)
     return found
 
 

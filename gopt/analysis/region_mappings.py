@@ -104,7 +104,7 @@ class _Finder:
             for given, made in zip(node.inputs, node.outputs)
             if self.graph.type_of(given).dtype in FLOATS
         ]
-        to_loss = ancestors(self.index, [training.loss])[1]
+        to_loss = ancestors(self.index, training.losses)[1]
         self.forward = [call for call in calls if call.made in to_loss]
         backward = [call for call in calls if call.made not in to_loss]
         self._made_of, reaches = self._parameters(), self._gradients()

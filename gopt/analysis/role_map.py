@@ -42,7 +42,8 @@ class RoleMap:
     ``params`` and ``gradients`` map input -> value ('' = infer it), ``states`` maps input -> output.
     """
 
-    loss: str = ""
+    loss: str | Sequence[str] = ""
+    """The loss, or all of them: in a list, or in a text with commas between them."""
     states: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     batch: Sequence[str] = ()
@@ -53,6 +54,12 @@ class RoleMap:
 
     def __post_init__(self) -> None:
         check_types(self)
+
+    def losses(self, graph: Graph) -> tuple[str, ...]:
+        """The losses that are named, each once; a name with a comma in it is one where the graph has such an output."""
+        given = [self.loss] if isinstance(self.loss, str) else self.loss
+        parted = ((name,) if name in graph.outputs else map(str.strip, name.split(",")) for name in given)
+        return tuple(dict.fromkeys(name for names in parted for name in names if name))
 
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
@@ -74,18 +81,19 @@ class RoleMap:
                 raise OptionError(
                     f"statistic {name!r} cannot be combined by {rule!r}", f"write one of {', '.join(STATISTIC_RULES)}"
                 )
-        for name in (*self.states.values(), *([self.loss] if self.loss else [])):
+        losses = self.losses(graph)
+        for name in (*self.states.values(), *losses):
             if name not in graph.outputs:
                 raise OptionError(
                     f"the role map names {name!r}, which is not an output of the graph",
                     did_you_mean(name, graph.outputs) or "gopt inspect MODEL --text lists the graph's outputs",
                 )
-        kind = graph.outputs.get(self.loss)
-        if kind is not None and not _may_be_loss(kind):
-            raise OptionError(
-                f"{self.loss!r} cannot be the loss: it is {kind}, and a loss is one floating number",
-                "name a scalar output, such as the mean of it",
-            )
+        for name in losses:
+            if not _may_be_loss(graph.outputs[name]):
+                raise OptionError(
+                    f"{name!r} cannot be the loss: it is {graph.outputs[name]}, and a loss is one floating number",
+                    "name a scalar output, such as the mean of it",
+                )
         first: dict[str, str] = {}
         for name, output in self.states.items():
             if first.setdefault(output, name) != name:

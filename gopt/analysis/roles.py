@@ -13,17 +13,19 @@ from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.doubtful_pairs import refuse_doubtful
 from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
-from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
+from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
 from gopt.analysis.name_hints import refuse_contradicted
 from gopt.analysis.open_pairs import settle_pairs
 from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
+from gopt.analysis.other_forwards import refuse_hidden_forward, refuse_second_forward
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
-from gopt.analysis.role_hints import MOST, others
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.scalar_pairs import pair_scalars, scalar_reach
 from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
@@ -31,7 +33,6 @@ from gopt.analysis.state_matching import (
     match_states,
     reachable_states,
     reaches,
-    refuse_contested,
     refuse_crossed,
     refuse_open,
 )
@@ -39,13 +40,9 @@ from gopt.analysis.states import assemble
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
 from gopt.analysis.unchanged_outputs import refuse_unchanged, refuse_unvalued
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
-
-_STEPS = frozenset({"ArgMax", "Sign", "Round", "Floor", "Ceil"})
-"""Operators of floating values through which no gradient comes."""
-_SMOOTH = FLOATS | {"undefined"}
 
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
@@ -80,10 +77,14 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     index = GraphIndex(graph)
     moving = _surely_moving(index, roles)
     pairs, reach = _pair_tensors(index, roles, moving)
-    losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)
-    if not losses:
-        scalars, _ = match_states(_scalar_reach(index, pairs, "", roles, moving))
-        losses = _loss_candidates(index, pairs | scalars)
+    named = roles.losses(graph)
+    candidates = loss_candidates(index, pairs)
+    if not candidates and not named:
+        scalars, _ = match_states(scalar_reach(index, pairs, (), roles, moving))
+        candidates = loss_candidates(index, pairs | scalars)
+    norms = candidates
+    candidates = before_updates(index, pairs, candidates)
+    losses = [*named, *(name for name in candidates if name not in named)]
     if not losses:
         _refuse_unpaired(index, pairs)
         if not pairs and graph.header.functions:
@@ -98,14 +99,19 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
                 "gopt reads one step as a graph: forward, backward and update with states as inputs and outputs",
                 "gopt derive makes one from a forward model, gopt export from PyTorch",
             )
+        if norms:
+            raise InputError(
+                f"no loss found: output {norms[0]!r} is computed from gradients",
+                "make the loss an output of the step, one floating number, or name it with --loss OUTPUT",
+            )
         raise InputError(
             "no loss found: no output of one floating element depends on the batch and the parameters",
             "name it with --loss OUTPUT",
         )
-    loss = losses[0]
-    pairs |= _pair_scalars(index, pairs, loss, roles, moving)
+    shown = named or (losses[0],)
+    pairs |= pair_scalars(index, pairs, shown, losses, roles, moving)
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
-    pairs |= match_copies(index, {output: name for output, name in pairs.items() if output != loss}, free)
+    pairs |= match_copies(index, {output: name for output, name in pairs.items() if output not in shown}, free)
     if not pairs:
         raise InputError(
             "no state found: no output is the new value of an input", "name the pairs with --states INPUT=OUTPUT"
@@ -113,23 +119,21 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
-    step = StepSkeleton(index, pairs, loss, roles, reach)
-    refuse_state_batches(step)
-    refuse_open_shapes(step)
-    _refuse_through_forward(step, roles)
-    try:
-        found = find_gradients(step)
-    except UnsupportedError as error:
-        raise _of_another_loss(error, losses, pairs) from error
+    step, found = _gradients(index, pairs, roles, losses, _first(index, pairs, roles, candidates, shown, reach), reach)
     anew = paired_anew(step, found.gradients.values())
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
-    _settle_losses(index, losses, found, pairs, roles)
+    settled = settle_losses(step, found.gradients, found.backward, named)
+    if len(settled.names) < len(step.roots):  # what is only shown asks nothing of a gradient
+        step.lacking = step.lacking_of(settled.names)
+        if not step.lacking.keys().isdisjoint(found.gradients):
+            found = find_gradients(step)
     try:
-        training = assemble(step, found)
+        training = assemble(step, found, settled.names)
     except (InputError, UnsupportedError):
         refuse_contradicted(index, pairs, roles)  # it may be the reason: of two outputs each has the other's state
         raise
+    training.sources = dict(settled.of)
     refuse_unvalued(training, roles)
     refuse_scaled(step, training)
     refuse_doubtful(step, training)
@@ -137,13 +141,71 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     return training
 
 
-def _of_another_loss(error: UnsupportedError, losses: list[str], pairs: Mapping[str, str]) -> UnsupportedError:
+def _first(
+    index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, candidates: list[str], shown: tuple[str, ...],
+    reach: Mapping[str, Mapping[str, int]],
+) -> tuple[str, ...]:  # fmt: skip
+    """The losses that the forward starts from: those of ``shown`` that no update is behind."""
+    if not candidates or shown == (candidates[0],):
+        return shown
+    step = StepSkeleton(index, pairs, (candidates[0],), roles, reach)
+    refuse_second_forward(step, candidates)
+    apart = {candidates[0], *apart_from_updates(step, shown)}
+    return tuple(name for name in shown if name in apart) or shown
+
+
+def _gradients(
+    index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, losses: list[str], first: tuple[str, ...],
+    reach: Mapping[str, Mapping[str, int]],
+) -> tuple[StepSkeleton, GradientMap]:  # fmt: skip
+    """The forward of all losses, and the gradients behind it; ``losses``: outputs that may be one, most likely first.
+
+    The forward grows from ``first``: what depends on gradients of the losses so far is none of it. Where that much of a
+    forward explains no gradients, scalars that no update is behind are taken in.
+    """
+    roots = first
+    refusal: GoptError | None = None
+    while True:
+        step = StepSkeleton(index, pairs, roots, roles, reach)
+        refuse_state_batches(step)
+        _refuse_through_forward(step, roles)
+        refuse_second_forward(step, losses)
+        step.roles = _of_forward(step, roles)
+        try:
+            found = find_gradients(step)
+            more = further_roots(step, found.gradients.values(), losses)
+            if not more and step.roles is not roles:
+                step.roles = roles
+                found = find_gradients(step)
+        except (UnsupportedError, OptionError) as error:  # an option may name a gradient of another loss
+            refusal = refusal or (error if roles.loss else _of_another_loss(error, losses, pairs))
+            more = apart_from_updates(step, losses)[:1]
+            if not more:
+                refuse_open_shapes(step)
+                refuse_hidden_forward(step)
+                raise refusal from error
+        else:
+            if not more:
+                refuse_open_shapes(step)
+                refuse_hidden_forward(step)
+                return step, found
+        roots += more
+
+
+def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
+    """The user's map without gradients of parameters that another forward may read."""
+    if step.forward_values.issuperset(roles.params):
+        return roles
+    return replace(roles, params={name: value for name, value in roles.params.items() if name in step.forward_values})
+
+
+def _of_another_loss(error: GoptError, losses: list[str], pairs: Mapping[str, str]) -> GoptError:
     """The refusal of a step whose gradients were not found, which may be those of another output."""
     others = [name for name in losses[1:] if name not in pairs]
-    hints = (
-        [f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"] if others else []
-    )
-    return UnsupportedError(error.message, *error.hints, *hints)
+    if not others or type(error) is not UnsupportedError:
+        return error
+    taken = f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"
+    return UnsupportedError(error.message, *error.hints, taken)
 
 
 def _refuse_texts(graph: Graph) -> None:
@@ -268,73 +330,3 @@ def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
     kept = set(graph.outputs.values())
     batch = [name for name, type in graph.inputs.items() if type not in kept and type.shape != ()]
     return descendants(index, [name for name in (*batch, *roles.batch) if name not in graph.initializers])
-
-
-def _loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
-    """One-element floating outputs with a differentiable path from a state; the shallowest first."""
-    graph = index.graph
-    single = [
-        name
-        for name, type in graph.outputs.items()
-        if name not in pairs and index.one_element(name) and type.dtype in FLOATS
-    ]
-    makers, paired = ancestors(index, single)[0], set(pairs.values())
-    smooth, moving = set(paired), {name for name in graph.inputs if name not in paired}
-    for node in graph.nodes:
-        if id(node) not in makers:
-            continue
-        if not smooth.isdisjoint(node.reads) and not node.is_in(_STEPS):
-            smooth.update([name for name in node.outputs if graph.type_of(name).dtype in _SMOOTH])
-        if not moving.isdisjoint(node.reads):
-            moving.update(node.outputs)
-    outputs = [name for name in single if name in smooth and name in moving]
-    if len(outputs) > 1:
-        steps = depth(index)
-        outputs.sort(key=lambda name: steps.get(name, 0))
-    return outputs
-
-
-def _pair_scalars(
-    index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap, moving: set[str]
-) -> dict[str, str]:
-    """Update pairs of rank 0, output -> input; the loss takes no part."""
-    reach = _scalar_reach(index, pairs, loss, roles, moving)
-    found, unsettled = match_states(reach)
-    refuse_open(index, unsettled)
-    refuse_contested(index, reach, found)
-    refuse_crossed(index, reach, found)
-    refuse_rivals(index, reach, found)
-    return found
-
-
-def _scalar_reach(
-    index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap, moving: set[str]
-) -> dict[str, dict[str, int]]:
-    graph = index.graph
-    free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
-    return {
-        output: reachable_states(index, output, free, moving)
-        for output, type in graph.outputs.items()
-        if output not in pairs and output != loss and type.shape == ()
-    }
-
-
-def _settle_losses(
-    index: GraphIndex, losses: list[str], found: GradientMap, pairs: Mapping[str, str], roles: RoleMap
-) -> None:
-    """Refuse when another output could be the loss as well: neither paired nor computed from gradients."""
-    if roles.loss or len(losses) == 1:
-        return
-    behind = descendants(index, found.gradients.values())
-    rivals = [name for name in losses[1:] if name not in pairs and name not in behind]
-    if rivals:
-        if len(rivals) == 1:
-            raise UnsupportedError(
-                f"two outputs could be the loss: {losses[0]!r} and {rivals[0]!r}",
-                f"name the one that the gradients belong to: --loss {losses[0]}",
-            )
-        names = ", ".join(map(repr, [losses[0], *rivals[: MOST - 1]]))
-        raise UnsupportedError(
-            f"several outputs could be the loss: {names}{others(max(0, len(rivals) - MOST + 1), 'output')}",
-            f"name the one that the gradients belong to: --loss {rivals[-1]}",
-        )

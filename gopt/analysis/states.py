@@ -18,7 +18,7 @@ from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
 
 
-def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
+def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) -> TrainingGraph:
     """The training step; raises InputError without a parameter, UnsupportedError for a state of no kind we know."""
     graph = step.index.graph
     gradients = frozenset(found.gradients.values())
@@ -31,8 +31,8 @@ def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
         backward = Phase.BACKWARD if id(node) in found.backward else Phase.UPDATE
         node.phase = Phase.FORWARD if id(node) in step.forward else backward
     paired = set(step.updated.values())
-    metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
-    training = TrainingGraph(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
+    metrics = [name for name in graph.outputs if name not in paired and name not in losses]
+    training = TrainingGraph(graph, losses, states, found.gradients, step.batch, hyper, metrics, step.random)
     training.reductions = {name: rule for name, rule in step.roles.statistics.items() if rule}
     refuse_dropped(step, training, found)
     training.notes = _notes(step, training) + unguarded_roots(training, step.index)

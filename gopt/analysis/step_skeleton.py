@@ -1,8 +1,8 @@
-"""Facts about a step before its gradients are found: states, loss, forward, batch."""
+"""Facts about a step before its gradients are found: states, losses, forward, batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from gopt.analysis.gradient_needs import without_needs
@@ -13,7 +13,9 @@ from gopt.ir.graph import Node
 
 
 class StepSkeleton:
-    """A candidate interpretation of a step in which the loss and the state pairs are fixed.
+    """A candidate interpretation of a step in which the state pairs and the ends of the forward are fixed.
+
+    ``roots``: the scalars that the forward computes, losses and what is only shown.
 
     ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by
     id, and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a
@@ -25,16 +27,16 @@ class StepSkeleton:
         self,
         index: GraphIndex,
         pairs: Mapping[str, str],
-        loss: str,
+        roots: tuple[str, ...],
         roles: RoleMap,
         reach: Mapping[str, Mapping[str, int]],
     ) -> None:
-        self.index, self.loss, self.roles, self.reach = index, loss, roles, reach
+        self.index, self.roots, self.roles, self.reach = index, roots, roles, reach
         graph = index.graph
         order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
         self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))
         self.replaces = {output: name for name, output in self.updated.items()}
-        self.forward, self.forward_values = ancestors(index, [loss])
+        self.forward, self.forward_values = ancestors(index, roots)
         self.random = [node for node in graph.nodes if node.op_type in MAY_DRAW and random(node)]
         self.batch = [name for name in graph.inputs if self._is_batch(name)]
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
@@ -42,8 +44,12 @@ class StepSkeleton:
 
     @cached_property
     def lacking(self) -> dict[str, str]:
-        """States that follow the batch and hold no gradient of the loss -> an input that a gradient would depend on."""
-        found = without_needs(self.index, self.forward, [self.loss], self.batch, self.updated)
+        """States that follow the batch and hold no gradient of a loss -> an input that a gradient would depend on."""
+        return self.lacking_of(self.roots)
+
+    def lacking_of(self, losses: Iterable[str]) -> dict[str, str]:
+        """``lacking`` where these are the losses, and other roots are only shown."""
+        found = without_needs(self.index, self.forward, losses, self.batch, self.updated)
         return {name: lost for name, lost in found.items() if name not in self.roles.params}
 
     def is_statistic(self, name: str) -> bool:

@@ -41,11 +41,12 @@ class TrainingGraph:
     """A source graph with its roles.
 
     ``gradients`` maps a parameter's input name to the value that is its gradient; nodes carry their phase.
-    ``batch`` and ``hyper`` are the inputs that are not states; ``metrics`` the other outputs.
+    ``losses`` are the scalar outputs from which a backward starts. ``batch`` and ``hyper`` are the inputs that are not
+    states; ``metrics`` the other outputs.
     """
 
     graph: Graph
-    loss: str
+    losses: tuple[str, ...]
     states: list[State]
     gradients: dict[str, str]
     batch: list[str]
@@ -57,15 +58,16 @@ class TrainingGraph:
     """Nodes of the file that change nothing in the update: their readers read their root."""
     shared: dict[str, str] = field(default_factory=dict)
     """Value that the update reads as a mean over the ranks -> the value of the forward on each rank."""
+    sources: dict[str, frozenset[str]] = field(default_factory=dict)
+    """With several losses: gradient -> those whose own values its backward reads; none where that does not tell."""
     reductions: dict[str, str] = field(default_factory=dict)
     """Statistic -> how the user says that it is combined over ranks."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        return (
-            f"<Training {self.graph.name}: {len(self.graph.nodes)} nodes, {len(self.states)} states, loss {self.loss}>"
-        )
+        counts = f"{len(self.graph.nodes)} nodes, {len(self.states)} states"
+        return f"<Training {self.graph.name}: {counts}, loss {', '.join(self.losses)}>"
 
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
         """Return the cached result of ``find`` for ``question``, which must concern the source graph only.
@@ -93,6 +95,16 @@ class TrainingGraph:
             return found
 
         return self.once("weights of gradients", find).get(gradient, [])
+
+    @property
+    def loss(self) -> str:
+        """The first loss, which stands for all where one number is shown; '' of a server's part of a step."""
+        return self.losses[0] if self.losses else ""
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The outputs that replace no state: losses, then metrics."""
+        return (*self.losses, *self.metrics)
 
     @property
     def parameters(self) -> list[State]:

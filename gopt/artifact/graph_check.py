@@ -76,8 +76,9 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
     frozen = {key for graph in graphs.values() for key in graph.initializers}  # weights that no update touches
     if unlisted := inputs.keys() - listed - frozen:
         _refuse(name, "common.inputs", f"{show(min(unlisted))}, an input of {where}, is missing")
-    if manifest.loss not in outputs and rank.role != "server":
-        _refuse(name, "loss", f"{where} has no output {show(manifest.loss)}")
+    for loss in manifest.losses if rank.role != "server" else ():
+        if loss not in outputs:
+            _refuse(name, "loss", f"{where} has no output {show(loss)}")
     mesh, member, plan = manifest.mesh.mesh(), rank.rank, manifest.parameter_server
     server = rank.rank - mesh.ranks if rank.role == "server" and plan is not None else None
     if server is not None and plan is not None:

@@ -214,11 +214,16 @@ class Manifest:
     startup: str | None = field(default=None, metadata=OPTIONAL)
     """The file of the source's start-up graph, if it has one."""
     loss: str
+    more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     states: tuple[SourceState, ...]
     common: CommonEntry
     ranks: tuple[RankEntry, ...]
     written: WrittenEntry | None = field(default=None, metadata=OPTIONAL)
     """None in a folder of an older gopt, and where values were left out."""
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return (self.loss, *self.more_losses)
 
     @property
     def schedule(self) -> dict[str, int]:

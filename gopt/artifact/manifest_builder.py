@@ -42,6 +42,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         split=dict(program.split) or None,
         source=SOURCE_FILE,
         loss=training.loss,
+        more_losses=training.losses[1:],
         states=source_states(training),
         common=common_entry(training, common),
         ranks=tuple(_rank_entry(program, parts) for parts in by_rank.values()),
@@ -61,7 +62,7 @@ def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> Common
     """Return the inputs and outputs that all ranks have, and the states that are equal on all of them."""
     types = training.graph.types
     inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
-    outputs = (training.loss, *training.metrics)
+    outputs = training.shown
     return CommonEntry(
         inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
         outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),

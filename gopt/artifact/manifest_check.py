@@ -105,8 +105,11 @@ class _Checker:
         for index, entry in enumerate(common.inputs):
             if entry.name in self.elements:
                 _refuse(self.name, f"common.inputs[{index}].name", f"{show(entry.name)} is a state")
-        if self.manifest.loss not in [each.name for each in common.outputs]:
-            _refuse(self.name, "loss", f"{show(self.manifest.loss)} is not an output")
+        shown = {each.name for each in common.outputs}
+        self._once("loss", self.manifest.losses)
+        for loss in self.manifest.losses:
+            if loss not in shown:
+                _refuse(self.name, "loss", f"{show(loss)} is not an output")
         self._pieces("common.state", common.state)
 
     def _phases(self) -> None:

@@ -97,7 +97,7 @@ class _RankWriter:
         given = [name for name in (*program.training.batch, *program.training.hyper) if name in graph.inputs]
         frozen = [name for name in program.training.graph.inputs if name in graph.initializers]
         inputs = {name: types[name] for name in (*given, *frozen)} | held
-        shown = [name for name in (program.training.loss, *program.training.metrics) if name in graph.outputs]
+        shown = [name for name in program.training.shown if name in graph.outputs]
         outputs = {name: types[name] for name in shown}
         outputs |= {state.output: state.type for state in common if state.output in graph.outputs}
         borders = []

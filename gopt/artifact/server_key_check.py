@@ -117,7 +117,7 @@ class _Keys:
         if key.inputs:
             self._whole(where, key)
         elif key.kind is KeyKind.METRIC:
-            shown = {each.name for each in self.manifest.common.outputs} - {self.manifest.loss}
+            shown = {each.name for each in self.manifest.common.outputs} - {*self.manifest.losses}
             if key.outputs[0] not in shown:
                 self._refuse(f"{where}.outputs[0]", f"{show(key.outputs[0])} is not a metric")
 

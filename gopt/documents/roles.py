@@ -12,18 +12,24 @@ from gopt.documents.records import OPTIONAL, from_document, to_document
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesRecord:
-    """The loss; state -> its new value; parameter -> gradient; inputs of the batch; scalars averaged over ranks;
-    statistics, and how ranks combine them.
+    """The loss, and others beside it; state -> its new value; parameter -> gradient; inputs of the batch; scalars
+    averaged over ranks; statistics, and how ranks combine them.
 
     An empty loss or gradient is one that data flow finds.
     """
 
     loss: str = ""
+    more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     states: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     batch: tuple[str, ...] = ()
     shared: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     statistics: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """All that are named."""
+        return (*filter(None, [self.loss]), *self.more_losses)
 
     @classmethod
     def parse(cls, text: str, name: str) -> RolesRecord:

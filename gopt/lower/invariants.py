@@ -84,7 +84,7 @@ class _SharedValues:
                         raise InvariantError(f"the ranks make {name!r} twice, the second time by {node.op_type}")
                 made.update(dict.fromkeys(node.outputs, number))
             wanted.append(missing)
-        results = (program.training.loss, *program.training.metrics, *(state.output for state in common))
+        results = (*program.training.shown, *(state.output for state in common))
         return cls(made, wanted, reads, tuple(name for name in results if name in graph.outputs))
 
 
@@ -207,7 +207,7 @@ def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tup
 
 def _outputs(program: SpmdProgram) -> int:
     source = program.source.graph
-    names = (program.training.loss, *program.training.metrics)
+    names = program.training.shown
     for variant in program.variants:
         for name in names:
             if variant.graph.types.get(name) != source.types.get(name):

@@ -128,6 +128,7 @@ class Inspection(HtmlTable):
     """Calls along axes whose ranks see the same samples, with their duals."""
     notes: tuple[str, ...]
     configurations: tuple[DeviceConfiguration, ...] = ()
+    more_losses: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(dict.fromkeys(each.name for each in self.optimizers))
@@ -136,7 +137,10 @@ class Inspection(HtmlTable):
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "model"}
         couplings = [each.to_json() for each in self.couplings]
-        return record | asdict(self) | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
+        own = asdict(self)
+        if not self.more_losses:
+            del own["more_losses"]
+        return record | own | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
 
 
 def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> Inspection:
@@ -168,6 +172,7 @@ def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> In
         file_bytes=source.nbytes,
         opsets={entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import},
         loss=training.loss,
+        more_losses=training.losses[1:],
         phases=_phases(training),
         parameters=_parameters(training, subgraphs, rules),
         optimizers=_optimizers(rules),

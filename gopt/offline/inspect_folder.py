@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEntry
 from gopt.artifact.states_file import STATES_FILE
-from gopt.documents.records import to_document
+from gopt.documents.records import OPTIONAL, to_document
 from gopt.lower.invariants import Check
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect_split import SplitInspection, inspect_split
@@ -60,6 +60,7 @@ class FolderInspection(HtmlTable):
     checks: tuple[Check, ...]
     values_bytes: int
     notes: tuple[str, ...]
+    more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     def __repr__(self) -> str:
         return f"<FolderInspection {self.folder}: {self.ranks} ranks, {sum(self.states.values())} states>"
@@ -88,6 +89,7 @@ def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspecti
         ranks=manifest.mesh.ranks,
         source=report.source,
         loss=manifest.loss,
+        more_losses=manifest.more_losses,
         states=Counter(state.kind.value for state in manifest.states),
         sharded=len(manifest.states) - len(common),
         replicated=len(common),

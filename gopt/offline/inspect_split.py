@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.artifact.manifest import Manifest
@@ -13,7 +13,7 @@ from gopt.artifact.report import balance
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
-from gopt.documents.records import to_document
+from gopt.documents.records import OPTIONAL, to_document
 from gopt.errors import InputError
 from gopt.notebook import HtmlTable
 
@@ -55,6 +55,7 @@ class SplitInspection(HtmlTable):
     added_ops: int
     checks: int
     notes: tuple[str, ...]
+    more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def pushed(self) -> int:
@@ -105,6 +106,7 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
         roles="" if entry.roles is None else str(entry.roles.roles()),
         source=report.source,
         loss=manifest.loss,
+        more_losses=manifest.more_losses,
         states=Counter(state.kind.value for state in manifest.states),
         local=len(local),
         keys={kind.value: sum(key.kind is kind for key in entry.keys) for kind in KeyKind},

@@ -59,7 +59,7 @@ class _Roles:
         if training is None:
             return
         self.inputs = dict.fromkeys(training.batch, "batch") | dict.fromkeys(training.hyper, "hyper")
-        self.outputs = dict.fromkeys(training.metrics, "metric") | {training.loss: "loss"}
+        self.outputs = dict.fromkeys(training.metrics, "metric") | dict.fromkeys(training.losses, "loss")
         for state in training.states:
             owner = f" of {ref(state.of)}" if state.of else ""
             self.inputs[state.tensor] = f"{state.kind.value}{owner} -> {ref(state.updated)}"

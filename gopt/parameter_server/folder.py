@@ -49,6 +49,7 @@ def split_manifest(split: SplitStep, startup: Graph | None = None) -> Manifest:
         parameter_server=split.entry(),
         source=SOURCE_FILE,
         loss=training.loss,
+        more_losses=training.losses[1:],
         states=source_states(training),
         common=common_entry(training, ()),
         ranks=tuple(_entries(split)),

@@ -125,7 +125,7 @@ def geo_servers(
     training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions
 ) -> ServerProgram:
     """Return the program of the servers: each adds the deltas of its pieces."""
-    view = role_view(training, (), placement.served, (), "")
+    view = role_view(training, (), placement.served, (), ())
     mesh = Mesh(((SERVER, options.servers),), ((SERVER, AxisKind.DATA),))
     program = SpmdProgram(view, view.graph.copy(), mesh, [])
     rewriter, types = GraphRewriter(program.graph, PASS), program.graph.types
@@ -191,7 +191,7 @@ def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, o
     names = list(plan.owners)
     last = {name: State(f"gopt.geo.last{n}", f"gopt.geo.last{n}_out", StateKind.OPTIMIZER_STATE, name)
             for n, name in enumerate(names)}  # fmt: skip
-    view = role_view(training, (), placement.served, [], "")
+    view = role_view(training, (), placement.served, [], ())
     for name, state in last.items():
         for each in (state.tensor, state.updated):
             view.graph.types[each] = types[name]

@@ -67,7 +67,7 @@ def place_nodes(
     _refuse_batch(index, training, metrics, cut, server_ids, reached)
     local = [state.updated for state in training.states if state.tensor not in served]
     late = [name for name in training.metrics if name in own & renewed]
-    wanted = [training.loss, *(name for name in training.metrics if name not in (*metrics, *late)), *local]
+    wanted = [*training.losses, *(name for name in training.metrics if name not in (*metrics, *late)), *local]
     dense = (name for name in updates.subgraphs if name not in tables.parameters)
     wanted += [
         *(training.gradients[name] for name in dense),

@@ -79,7 +79,7 @@ def server_program(
 ) -> ServerProgram:
     """Write the servers' program. Raises UnsupportedError for an output that only one server could compute."""
     _check_metrics(training, plan, placement)
-    view = role_view(training, placement.server_nodes, placement.served, placement.metrics, "")
+    view = role_view(training, placement.server_nodes, placement.served, placement.metrics, ())
     mesh = Mesh(((SERVER, options.servers),), ((SERVER, AxisKind.DATA),))
     program = SpmdProgram(view, view.graph.copy(), mesh, [])
     emitter = _Emitter(program, plan, options)

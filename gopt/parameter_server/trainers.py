@@ -49,7 +49,7 @@ def trainer_program(
     """Write the trainers' program. Its states are the local ones, and with pulls at the end also the pulled ones."""
     local = [state.tensor for state in training.states if state.tensor not in placement.served]
     metrics = [name for name in training.metrics if name not in placement.metrics]
-    view = role_view(training, placement.trainer_nodes, local, metrics, training.loss)
+    view = role_view(training, placement.trainer_nodes, local, metrics, training.losses)
     at_end = options.pulls is PullAt.END
     held = _held(training, placement) if at_end else []
     view.metrics.append(DONE)

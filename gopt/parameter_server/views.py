@@ -17,16 +17,20 @@ ROUND_TYPE = TensorType("int64", ())
 
 
 def role_view(
-    training: TrainingGraph, nodes: Sequence[Node], states: Iterable[str], outputs: Iterable[str], loss: str
+    training: TrainingGraph,
+    nodes: Sequence[Node],
+    states: Iterable[str],
+    outputs: Iterable[str],
+    losses: tuple[str, ...],
 ) -> TrainingGraph:
-    """Return the step of a role: some nodes of the source and some of its states. ``outputs``: its metrics; ``loss`` is
-    '' where it has none. Nodes are the source's own: copy them before a rewrite."""
+    """Return the step of a role: some nodes of the source and some of its states. ``outputs``: its metrics; ``losses``:
+    none of a server. Nodes are the source's own: copy them before a rewrite."""
     graph, held = training.graph, set(states)
     kept = [state for state in training.states if state.tensor in held]
     read = {name for node in nodes for name in node.reads}
-    shown = [*filter(None, [loss]), *outputs]
+    shown = [*losses, *outputs]
     all_states = {state.tensor for state in training.states}
-    batch = [name for name in training.batch if name in read or (loss and name in graph.inputs)]
+    batch = [name for name in training.batch if name in read or (losses and name in graph.inputs)]
     hyper = [name for name in training.hyper if name in read]
     fed = {*batch, *hyper, *held}
     frozen = {name for name in graph.inputs if name in read and name in graph.initializers and name not in all_states}
@@ -43,8 +47,8 @@ def role_view(
     )  # fmt: skip
     own = {id(node) for node in nodes}
     return replace(
-        training, graph=view, loss=loss, states=kept, batch=batch, hyper=[*hyper, ROUND],
-        metrics=[name for name in shown if name != loss], random=[n for n in training.random if id(n) in own],
+        training, graph=view, losses=losses, states=kept, batch=batch, hyper=[*hyper, ROUND],
+        metrics=[name for name in shown if name not in losses], random=[n for n in training.random if id(n) in own],
         looked_through=[], notes=[], shared={},
     )  # fmt: skip
 

@@ -55,7 +55,12 @@ class Source(HtmlTable):
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
         entry = self.entry()
-        return [("file", self.name), ("bytes", self.nbytes), ("loss", self.training.loss), *entry.counts.items()]
+        return [
+            ("file", self.name),
+            ("bytes", self.nbytes),
+            ("loss", ", ".join(self.training.losses)),
+            *entry.counts.items(),
+        ]
 
     @property
     def rank_startup(self) -> Graph | None:

@@ -19,6 +19,7 @@ def roles_text(training: TrainingGraph) -> str:
     named = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
     return RolesRecord(
         loss=training.loss,
+        more_losses=training.losses[1:],
         states={state.tensor: state.updated for state in training.states},
         params=training.gradients,
         batch=tuple(training.batch),
@@ -33,7 +34,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
     record = RolesRecord.parse(text, f"{name}: gopt.roles")
-    roles = RoleMap(record.loss, record.states, record.params, record.batch, record.shared, record.statistics or {})
+    roles = RoleMap(record.losses, record.states, record.params, record.batch, record.shared, record.statistics or {})
     try:
         roles.check(graph)
     except OptionError as error:

@@ -15,7 +15,7 @@ def result_placements(training: TrainingGraph, states: Mapping[str, Placement]) 
     several parameters that are not split alike.
     """
     wanted = {state.updated: states.get(state.tensor, REPLICATED) for state in training.states}
-    wanted |= dict.fromkeys((training.loss, *training.metrics), REPLICATED)
+    wanted |= dict.fromkeys(training.shown, REPLICATED)
     gradients: dict[str, Placement] = {}
     for name, value in training.gradients.items():
         placement = states.get(name, REPLICATED)

@@ -25,12 +25,12 @@ Tamper = Callable[[int, Values], None]
 class RankResults:
     """Results of a step of all ranks.
 
-    ``outputs``: by rank. ``losses``: micro-step, rank, value. ``gradients``: the local ones by micro-step and data
-    rank, as the ranks sent them, where they are visible.
+    ``outputs``: by rank. ``losses``: micro-step, rank, name, value. ``gradients``: the local ones by micro-step and
+    data rank, as the ranks sent them, where they are visible.
     """
 
     outputs: list[Values]
-    losses: list[tuple[int, int, np.ndarray]]
+    losses: list[tuple[int, int, str, np.ndarray]]
     gradients: list[list[Values]]
 
 
@@ -91,8 +91,9 @@ class AllRanks:
                 for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(held[r], output)
                     made.outputs[r].update(output)
-                    if reference.training.loss in output:
-                        made.losses.append((turn, r, np.asarray(output[reference.training.loss], np.float64)))
+                    for loss in reference.training.losses:
+                        if loss in output:
+                            made.losses.append((turn, r, loss, np.asarray(output[loss], np.float64)))
                     seen = made.gradients[turn][self.which[r]]
                     for name, value in reference.varied(variant, output, r in marked).items():
                         self._note(seen, name, value, r)

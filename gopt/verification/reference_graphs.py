@@ -21,7 +21,7 @@ def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] =
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, its ``weight``
     (``--loss-reduction``), and ``more``."""
     statistics = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
-    wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
+    wanted = [*training.losses, *dict.fromkeys(training.gradients.values()), *statistics]
     wanted += [*training.shared.values(), *([weight] if weight else []), *more]
     return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 

@@ -35,7 +35,7 @@ class LocalResults:
     ``weights`` (``--loss-reduction``) and ``shown`` (values that the update reads as a mean) of all batches in turn.
     """
 
-    losses: list[list[np.ndarray]]
+    losses: list[list[Values]]
     gradients: list[list[Values]]
     statistics: list[Values]
     weights: list[float] = field(default_factory=list)
@@ -107,11 +107,12 @@ class ReferenceProgram:
         """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
         fixed = self._local.hold({**states, **settings})
         held = [Values() for _ in batches[0]]
+        names = self.training.losses
         losses, gradients, weights, shown = [], [], [], []
         ids: list[Values] = []
         for turn in batches:
             outputs = self._locals([{**fixed, **own, **batch} for own, batch in zip(held, turn)])
-            losses.append([np.asarray(out[self.training.loss], np.float64) for out in outputs])
+            losses.append([{name: np.asarray(out[name], np.float64) for name in names} for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             ids += [{name: np.asarray(out[name]) for each in self.lazy for name in each.ids} for out in outputs]
             shown += [{made: np.asarray(out[own]) for made, own in self.training.shared.items()} for out in outputs]

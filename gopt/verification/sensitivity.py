@@ -42,7 +42,7 @@ class Sensitivity:
     ``losses`` and ``gradients``: by micro-step and data rank; ``means``: of mean gradients; ``states``: of new states.
     """
 
-    losses: list[list[float]]
+    losses: list[list[dict[str, float]]]
     gradients: list[list[dict[str, float]]]
     means: dict[str, float]
     states: dict[str, float]
@@ -84,7 +84,7 @@ def measure_sensitivity(
     """Disturb ``step``, which the reference made of these very states; ``by``: see ``units``. RUNS more steps."""
     generator = np.random.default_rng([seed, 5])
     found = Sensitivity(
-        [[0.0] * len(turn) for turn in step.local.losses],
+        [[dict.fromkeys(each, 0.0) for each in turn] for turn in step.local.losses],
         [[dict.fromkeys(values, 0.0) for values in turn] for turn in step.local.gradients],
         dict.fromkeys(step.means, 0.0),
         dict.fromkeys(step.states, 0.0),
@@ -127,7 +127,7 @@ def _widen(found: Sensitivity, step: ReferenceStep, again: ReferenceStep) -> Non
     """Take in one disturbed run."""
     for turn, (ours, theirs) in enumerate(zip(step.local.losses, again.local.losses)):
         for r, (mine, other) in enumerate(zip(ours, theirs)):
-            found.losses[turn][r] = max(found.losses[turn][r], apart(mine, other))
+            _most(found.losses[turn][r], mine, other)
     for turn, (mine_, other_) in enumerate(zip(step.local.gradients, again.local.gradients)):
         for r, (own, their) in enumerate(zip(mine_, other_)):
             _most(found.gradients[turn][r], own, their)

@@ -51,7 +51,13 @@ def check_source_duals(training: TrainingGraph, mesh: Mesh, seed: int = 0) -> li
         return []
     open_note = [f"{_named(each)}: its dual was not found, and could not be measured" for each in live]
     members = member_mesh(mesh, training.graph.nodes)
-    if members is None or members.ranks > MOST or training.random or _size(training.graph) * members.ranks > ELEMENTS:
+    if (
+        members is None
+        or members.ranks > MOST
+        or training.random
+        or len(training.losses) > 1
+        or _size(training.graph) * members.ranks > ELEMENTS
+    ):
         return open_note
     try:
         measured = _Measured(training, members, seed)

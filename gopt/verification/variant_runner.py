@@ -105,10 +105,11 @@ class VariantRunner:
 
 
 def _not_finite_states(reference: ReferenceProgram, step: ReferenceStep, before: Values) -> list[str]:
-    """States that are no longer finite, and the loss, the first to leave the numbers first."""
-    loss = any(not finite(each) for turn in step.local.losses for each in turn)
+    """States that are no longer finite, and losses, the first to leave the numbers first."""
+    ranks = [each for turn in step.local.losses for each in turn]
+    losses = [name for name in reference.training.losses if not all(finite(each[name]) for each in ranks)]
     states = [name for name, value in step.states.items() if became_not_finite(value, before[name])]
-    return [*([reference.training.loss] if loss else []), *states]
+    return [*losses, *states]
 
 
 _KnownErrors = dict[str, tuple[np.ndarray, float]]
@@ -131,10 +132,10 @@ class _StepComparison:
     def judge(self, step: ReferenceStep, first: Values) -> None:
         """Compare with ``step`` of the source; ``first``: the states that changes are counted from."""
         comparisons = self._comparisons({})
-        self._losses(comparisons, step.local)
+        self._losses(comparisons, step.local, self.runner.reference.training.losses)
         self._states(comparisons, step.states, first, None)
         self._copies(comparisons)
-        again = comparisons.failing() & {*self.runner.kinds, self.runner.reference.training.loss}
+        again = comparisons.failing() & {*self.runner.kinds, *self.runner.reference.training.losses}
         if self.variant is PLAIN:
             again |= self._noisy()
         if again:
@@ -175,8 +176,7 @@ class _StepComparison:
         reference = self.runner.reference
         statistics = {state.tensor for state in reference.statistics}
         comparisons = self._comparisons({} if moved is None else self._floors(base, moved, statistics))
-        if reference.training.loss in names:
-            self._losses(comparisons, base.local, moved)
+        self._losses(comparisons, base.local, names, moved)
         self._gradients(comparisons, base.local, sent, moved)
         self._states(
             comparisons, {**update.states, **{name: base.states[name] for name in statistics}}, self.own, names
@@ -236,13 +236,18 @@ class _StepComparison:
     def _comparisons(self, floors: dict[str, float]) -> StepComparisons:
         return StepComparisons(self.runner.result.tolerance, self.variant.name, self.number, floors)
 
-    def _losses(self, comparisons: StepComparisons, local: LocalResults, moved: Sensitivity | None = None) -> None:
-        loss = self.runner.reference.training.loss
-        for turn, rank, value in self.made.losses:
+    def _losses(
+        self, comparisons: StepComparisons, local: LocalResults, names: Collection[str],
+        moved: Sensitivity | None = None,
+    ) -> None:  # fmt: skip
+        """Compare those losses that are among ``names``."""
+        for turn, rank, loss, value in self.made.losses:
+            if loss not in names:
+                continue
             which = self.runner.all_ranks.which[rank]
-            wanted = local.losses[turn][which]
+            wanted = local.losses[turn][which][loss]
             if moved is not None:
-                comparisons.floors[loss] = min(MULTIPLE * moved.losses[turn][which], MOST * norm(wanted))
+                comparisons.floors[loss] = min(MULTIPLE * moved.losses[turn][which][loss], MOST * norm(wanted))
             if loss not in self.not_finite:
                 comparisons.whole(rank, loss, "loss", value, wanted, np.zeros_like(value))
             elif finite(value) and not finite(wanted):

@@ -239,7 +239,7 @@ class Verifier:
                 local = self.reference.local(PLAIN, values, {}, [[drawn.batch(0, part) for part in range(self.parts)]])
             except RunError:
                 return drawn.plain()
-            if not all(finite(loss) for loss in local.losses[0]):
+            if not all(finite(loss) for losses in local.losses[0] for loss in losses.values()):
                 return drawn.plain()
         return drawn
 

@@ -43,7 +43,7 @@ def reading(graph: Graph) -> CouplingSummary:
     states = [State(name, name, StateKind.PARAMETER) for name in graph.inputs if name in graph.initializers]
     for node in graph.nodes:
         node.phase = Phase.FORWARD
-    return analyse_couplings(TrainingGraph(graph, "loss", states, {}, batch, [], [], []))
+    return analyse_couplings(TrainingGraph(graph, ("loss",), states, {}, batch, [], [], []))
 
 
 def draw(graph: Graph, generator: np.random.Generator) -> dict[str, np.ndarray]:

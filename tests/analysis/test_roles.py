@@ -339,11 +339,12 @@ def test_the_map_reaches_the_command_line_and_the_configuration(tmp_path, capsys
     sgd(b, net)
     b.output("other", second, ())
     path = b.save(tmp_path / "step.onnx")
-    assert main(["shard", str(path), "--ranks", "2", "--dry-run"]) == 4
-    assert "--loss" in capsys.readouterr().err
-    assert main(["shard", str(path), "--ranks", "2", "--dry-run", "--loss", "loss"]) == 0
-    (tmp_path / "gopt.toml").write_text('[roles]\nloss = "other"\n')
-    assert main(["shard", str(path), "--ranks", "2", "--dry-run", "--config", str(tmp_path / "gopt.toml")]) == 0
+    (tmp_path / "gopt.toml").write_text('[roles]\nloss = ["other"]\n')
+    table = ["--config", str(tmp_path / "gopt.toml")]
+    for given, loss in (([], "loss"), (["--loss", "other"], "other"), (table, "other"), (["--loss", "loss"], "loss")):
+        assert main(["shard", str(path), "--ranks", "2", "-o", str(tmp_path / "out"), "--force", *given]) == 0
+        assert json.loads((tmp_path / "out" / "manifest.json").read_text())["loss"] == loss
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -409,19 +410,21 @@ def test_only_frozen_parameters(tmp_path):
     refused(b, tmp_path, InputError, "no parameter")
 
 
-def test_two_losses(tmp_path):
+def test_a_loss_that_is_shown_with_a_penalty(tmp_path):
     b, net = step()
     sgd(b, net)
     b.output("other", b.op("Add", net.loss, b.op("ReduceMean", b.op("Abs", "w0"), keepdims=0)), ())
-    refused(b, tmp_path, UnsupportedError, "'loss'", "'other'", "--loss loss")
+    training = load(b, tmp_path)
+    assert training.losses == ("other",) and training.metrics == ["loss"] and set(training.gradients) >= {"w0", "w1"}
 
 
-def test_another_loss_is_proposed_where_no_gradient_is_found(tmp_path):
-    """A metric that is nearer to the data than the loss was taken for it."""
+def test_a_metric_nearer_to_the_data_than_the_loss(tmp_path):
+    """It was taken for the loss, and no gradient was found."""
     b, net = step()
     sgd(b, net)
     b.output("near", b.op("ReduceSum", b.op("MatMul", "x", "w0"), keepdims=0), ())
-    refused(b, tmp_path, UnsupportedError, "no gradient", "--loss loss")
+    training = load(b, tmp_path)
+    assert training.losses == ("loss",) and training.metrics == ["near"] and set(training.gradients) >= {"w0", "w1"}
 
 
 def branch(b: Builder, flag: str, one: str, other: str, shape: tuple[int, ...]) -> str:
@@ -628,12 +631,11 @@ def test_low_precision_parameters_of_equal_values_are_refused(known, tmp_path):
     assert {state.tensor for state in gopt.load(path, roles=roles).training.parameters} >= {"p", "q"}
 
 
-def test_a_refusal_of_many_possible_losses_names_a_few(tmp_path):
-    """Of 10,000 outputs it named all, in one line of 70,000 characters."""
+def test_functions_of_the_loss_alone_are_metrics(tmp_path):
     step = onnx.load(FIXTURES / "mlp_sgd.onnx")
     for number in range(30):
         step.graph.node.append(helper.make_node("Neg", ["loss"], [f"shown{number}"]))
         step.graph.output.append(helper.make_tensor_value_info(f"shown{number}", onnx.TensorProto.FLOAT, []))
     onnx.save(step, tmp_path / "m.onnx")
-    with pytest.raises(UnsupportedError, match=r"several outputs could be the loss: ('\w+', ){7}'\w+' \(and 23 other"):
-        gopt.shard(tmp_path / "m.onnx", 2)
+    training = gopt.load(tmp_path / "m.onnx").training
+    assert training.losses == ("loss",) and len(training.metrics) == 30

@@ -81,7 +81,7 @@ class Calls:
         graph = Graph("calls", self.nodes, dict(self.inputs), table, {}, dict(self.types), header)
         for node in self.nodes:
             node.phase = Phase.UPDATE if id(node) in self.late else Phase.FORWARD
-        training = TrainingGraph(graph, shown[0], [], {}, list(self.inputs), [], shown[1:], [])
+        training = TrainingGraph(graph, (shown[0],), [], {}, list(self.inputs), [], shown[1:], [])
         return SpmdProgram.start(training, mesh or Mesh((("shard", self.members),)))
 
 

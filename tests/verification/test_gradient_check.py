@@ -67,7 +67,7 @@ def training_of(
     onnx.save(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEAD + text)), path)
     graph = load(path, own=True)
     states = [State(name, name, StateKind.PARAMETER) for name in graph.inputs if name not in batch]
-    return TrainingGraph(graph, loss, states, dict(gradients), list(batch), [], [], [])
+    return TrainingGraph(graph, (loss,), states, dict(gradients), list(batch), [], [], [])
 
 
 def confirm(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.joint_gradients import UnlikeGradients, unlike_gradients
-from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
+from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.coupling.statistics import statistic_reductions
 from gopt.analysis.graph_walks import ancestors
@@ -53,11 +53,14 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         read = {name for node in forward for name in node.reads}
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
-        _loss(context, training)
+        for loss in training.losses:
+            _loss(context, training, loss)
         _driven(context, training)
         known = statistic_reductions(context, training)
-        mark = context.marks.get(training.loss)
+        marks = [context.marks.get(loss) for loss in training.losses]
+        mark = marks[0]
         plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
+        plain = plain and all(each is not None and _alike(each, mark) for each in marks)
         found = tuple(context.found)
         unlike = unlike_gradients(context, training)
         if mark is not None and plain:
@@ -146,9 +149,14 @@ def notes(couplings: Sequence[Coupling]) -> list[str]:
     return [facts[0].note + more[kind] for kind, facts in by_kind.items()]
 
 
-def _loss(context: CouplingContext, training: TrainingGraph) -> None:
+def _alike(mark: Mark, other: Mark | None) -> bool:
+    """Return whether two losses are both means, sums, or means weighted by the same value."""
+    return other is not None and (mark.kind, mark.by, mark.doubt) == (other.kind, other.by, other.doubt)
+
+
+def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
     """Record a coupling unless the loss is a mean over samples."""
-    loss = training.loss
+    it = "the loss" if len(training.losses) == 1 else f"the loss {loss!r}"
     mark, node = context.marks.get(loss), context.index.producers.get(loss)
     if node is None or mark is None or mark.kind in (Relation.UNKNOWN, Relation.MEAN) or mark.mixed:
         if node is not None and mark is None:
@@ -159,24 +167,24 @@ def _loss(context: CouplingContext, training: TrainingGraph) -> None:
         exact = f"--loss-reduction weighted:{mark.by} is exact" if mark.by else "write the division out in the model"
         context.couple(
             CouplingKind.WEIGHTED, node,
-            f"the loss is divided by a count of the rank's own batch{by}: all ranks have equal weight",
+            f"{it} is divided by a count of the rank's own batch{by}: all ranks have equal weight",
             exact, loss,
         )  # fmt: skip
     elif mark.kind is Relation.SUM:
-        _sum(context, loss, node)
+        _sum(context, loss, node, it)
     elif mark.kind is Relation.SAMPLES:
-        context.couple(CouplingKind.UNKNOWN, node, f"the loss is that of one sample, no sum and no mean: {UNDECIDED}")
+        context.couple(CouplingKind.UNKNOWN, node, f"{it} is that of one sample, no sum and no mean: {UNDECIDED}")
     else:
         origin = context.index.producers.get(mark.origin) or node
         context.couple(
             CouplingKind.NONLINEAR, node,
-            f"the loss is not a mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
+            f"{it} is not a mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
             "have in common", "--statistics sync may make it exact", loss,
         )  # fmt: skip
 
 
-def _sum(context: CouplingContext, loss: str, node: Node) -> None:
-    """A loss that is a sum over samples, as far as the constants in it tell."""
+def _sum(context: CouplingContext, loss: str, node: Node, it: str) -> None:
+    """A loss that is a sum over samples, as far as the constants in it tell; ``it``: what a note calls it."""
     mark = context.marks[loss]
     known = not context.batch or division(mark.factor, context.batch, mark.sizes).by_others
     if context.batch == 1 or mark.doubt:
@@ -186,14 +194,14 @@ def _sum(context: CouplingContext, loss: str, node: Node) -> None:
         )
     elif known:
         context.couple(
-            CouplingKind.SUMMED, node, "the loss is summed over the samples, and gradients are averaged over ranks",
+            CouplingKind.SUMMED, node, f"{it} is summed over the samples, and gradients are averaged over ranks",
             "--loss-reduction sum is exact", loss,
         )  # fmt: skip
     else:
         times = f"times {abs(mark.factor):.6g}" if mark.factor else "times a value that is not a constant"
         context.couple(
             CouplingKind.UNKNOWN, node,
-            f"the loss is summed over {context.batch} samples, {times}: "
+            f"{it} is summed over {context.batch} samples, {times}: "
             "gopt cannot tell whether that divides by their number",
             "--loss-reduction sum is exact where it does not", loss,
         )  # fmt: skip

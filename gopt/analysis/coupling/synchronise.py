@@ -63,7 +63,7 @@ def _nodes(training: TrainingGraph) -> list[Node]:
     """The nodes that compute loss, gradients and statistics, in order."""
     kept = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     stops = set(training.gradients.values())
-    needed = ancestors(GraphIndex(training.graph), [training.loss, *stops, *kept])[0]
+    needed = ancestors(GraphIndex(training.graph), [*training.losses, *stops, *kept])[0]
     return [node for node in training.graph.nodes if id(node) in needed]
 
 
@@ -94,10 +94,10 @@ def _sound(training: TrainingGraph, context: CouplingContext, nodes: list[Node],
         name for node in nodes if node.phase is Phase.FORWARD and _single(context, node)
         for name in node.inputs if name in context.fed
     }  # fmt: skip
-    for name in sorted({*read, training.loss, *(wanted.keys() - context.fed.keys())}):
+    for name in sorted({*read, *training.losses, *(wanted.keys() - context.fed.keys())}):
         mark = context.marks.get(name)
         if mark is not None and not mark.sound:
-            what = "the loss" if name == training.loss else f"{name!r}"
+            what = f"the loss {name!r}" if name in training.losses else f"{name!r}"
             raise UnsupportedError(
                 f"--statistics sync cannot give the step of one large batch: {what} is made of sums or maxima over "
                 "samples that no count divides, or of a count with a lower bound",

@@ -164,12 +164,12 @@ class _Slopes:
         self, points: Sequence[Values], names: Sequence[str]
     ) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
         for point in points:
-            level, gradients = self.forward.loss_and_gradients(point)
+            levels, gradients = self.forward.loss_and_gradients(point)
             found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
             for name, gradient in found.items():
                 self._peaks[name] = max(self._peaks.get(name, 0.0), float(np.abs(gradient).max(initial=0.0)))
             del gradients, gradient
-            yield point, level, found
+            yield point, float(levels[0]), found
 
 
 def _points(training: TrainingGraph, options: DeriveOptions) -> list[Values]:

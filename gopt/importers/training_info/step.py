@@ -52,12 +52,13 @@ def step_of(model: ModelProto) -> TrainingInfoStep:
     updates = bind(step, info)
     calls = expand_gradients(step, {each.state for each in updates})
     check_types(step, updates)
-    scalars = {call.scalar for call in calls}
-    loss = scalars.pop() if len(scalars) == 1 else ""
-    if loss:
+    losses = tuple(dict.fromkeys(call.scalar for call in calls))
+    for loss in losses:
         _add_output(step, loss)
     _check_given(given, step.graph)
-    roles = replace(given, loss=loss or given.loss, states={each.state: each.output for each in updates})
+    roles = replace(given, states={each.state: each.output for each in updates})
+    if losses:
+        roles = replace(roles, loss=losses[0], more_losses=losses[1:])
     step.metadata_props.add(key=ROLES, value=roles.text())
     note = "read from training_info: the inference graph, followed by the algorithm"
     return TrainingInfoStep(step, (note,), startup_model(model, info))
@@ -77,7 +78,7 @@ def _check_given(roles: RolesRecord, graph: GraphProto) -> None:
     values = {name for node in graph.node for name in node.output} | inputs
     for name, known in (
         *((name, inputs) for name in (*roles.params, *roles.batch)),
-        *((name, values) for name in (roles.loss, *roles.params.values(), *roles.shared)),
+        *((name, values) for name in (*roles.losses, *roles.params.values(), *roles.shared)),
     ):
         if name and name not in known:
             raise broken(

@@ -99,8 +99,9 @@ def _interface_lines(
                 told_outputs.update([each.updated] if each else [])
             yield from _state_lines(name, state, other, a, b)
         yield from _byte_lines(first, second)
-        if first.loss != second.loss:
-            yield Difference("output", f"loss: {ref(first.loss)} -> {ref(second.loss)}")
+        if first.losses != second.losses:
+            one, two = (", ".join(map(ref, each.losses)) for each in (first, second))
+            yield Difference("output", f"loss: {one} -> {two}")
     sides = ("input", a.inputs, b.inputs, told_inputs), ("output", a.outputs, b.outputs, told_outputs)
     for kind, old, new, told in sides:
         for name, before, after in _joined(old, new):

@@ -200,7 +200,7 @@ def _interface(a: Manifest, b: Manifest) -> Iterator[str]:
     """Inputs, outputs and phases of the ranks."""
     sides = [
         {
-            "loss": each.loss, "phases": each.schedule,
+            "losses": each.losses, "phases": each.schedule,
             **{kind: to_document(each.common)[kind] for kind in ("inputs", "outputs")},
             "synchronised": to_document(each.synchronised),
         }

@@ -95,7 +95,7 @@ def _heading(manifest: Manifest, report: Report) -> Heading:
         stage=options.get("stage"),
         partition=options.get("partition"),
         accumulate=manifest.accumulate,
-        loss=manifest.loss,
+        loss=", ".join(manifest.losses),
     )
 
 

@@ -66,7 +66,7 @@ def _chosen(training: TrainingGraph, outputs: Sequence[str]) -> list[str]:
     late = descendants(GraphIndex(graph), training.gradients.values())
     own = [name for name in training.metrics if name not in late]
     if not outputs and not own:
-        needed, _ = ancestors(GraphIndex(graph), [training.loss])
+        needed, _ = ancestors(GraphIndex(graph), training.losses)
         heavy = [node for node in graph.nodes if id(node) in needed and node.op_type in HEAVY]
         near = f"the last product of the forward is {show(heavy[-1].outputs[0])}" if heavy else ""
         raise OptionError(

@@ -112,7 +112,7 @@ def inspect_manifest(candidate: Candidate) -> ManifestInspection:
     whole = present == len(files)
     return ManifestInspection(
         path.name, manifest.mesh.axes, manifest.mesh.ranks, Counter(rank.role for rank in manifest.ranks),
-        manifest.loss, Counter(state.kind.value for state in manifest.states),
+        ", ".join(manifest.losses), Counter(state.kind.value for state in manifest.states),
         tuple(each.name for each in manifest.common.inputs if each.kind == "batch"), len(files), present,
         f"gopt inspect {path.parent} shows the whole folder" if whole else "the files of its ranks are not beside it",
     )  # fmt: skip

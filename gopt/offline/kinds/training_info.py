@@ -79,7 +79,7 @@ def inspect_training_info(candidate: Candidate) -> TrainingInfoInspection:
     parameters, loss, refusal = 0, "", ""
     try:
         training = api.load(candidate.path).training
-        parameters, loss = len(training.gradients), training.loss
+        parameters, loss = len(training.gradients), ", ".join(training.losses)
         notes += training.notes
     except GoptError as error:
         refusal = error.message

@@ -58,9 +58,10 @@ def divide(training: TrainingGraph, forward: Forward) -> Division:
     same = made - forward.changed
     left = [node for node in nodes if not same.issuperset(filter(None, node.outputs))]
     again = dict.fromkeys(name for node in left for name in node.outputs if name in made)
-    if training.loss in again:
+    twice = next((loss for loss in training.losses if loss in again), None)
+    if twice is not None:
         raise OptionError(
-            f"the loss {show(training.loss)} is another value in evaluation, where "
+            f"the loss {show(twice)} is another value in evaluation, where "
             f"{'running statistics replace those of the batch' if forward.running else 'dropout passes values on'}",
             "let --output name a value that the loss is computed from",
         )

@@ -114,7 +114,12 @@ def _roles(training: TrainingGraph, parts: Division, inference: Graph, updates: 
     gradients = {name: parts.name(value) for name, value in training.gradients.items() if parts.name(value) in made}
     shared = tuple(parts.name(value) for value in training.shared.values())
     return RolesRecord(
-        loss=training.loss, states=updates, params=gradients, batch=tuple(training.batch), shared=shared
+        loss=training.loss,
+        more_losses=training.losses[1:],
+        states=updates,
+        params=gradients,
+        batch=tuple(training.batch),
+        shared=shared,
     ).text()
 
 

@@ -70,6 +70,7 @@ def merge_training_info(
     stored += sum(training.graph.initializers[each.name].nbytes for each in info.algorithm.initializer)
     return TrainingInfo(
         str(Path(model)), data, stored, len(graph.nodes), len(info.algorithm.node), tuple(graph.inputs),
-        tuple(graph.outputs), tuple(each.name for each in info.algorithm.input), training.loss, len(training.states),
+        tuple(graph.outputs), tuple(each.name for each in info.algorithm.input), ", ".join(training.losses),
+        len(training.states),
         len(info.initialization_binding), dict(parts.names),
     )  # fmt: skip

@@ -5,7 +5,7 @@ Before trainers synchronise, each tells the servers, which serve pushes and pull
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gopt.artifact.server_entries import Mode
@@ -107,11 +107,11 @@ class AsyncTrainer(PushPullTrainer):
         while self._waits and (late := [each for each in servers if self._applied.get(each, -1) < round_number]):
             self._receive(tuple(late), f"apply what was pushed in round {round_number}")
 
-    def _meet(self, loss: float) -> tuple[float, ...]:
+    def _meet(self, losses: Mapping[str, float]) -> tuple[Mapping[str, float], ...]:
         if self._waits:
-            return super()._meet(loss)
+            return super()._meet(losses)
         self.stopped = self.stopped or self._stop_signal()
-        return (loss,)
+        return (losses,)
 
     def _other(self, message: Message) -> None:
         if message.kind is Kind.RELEASE and message.source >= self.server_job.trainers:

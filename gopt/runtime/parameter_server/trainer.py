@@ -31,7 +31,7 @@ from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
 from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.hyper_parameters import hyper_parameters
-from gopt.runtime.training.job import Progress
+from gopt.runtime.training.job import Progress, mean, not_finite
 from gopt.runtime.tuning.tuning import tuning_of
 
 CHIEF = 0
@@ -144,24 +144,24 @@ class PushPullTrainer:
         fed: dict[str, Array] = {each.name: each.at(self.step) for each in self._hyper}
         fed[ROUND] = np.array(round_number, np.int64)
         idle = self.data.idle
-        seen = [] if idle else self._compute(fed, round_number)
+        seen = {name: [] for name in manifest.losses} if idle else self._compute(fed, round_number)
         self._end_round(round_number)
-        loss = sum(seen) / len(seen) if seen else math.nan
-        if self.server_job.job.stop_on_nan and not idle and not math.isfinite(loss):
+        mine = {name: mean(values) for name, values in seen.items()}
+        if self.server_job.job.stop_on_nan and not idle and not_finite(mine):
             self.call = -1
-            raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
+            raise RunError(not_finite(mine), "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
-        losses = self._meet(loss)
+        losses = self._meet(mine)
         if self.endpoint.number == CHIEF:
             count = self.data.samples * len(losses) * max(manifest.schedule.values())
             more = {name: round(value - before[name], 6) for name, value in self.messages.usage.items()}
             more |= self.data.epoch(self.step)
-            on_step(Progress(self.step, losses, time.perf_counter() - begin, count, more))
+            on_step(Progress.of(self.step, losses, time.perf_counter() - begin, count, more))
 
-    def _compute(self, fed: Mapping[str, Array], round_number: int) -> list[float]:
-        """Run the phases of a step; returns the losses of its micro-steps."""
+    def _compute(self, fed: Mapping[str, Array], round_number: int) -> dict[str, list[float]]:
+        """Run the phases of a step; returns each loss of its micro-steps."""
         manifest = self.server_job.manifest
-        seen: list[float] = []
+        seen: dict[str, list[float]] = {name: [] for name in manifest.losses}
         if self.server_job.plan.pull is PullAt.START:
             for graph in self.graphs.values():
                 self.messages.ask(graph, round_number, "before")
@@ -172,8 +172,8 @@ class PushPullTrainer:
                 if self.data.feeds(self.graphs[phase]):
                     feeds = {**fed, **self.data.batch(self.step, turn)}
                 shown = program.advance(self.held, feeds, self.messages)
-                if manifest.loss in shown:
-                    seen.append(float(self._device.to_host(shown[manifest.loss])))
+                for name in seen.keys() & shown.keys():
+                    seen[name].append(float(self._device.to_host(shown[name])))
         return seen
 
     def _end_round(self, round_number: int) -> None:
@@ -197,12 +197,12 @@ class PushPullTrainer:
         else:
             raise RunError(f"a trainer cannot receive {message.header}")
 
-    def _meet(self, loss: float) -> tuple[float, ...]:
+    def _meet(self, losses: Mapping[str, float]) -> tuple[Mapping[str, float], ...]:
         """Wait for the other trainers at the end of a step; returns their losses on the chief. All learn whether the
         run ends."""
         idle = self.data.idle
-        note = {"loss": loss if math.isfinite(loss) else str(loss), "signal": self._stop_signal(), "idle": idle,
-                "more": self._more()}  # fmt: skip
+        told = [value if math.isfinite(value) else str(value) for value in losses.values()]
+        note = {"losses": told, "signal": self._stop_signal(), "idle": idle, "more": self._more()}  # fmt: skip
         if self.endpoint.number != CHIEF:
             self.endpoint.send(CHIEF, self.endpoint.message(Kind.BARRIER, 0, self.step, note=note))
             while self.step not in self._step_end.released:
@@ -216,7 +216,9 @@ class PushPullTrainer:
         self.stopped = signal or self._data_ends({number: bool(each["more"]) for number, each in notes.items()})
         for other in self._others():
             self.endpoint.send(other, self.endpoint.message(Kind.RELEASE, 0, self.step, note=self.stopped))
-        return tuple(float(each["loss"]) for each in notes.values() if not each["idle"]) or (math.nan,)
+        told_all = [each["losses"] for each in notes.values() if not each["idle"]]
+        found = tuple(dict(zip(losses, map(float, each))) for each in told_all)
+        return found or (dict.fromkeys(losses, math.nan),)
 
     # --- data that ends ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,31 @@ class Progress:
     samples: int
     more: Mapping[str, Any] = field(default_factory=dict)
     """Additional figures of a split's trainer: bytes pushed and pulled, seconds waited."""
+    more_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Losses beside the first, by name, of all ranks."""
+
+    @classmethod
+    def of(
+        cls, step: int, losses: Sequence[Mapping[str, float]], seconds: float, samples: int,
+        more: Mapping[str, Any] | None = None,
+    ) -> Progress:  # fmt: skip
+        """Of what all ranks report: losses by name, the first one first."""
+        first, *others = ({name: tuple(each[name] for each in losses)} for name in losses[0])
+        (own,) = first.values()
+        return cls(step, own, seconds, samples, more or {}, {n: made for each in others for n, made in each.items()})
 
     @property
     def loss(self) -> float:
-        return sum(self.losses) / len(self.losses)
+        return mean(self.losses)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The losses beside the first, each the mean over ranks."""
+        return {name: mean(losses) for name, losses in self.more_losses.items()}
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, [self.loss, *self.means.values()]))
 
     @property
     def samples_per_second(self) -> float:
@@ -67,8 +89,23 @@ class Progress:
         return float(self.more.get("epoch", 0))
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "loss": self.loss, "losses": list(self.losses), "seconds": round(self.seconds, 6),
+        others = {name: list(losses) for name, losses in self.more_losses.items()}
+        return {"step": self.step, "loss": self.loss, "losses": list(self.losses),
+                **({"more_losses": others} if others else {}), "seconds": round(self.seconds, 6),
                 "samples_per_second": round(self.samples_per_second, 3), **self.more}  # fmt: skip
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; NaN of none."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def not_finite(losses: Mapping[str, float]) -> str:
+    """Which of the losses is no number, '' if all are."""
+    name = next((name for name, value in losses.items() if not math.isfinite(value)), None)
+    if name is None:
+        return ""
+    return f"the loss is {losses[name]}" if len(losses) == 1 else f"the loss {name!r} is {losses[name]}"
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,8 +66,8 @@ class RunResult:
 
     @property
     def not_finite(self) -> NotFinite | None:
-        """None where all losses are finite."""
-        failed = [each.step for each, loss in zip(self.steps, self.losses) if not math.isfinite(loss)]
+        """None where all losses are finite numbers."""
+        failed = [each.step for each in self.steps if not each.finite]
         return NotFinite(len(failed), failed[0]) if failed else None
 
     def to_json(self) -> dict[str, Any]:

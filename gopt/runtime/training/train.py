@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,7 +27,7 @@ from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
-from gopt.runtime.training.job import Job, Progress, read_manifest
+from gopt.runtime.training.job import Job, Progress, mean, not_finite, read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.runtime.training.trace import Trace, check_writable
@@ -196,7 +195,7 @@ class Trainer:
         begin = time.perf_counter()
         self._set_position(-1)
         hyper = {each.name: each.at(self.step) for each in self._hyper}
-        seen: list[float] = []
+        seen: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
         times = self._micro_steps
         for phase, count in self.phases:
             program = self.programs[phase]
@@ -207,18 +206,18 @@ class Trainer:
                     batch = self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
                     feeds = hyper | self.record.feeds(batch)
                 shown = program.advance(self.held, feeds, collectives)
-                if self.manifest.loss in shown:
-                    seen.append(float(self.device.to_host(shown[self.manifest.loss])))
-        loss = sum(seen) / len(seen) if seen else math.nan
-        if self.job.stop_on_nan and not math.isfinite(loss):
+                for name in seen.keys() & shown.keys():
+                    seen[name].append(float(self.device.to_host(shown[name])))
+        mine = {name: mean(values) for name, values in seen.items()}
+        if self.job.stop_on_nan and not_finite(mine):
             self.call = -1  # it came of no call
-            raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
+            raise RunError(not_finite(mine), "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
-        losses, signals = zip(*self.engine.gather((loss, self._stop_signal())), strict=True)
+        losses, signals = zip(*self.engine.gather((mine, self._stop_signal())), strict=True)
         self.stopped = next(filter(None, signals), 0)
         if self.engine.rank == 0:
             samples = self._samples * self.parts * times
-            on_step(Progress(self.step, losses, time.perf_counter() - begin, samples))
+            on_step(Progress.of(self.step, losses, time.perf_counter() - begin, samples))
         if self.checkpoints is not None and self._due():
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
 

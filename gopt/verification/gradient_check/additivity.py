@@ -73,7 +73,7 @@ def sample_exchanges(
             own = _some(count, generator)
             square = [here, there, _crossed(here, there, own, axis), _crossed(there, here, own, axis)]
             corners = [{**points[0], **values} for values in square]
-            if not _loss_is_additive(forward, corners, generator):
+            if not _losses_are_additive(forward, corners, generator):
                 break
             aa, bb, ab, ba = (forward.loss_and_gradients(corner)[1] for corner in corners)
             found.append(SampleExchange(aa, bb, (ab, ba)))
@@ -114,7 +114,7 @@ def _crossed(here: Values, there: Values, own: np.ndarray, axis: int) -> Values:
     return crossed
 
 
-def _loss_is_additive(forward: Forward, corners: Sequence[Values], generator: np.random.Generator) -> bool:
+def _losses_are_additive(forward: Forward, corners: Sequence[Values], generator: np.random.Generator) -> bool:
     """At the point itself and at one near it, where a sum of losses that agrees by chance does not."""
     floating = [
         state.tensor for state in forward.training.parameters
@@ -125,12 +125,13 @@ def _loss_is_additive(forward: Forward, corners: Sequence[Values], generator: np
         losses = []
         for point in corners:
             moved = {name: (point[name] + scale * move).astype(point[name].dtype) for name, move in moves.items()}
-            losses.append(forward.loss({**point, **moved}))
+            losses.append(forward.losses({**point, **moved}))
         aa, bb, ab, ba = losses
-        spread, level = abs(bb - aa) + abs(ab - aa), max(map(abs, losses))
-        error = abs(aa + bb - ab - ba)
-        if not np.isfinite(level) or error > 4 * forward.precision.rounding * level or spread < 1e3 * error:
+        spread, level = np.abs(bb - aa) + np.abs(ab - aa), np.abs(losses).max(axis=0)
+        error = np.abs(aa + bb - ab - ba)
+        rounding = forward.precision.rounding * level
+        if not np.isfinite(level).all() or (error > 4 * rounding).any() or (spread < 1e3 * error).any():
             return False
-        if spread <= 1e3 * forward.precision.rounding * level:
+        if (spread <= 1e3 * rounding).any():
             return False
     return True

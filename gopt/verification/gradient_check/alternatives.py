@@ -31,10 +31,11 @@ class SlopeMeter:
     ) -> Fit:
         """``fixed``: values of the graph that the points hold. Only the first ``rungs`` lengths of the step."""
 
-        def loss(point: Values) -> float:
-            return self.forward.loss(point, fixed)
+        def losses(point: Values) -> np.ndarray:
+            return self.forward.losses(point, fixed)
 
-        return measure(parts, points, loss, self.forward.precision, self.generator, rungs)
+        count = len(self.forward.training.losses)
+        return measure(parts, points, losses, count, self.forward.precision, self.generator, rungs)
 
 
 def along_computed_weight(
@@ -42,7 +43,7 @@ def along_computed_weight(
 ) -> tuple[str, Fit] | None:
     """Return the value computed from states alone whose gradient is ``at``."""
     forward = slope_meter.forward
-    for seam in computed_weights(forward.graph, training.loss, set(training.batch), name, at[0].shape):
+    for seam in computed_weights(forward.graph, training.losses, set(training.batch), name, at[0].shape):
         given = seam in forward.graph.inputs
         held = points[0][seam] if given else forward.values([seam], points[0])[seam]
         part = Candidate(name, seam, held, tuple(with_layout(each, held) for each in at))
@@ -100,8 +101,8 @@ def where_taken(
     """A fit at the points where every rank's own batch has moved the parameters to: ``shifts`` names them."""
     forward = slope_meter.forward
     held = [forward.values(list(shifts.values()), point) for point in points]
-    if read_by(forward.graph, training.loss).isdisjoint(shifts.values()):
-        # The loss is the one before the move: its parameters are put there.
+    if read_by(forward.graph, training.losses).isdisjoint(shifts.values()):
+        # The losses are those before the move: their parameters are put there.
         placed = [{**point, **{name: at[shift] for name, shift in shifts.items()}} for point, at in zip(points, held)]
         return slope_meter.measure(parts, placed)
     moved = [{**point, **at} for point, at in zip(points, held)]

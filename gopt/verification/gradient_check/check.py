@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -118,8 +117,8 @@ class _GradientChecker:
         self.advance(PHASE, len(self.found), len(self.due))
 
     def _unsteady(self) -> bool:
-        first, second = (self.slope_meter.forward.loss(self.points[0]) for _ in range(2))
-        return first != second and math.isfinite(first) and math.isfinite(second)
+        first, second = (self.slope_meter.forward.losses(self.points[0]) for _ in range(2))
+        return bool((first != second).any() and np.isfinite([first, second]).all())
 
     # --- one set of points after the other --------------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class _GradientChecker:
         """Judge at the given states, near them, and for other batches, until there is a verdict."""
         # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
         near = self._moved(NEAR)
-        finite = all(math.isfinite(self.slope_meter.forward.loss(point)) for point in near)
+        finite = all(np.isfinite(self.slope_meter.forward.losses(point)).all() for point in near)
         for points in (near if finite else self.points, self._moved(FAR), *self._spare()):
             open = [name for name in names if name not in self.found or self._open(name)]
             before = {name: self.found.pop(name) for name in open if name in self.found}
@@ -162,7 +161,7 @@ class _GradientChecker:
     def judge(self, names: list[str], points: list[Values]) -> None:
         """Reach a verdict for each parameter, from these points alone."""
         results = [self.slope_meter.forward.loss_and_gradients(point) for point in points]
-        usable = [place for place, (loss, _) in enumerate(results) if math.isfinite(loss)]
+        usable = [place for place, (losses, _) in enumerate(results) if np.isfinite(losses).all()]
         points, values = [points[place] for place in usable], [results[place][1] for place in usable]
         largest = max((_peak(each[name]) for each in values for name in each), default=0.0)
         parts, faint = [], []
@@ -184,16 +183,25 @@ class _GradientChecker:
                 else:
                     parts.append(part)
         levels = [results[place][0] for place in usable]
-        for group in _groups(parts):
+        for group in self._of_one_source(parts):
             self.check_together(group, points, levels)
             self._tell()
         self.zeros(faint, parts, points, levels)
         self._tell()
 
+    def _of_one_source(self, parts: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+        """Groups of about one size whose gradients come from the same losses."""
+        by_losses: dict[frozenset[str], list[Candidate]] = {}
+        for part in parts:
+            gradient = self.training.gradients[part.parameter]
+            by_losses.setdefault(self.training.sources.get(gradient, frozenset()), []).append(part)
+        for alike in by_losses.values():
+            yield from _groups(alike)
+
     # --- proportional -----------------------------------------------------------------------------------------------
 
     def check_together(
-        self, parts: list[Candidate], points: list[Values], levels: Sequence[float], halved: bool = False
+        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray], halved: bool = False
     ) -> None:
         """Measure parts with one factor for all, along slopes of the loss, then along their differences between
         batches; halve them where neither holds."""
@@ -218,28 +226,41 @@ class _GradientChecker:
         else:
             self._halves(parts, points, levels)
 
-    def _halves(self, parts: list[Candidate], points: list[Values], levels: Sequence[float]) -> None:
+    def _halves(self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]) -> None:
         middle = len(parts) // 2
         for half in (parts[:middle], parts[middle:]):
             self.check_together(half, points, levels, halved=True)
 
-    def _unlike_slopes(self, parts: list[Candidate], points: list[Values], levels: Sequence[float]) -> list[Candidate]:
+    def _unlike_slopes(
+        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
+    ) -> list[Candidate]:
         """Settle the parts that agree with slopes of the loss; return the others.
 
         Of a value that hardly changes between batches that would say little about what changes.
         """
         by_name = {part.name: part for part in parts if part.size >= MOVING * max(map(_length, part.at))}
-        forward = self.slope_meter.forward
+        forward, place = self.slope_meter.forward, self._only_loss(parts)
+        if place is None:
+            return parts
         check = SlopeCheck(
-            forward.loss, forward.precision, self.slope_meter.generator,
+            lambda point: forward.loss(point, place), forward.precision, self.slope_meter.generator,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
         )  # fmt: skip
         turns = [place % len(points) for place in range(LOOKS)]
-        looks = ((points[k], levels[k], {name: part.at[k] for name, part in by_name.items()}) for k in turns)
+        looks = (
+            (points[k], float(levels[k][place]), {name: part.at[k] for name, part in by_name.items()}) for k in turns
+        )
         for names, ratios in check.agreeing(looks, list(by_name)):
             fit = Fit(True, True, ratios[0], 0.0, tuple(ratios))
             self._proportional([by_name.pop(name) for name in names], fit)
         return [part for part in parts if part.parameter not in self.found]
+
+    def _only_loss(self, parts: Sequence[Candidate]) -> int | None:
+        """The place of the one loss that the gradients of all parts come from; None where there may be several."""
+        losses = self.training.losses
+        of = {self.training.sources.get(self.training.gradients[part.parameter], frozenset()) for part in parts}
+        own = [place for place, loss in enumerate(losses) if of == {frozenset([loss])}]
+        return 0 if len(losses) == 1 else next(iter(own), None)
 
     def _proportional(self, parts: Sequence[Candidate], fit: Fit) -> None:
         for part in parts:
@@ -349,7 +370,7 @@ class _GradientChecker:
     # --- zero -------------------------------------------------------------------------------------------------------
 
     def zeros(
-        self, faint: list[Candidate], others: list[Candidate], points: list[Values], levels: Sequence[float]
+        self, faint: list[Candidate], others: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
     ) -> None:
         """Values of next to nothing: rounding where the loss does not depend on the parameter, however far it moves."""
         if not faint:
@@ -370,16 +391,16 @@ class _GradientChecker:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
     def still(self, parts: Sequence[Candidate], others: Sequence[Candidate], points: Sequence[Values]) -> bool:
-        """Return whether large steps along all ``parts`` leave the loss unchanged, relative to such steps along
+        """Return whether large steps along all ``parts`` leave all losses unchanged, relative to such steps along
         ``others``.
         """
         forward, generator = self.slope_meter.forward, self.slope_meter.generator
         names, rest = [part.name for part in parts], [part.name for part in others]
         for point in points:
-            base = forward.loss(point)
-            reach = abs(forward.loss(beside(point, rest, FAR, generator)) - base) if rest else 0.0
-            bound = 64 * forward.precision.rounding * abs(base) + 1e-9 * (reach if math.isfinite(reach) else 0.0)
-            if not abs(forward.loss(beside(point, names, FAR, generator)) - base) <= bound:
+            base = forward.losses(point)
+            reach = np.abs(forward.losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
+            bound = 64 * forward.precision.rounding * np.abs(base) + 1e-9 * np.where(np.isfinite(reach), reach, 0.0)
+            if not (np.abs(forward.losses(beside(point, names, FAR, generator)) - base) <= bound).all():
                 return False
         return True
 

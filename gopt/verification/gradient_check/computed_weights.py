@@ -6,7 +6,7 @@ of what the forward really uses. That value depends on no batch, so that its gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from gopt.ir.types import FLOATS
 TRIES = 4
 
 
-def computed_weights(graph: Graph, loss: str, batch: set[str], parameter: str, dims: tuple[int, ...]) -> list[str]:
-    """Values with as many elements as ``dims`` that no batch reaches and the loss reads: equal shapes first, then
-    nearest the loss first. They follow the parameter; where the loss does not read it, others and inputs count."""
+def computed_weights(
+    graph: Graph, losses: Sequence[str], batch: set[str], parameter: str, dims: tuple[int, ...]
+) -> list[str]:
+    """Values with as many elements as ``dims`` that no batch reaches and a loss reads: equal shapes first, then
+    nearest the losses first. They follow the parameter; where no loss reads it, others and inputs count."""
     elements = int(np.prod(dims, dtype=np.int64))
-    live = read_by(graph, loss)
+    live = read_by(graph, losses)
     with_batch, with_parameter = _reached(graph, batch), _reached(graph, {parameter})
     apart = parameter not in live
     names = [name for node in graph.nodes for name in node.outputs] + list(graph.inputs)
@@ -53,7 +55,7 @@ def shifted(graph: Graph, gradients: Mapping[str, str], batch: set[str]) -> dict
 
 def dependent_values(graph: Graph, name: str, batch: set[str], elements: int) -> list[str]:
     """Values that the batch reaches and ``name`` depends on, with that many elements, nearest first."""
-    live, with_batch = read_by(graph, name), _reached(graph, batch)
+    live, with_batch = read_by(graph, [name]), _reached(graph, batch)
     made = [output for node in reversed(graph.nodes) for output in node.outputs if output in live & with_batch]
     types = ((each, graph.type_of(each)) for each in made if each != name)
     return [each for each, type in types if type.static and type.elements == elements and type.dtype in FLOATS]
@@ -67,8 +69,8 @@ def _reached(graph: Graph, starts: set[str]) -> set[str]:
     return reached
 
 
-def read_by(graph: Graph, loss: str) -> set[str]:
-    live = {loss}
+def read_by(graph: Graph, values: Iterable[str]) -> set[str]:
+    live = set(values)
     for node in reversed(graph.nodes):
         if not live.isdisjoint(node.outputs):
             live.update(node.reads)

@@ -1,4 +1,4 @@
-"""Difference quotients of the loss, and a test whether they are proportional to those predicted by a gradient."""
+"""Difference quotients of losses, and a test whether they are proportional to those predicted by a gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.verification.gradient_check.forward import Precision, Values
 DIRECTIONS = 3
 CLEAR = 0.3
 """Maximum share of the tolerance that rounding of a slope may use; a smaller slope is ignored."""
-Loss = Callable[[Values], float]
+Losses = Callable[[Values], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,9 @@ class Candidate:
 class Fit:
     """Residual of ⟨g, d⟩ = factor · slope over all directions: ``rest`` is relative to the measured values.
 
+    With several losses it is that of the first alone that fits, else of a sum of their slopes, each with a factor of
+    its own: ``factor`` is that of the largest term, and there are no ratios.
+
     ``measured`` False: no slope stood out from rounding. ``offset`` tells g = p + factor · gradient from a gradient:
     ⟨g − factor · gradient, d⟩ relative to ⟨p, d⟩.
     """
@@ -74,22 +77,23 @@ class Fit:
 
 
 def measure(
-    parts: Sequence[Candidate], points: Sequence[Values], loss: Loss, precision: Precision,
+    parts: Sequence[Candidate], points: Sequence[Values], losses: Losses, count: int, precision: Precision,
     generator: np.random.Generator, rungs: int | None = None,
 ) -> Fit:  # fmt: skip
-    """The best fit over the ladder for all ``parts`` moved together, one factor for all.
+    """The best fit over the ladder for all ``parts`` moved together, one factor for all, for each of ``count`` losses.
 
-    Each length of the step takes 2 · DIRECTIONS runs of the loss a point, and the first that agrees ends it; at most
-    ``rungs`` lengths that can be measured are tried. Many parts have to agree better: one must not hide among them.
+    Each length of the step takes 2 · DIRECTIONS runs of the losses a point, of several losses more, and the first that
+    agrees ends it; at most ``rungs`` lengths that can be measured are tried. Many parts have to agree better: one must
+    not hide among them.
     """
-    directions = [_direction(parts, generator) for _ in range(DIRECTIONS)]
+    directions = [_direction(parts, generator) for _ in range(DIRECTIONS + count - 1)]
     due = replace(precision, tolerance=precision.tolerance / math.sqrt(len(parts)))
     best = Fit(False, False, 0.0, 1.0, ())
     too_short, tried = 0.0, 0
     for step in precision.ladder:
         if step <= too_short or tried == rungs:
             continue
-        fit = _fit(parts, points, loss, due, directions, step)
+        fit = _fit(parts, points, losses, due, directions, step)
         if fit.holds:
             return fit
         if not fit.measured:
@@ -113,14 +117,14 @@ def _direction(parts: Sequence[Candidate], generator: np.random.Generator) -> li
 
 
 def _fit(
-    parts: Sequence[Candidate], points: Sequence[Values], loss: Loss, precision: Precision,
+    parts: Sequence[Candidate], points: Sequence[Values], losses: Losses, precision: Precision,
     directions: Sequence[Sequence[np.ndarray]], step: float,
 ) -> Fit:  # fmt: skip
     along, rise, level, own, whole = [], [], 0.0, [], []
     for direction in directions:
-        above, below = ([loss(point) for point in _moved(points, parts, direction, sign * step)] for sign in (1, -1))
+        above, below = ([losses(point) for point in _moved(points, parts, direction, sign * step)] for sign in (1, -1))
         slopes = [(high - low) / (2 * step) for high, low in zip(above, below)]
-        level = max([level, *map(abs, above), *map(abs, below)])
+        level = max([level, *(float(np.abs(each).max()) for each in (*above, *below))])
         for place in range(len(points) - 1):
             along.append(sum(float(np.vdot(p.changes[place], d)) for p, d in zip(parts, direction)))
             rise.append(slopes[place + 1] - slopes[0])
@@ -147,16 +151,36 @@ def _moved(
 
 def _judged(
     along: np.ndarray, rise: np.ndarray, precision: Precision, noise: float,
-    own: Sequence[tuple[float, float]], whole: Sequence[float],
+    own: Sequence[tuple[float, np.ndarray]], whole: Sequence[float],
+) -> Fit:  # fmt: skip
+    """The fit to one loss alone, the first that holds; else to all together. ``rise``: a column for each loss."""
+
+    def fitted(chosen: list[int]) -> Fit:
+        beside = [(value, slopes[chosen]) for value, slopes in own]
+        return _fitted(along, rise[:, chosen], precision, noise, beside, np.array(whole))
+
+    fits = [fitted([place]) for place in range(rise.shape[1])]
+    heard = [place for place, fit in enumerate(fits) if fit.measured]  # rounding would fit to anything
+    if len(heard) > 1:
+        fits.append(fitted(heard))
+    found = next((fit for fit in fits if fit.holds), None)
+    return found or min(fits, key=lambda fit: (not fit.measured, fit.rest))
+
+
+def _fitted(
+    along: np.ndarray, rise: np.ndarray, precision: Precision, noise: float,
+    own: Sequence[tuple[float, np.ndarray]], whole: np.ndarray,
 ) -> Fit:  # fmt: skip
     length, steep = float(np.linalg.norm(along)), float(np.linalg.norm(rise))
     if not np.isfinite(length + steep) or steep * CLEAR * precision.tolerance < noise:
         return Fit(False, False, 0.0, 1.0, ())
-    factor = float(np.dot(along, rise) / np.dot(rise, rise))
-    rest = float(np.linalg.norm(along - factor * rise))
-    ratios = tuple(round(float(a / s), 6) for a, s in zip(along, rise) if abs(s) > noise)
-    holds = factor != 0 and rest <= precision.tolerance * length + abs(factor) * noise
-    beside = np.array([value - factor * slope for value, slope in own])
+    factors = np.linalg.lstsq(rise, along, rcond=None)[0]
+    factor = float(factors[np.argmax(np.abs(factors) * np.linalg.norm(rise, axis=0))])
+    rest = float(np.linalg.norm(along - rise @ factors))
+    single = zip(along, rise[:, 0]) if len(factors) == 1 else ()
+    ratios = tuple(round(float(a / s), 6) for a, s in single if abs(s) > noise)
+    holds = factor != 0 and rest <= precision.tolerance * length + float(np.abs(factors).sum()) * noise
+    beside = np.array([value - float(slopes @ factors) for value, slopes in own])
     offset = float(np.dot(beside, whole) / max(float(np.dot(whole, whole)), 1e-300))
-    clean = float(np.linalg.norm(beside - offset * np.array(whole))) <= 1e-2 * float(np.linalg.norm(beside))
+    clean = float(np.linalg.norm(beside - offset * whole)) <= 1e-2 * float(np.linalg.norm(beside))
     return Fit(True, bool(holds), factor, rest / max(length, 1e-300), ratios, offset if clean else 0.0)

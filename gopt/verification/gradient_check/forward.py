@@ -71,7 +71,7 @@ class _PointProgram:
 
 
 class Forward:
-    """Computes the loss, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
+    """Computes the losses, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
 
     def __init__(self, training: TrainingGraph, call: CollectiveCallback) -> None:
         self.training = training
@@ -99,20 +99,26 @@ class Forward:
 
         return [{n: wide(n, value) for n, value in each.items() if n in self._graph.inputs} for each in given]
 
-    def loss_and_gradients(self, point: Values) -> tuple[float, Values]:
-        """The loss, and the gradients by name, in float64."""
+    def loss_and_gradients(self, point: Values) -> tuple[np.ndarray, Values]:
+        """All losses, and the gradients by name, in float64."""
         self.runs += 1
         found = self._all.run(point, self._call)
-        loss = float(np.asarray(found[self.training.loss], np.float64).reshape(()))
-        return loss, {name: np.asarray(found[name], np.float64) for name in self.gradients}
+        return self._stacked(found), {name: np.asarray(found[name], np.float64) for name in self.gradients}
 
-    def loss(self, point: Values, fixed: Sequence[str] = ()) -> float:
-        """The loss; values named in ``fixed`` are taken from the point instead of being computed."""
+    def losses(self, point: Values, fixed: Sequence[str] = ()) -> np.ndarray:
+        """All losses; values named in ``fixed`` are taken from the point instead of being computed."""
         key = tuple(fixed)
         if key not in self._losses:
-            self._losses[key] = self._ready(self._graph, [self.training.loss], key)
+            self._losses[key] = self._ready(self._graph, self.training.losses, key)
         self.runs += 1
-        return float(np.asarray(self._losses[key].run(point, self._call)[self.training.loss], np.float64).reshape(()))
+        return self._stacked(self._losses[key].run(point, self._call))
+
+    def loss(self, point: Values, place: int = 0) -> float:
+        """The first loss, or the one at another place."""
+        return float(self.losses(point)[place])
+
+    def _stacked(self, found: Values) -> np.ndarray:
+        return np.array([float(np.asarray(found[name], np.float64).reshape(())) for name in self.training.losses])
 
     def values(self, names: Sequence[str], point: Values, fixed: Sequence[str] = ()) -> Values:
         """Other values of the graph, of which those in ``fixed`` are taken from the point."""
@@ -134,7 +140,7 @@ class Forward:
         for precision in (DOUBLE, SINGLE):
             wide = widened(graph, precision.dtype)
             try:
-                program = self._ready(wide, [self.training.loss, *self.gradients])
+                program = self._ready(wide, [*self.training.losses, *self.gradients])
             except (UnsupportedError, RunError):
                 if precision is SINGLE:
                     raise

@@ -1,0 +1,296 @@
+"""The losses of a step: scalars from which a backward starts, found by what gradients are made of.
+
+The forward is all that scalars outside of backward and update are computed from: losses, and what is only shown. A loss
+is one of them that a gradient comes from: the backward reads values that no other one of them is computed from. Where
+a loss ends in sums and means alone its backward reads no such value; it counts as one if some gradient has no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
+from gopt.analysis.operators import LAYOUT, elementwise, value_reads
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.types import FLOATS
+
+_STEPS = frozenset({"ArgMax", "Sign", "Round", "Floor", "Ceil"})
+"""Operators of floating values through which no gradient comes."""
+_SMOOTH = FLOATS | {"undefined"}
+PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
+"""Operators in which a parameter meets values of the batch."""
+
+
+def loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
+    """One-element floating outputs with a differentiable path from a state; those that tensors of a batch reach first,
+    then the shallowest first."""
+    graph = index.graph
+    single = [
+        name
+        for name, type in graph.outputs.items()
+        if name not in pairs and index.one_element(name) and type.dtype in FLOATS
+    ]
+    makers, paired = ancestors(index, single)[0], set(pairs.values())
+    smooth, moving = set(paired), {name for name in graph.inputs if name not in paired}
+    for node in graph.nodes:
+        if id(node) not in makers:
+            continue
+        if not smooth.isdisjoint(node.reads) and not node.is_in(_STEPS):
+            smooth.update([name for name in node.outputs if graph.type_of(name).dtype in _SMOOTH])
+        if not moving.isdisjoint(node.reads):
+            moving.update(node.outputs)
+    outputs = [name for name in single if name in smooth and name in moving]
+    if len(outputs) > 1:
+        steps, fed = depth(index), _fed(index, paired)
+        outputs.sort(key=lambda name: (name not in fed, steps.get(name, 0)))
+    return outputs
+
+
+def _fed(index: GraphIndex, paired: Iterable[str]) -> set[str]:
+    """Return what depends on tensors that are fed: neither states nor stored values."""
+    graph = index.graph
+    inputs = graph.inputs.keys() - graph.initializers.keys() - set(paired)
+    return descendants(index, [name for name in inputs if graph.inputs[name].shape != ()])
+
+
+def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequence[str]) -> tuple[str, ...]:
+    """Other scalars of the forward: they depend on the batch, and on no gradient.
+
+    Behind the first that reads a state which the forward did not read there may be gradients of that state, and behind
+    any of a state that holds no gradient of the losses so far: those that come after it are for the next look.
+    """
+    index = step.index
+    rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
+    if not rest:
+        return ()
+    behind, fed = descendants(index, gradients), _fed(index, step.updated)
+    found: list[str] = []
+    seen, open_ = set(step.forward_values), not step.forward_values.isdisjoint(step.lacking)
+    for name in rest:
+        if name in behind or name not in fed:
+            continue
+        found.append(name)
+        new = _read_beyond(index, name, seen)
+        if open_ or not new.isdisjoint(step.updated):
+            break
+    return tuple(found)
+
+
+def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequence[str]) -> list[str]:
+    """The candidates behind the first that may be a loss, that one included.
+
+    Where each tensor among the states that a scalar reads is made anew, element by element, of something that the
+    scalar is made of, its gradient is among that: a norm of gradients, shown where no loss is. A loss without products
+    of the batch with the batch may be such a norm as well.
+    """
+    fed = _fed(index, pairs.values())
+    products = {
+        name for node in index.graph.nodes if node.is_a(*PRODUCTS) and fed.issuperset(node.inputs[:2])
+        for name in node.outputs
+    }  # fmt: skip
+    for place, name in enumerate(candidates):
+        cone = ancestors(index, [name])[1]
+        read = {output: state for output, state in pairs.items() if state in cone and output in fed}
+        tensors = [output for output, state in read.items() if not index.one_element(state)]
+        if not tensors or products.isdisjoint(cone) or not all(_meets(index, output, cone, fed) for output in tensors):
+            return list(candidates[place:])
+    return []
+
+
+def _meets(index: GraphIndex, output: str, cone: set[str], fed: set[str]) -> bool:
+    """Return whether a new value is made element by element of a computed value in ``cone`` that the batch moves."""
+    stack, seen, elements = [output], set[str](), index.graph.type_of(output).elements
+    while stack:
+        name = stack.pop()
+        node = index.producers.get(name)
+        if name in seen or name not in fed or node is None or index.graph.type_of(name).elements != elements:
+            continue
+        if name in cone:
+            return True
+        seen.add(name)
+        if elementwise(node) or node.is_in(LAYOUT):
+            stack.extend(node.inputs)
+    return False
+
+
+def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
+    """Other scalars that depend on the batch, and on nothing from which a new value is made element by element: no
+    gradient is among what they are made of."""
+    index = step.index
+    rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
+    if not rest:
+        return ()
+    fed = _fed(index, step.updated)
+    behind = descendants(index, _made_into_updates(step, fed))
+    return tuple(name for name in rest if name in fed and name not in behind)
+
+
+def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:
+    """Return the values that follow the batch and become new values of states element by element."""
+    index, stack, found = step.index, list(step.replaces), set[str]()
+    while stack:
+        name = stack.pop()
+        node = index.producers.get(name)
+        if name in found or name not in fed or node is None or id(node) in step.forward:
+            continue
+        found.add(name)
+        if elementwise(node) or node.is_in(LAYOUT):
+            stack.extend(each for each in node.inputs if not index.one_element(each) or index.one_element(name))
+    return found
+
+
+def _read_beyond(index: GraphIndex, value: str, seen: set[str]) -> set[str]:
+    """Return all that a value depends on and is not ``seen``, and add it there."""
+    stack, found = [value], set[str]()
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found.add(name)
+        node = index.producers.get(name)
+        stack.extend(node.reads if node is not None else ())
+    return found
+
+
+class LossRoots:
+    """The scalars that a forward ends in. ``ends``: those of them that no other one is made of, but for a function of
+    it alone (a perplexity): losses, or only shown."""
+
+    def __init__(self, step: StepSkeleton) -> None:
+        self.step, self.index = step, step.index
+        self._bit = {name: 1 << place for place, name in enumerate(step.roots)}
+        self.ends = self._ends()
+
+    @cached_property
+    def of(self) -> dict[str, int]:
+        """Value of the forward -> the roots that are made of it, a bit for each; one backward sweep."""
+        found = dict(self._bit)
+        for node in reversed(self.index.graph.nodes):
+            if id(node) not in self.step.forward:
+                continue
+            bits = 0
+            for name in node.outputs:
+                bits |= found.get(name, 0)
+            for name in node.reads:
+                found[name] = found.get(name, 0) | bits
+        return found
+
+    def leads(self, value: str, root: str) -> bool:
+        """Return whether a root is made of a value, or is that value."""
+        return bool(self.of.get(value, 0) & self._bit[root])
+
+    def _ends(self) -> tuple[str, ...]:
+        roots = self.step.roots
+        if len(roots) == 1:
+            return roots
+        parts = {name for name in roots if self.of[name] != self._bit[name]}
+        moving = self._moving()
+        ends = {self._same_before(name, moving) for name in roots if name not in parts}
+        return tuple(name for name in self.index.graph.outputs if name in ends)
+
+    def _moving(self) -> set[str]:
+        """Return what depends on the batch or on tensors among the states."""
+        tensors = [name for name in self.step.updated if not self.index.one_element(name)]
+        return descendants(self.index, [*self.step.batch, *tensors])
+
+    def _same_before(self, name: str, moving: set[str]) -> str:
+        """The first root that ``name`` is a function of, and of nothing else that moves."""
+        first = name
+        while (node := self.index.producers.get(name)) is not None:
+            read = [each for each in dict.fromkeys(node.reads) if each in moving]
+            if len(read) != 1 or not self.index.one_element(read[0]):
+                break
+            name = read[0]
+            first = name if name in self._bit else first
+        return first
+
+    def alone(self, value: str) -> str:
+        """The end that a value of the forward leads to, if it is one; else ''."""
+        bits = self.of.get(value, 0)
+        found = [name for name in self.ends if self._of_end[name] & bits]
+        return found[0] if len(found) == 1 else ""
+
+    @cached_property
+    def _of_end(self) -> dict[str, int]:
+        """End -> its bit, and those of roots that are functions of it alone."""
+        moving = self._moving()
+        found = {name: self._bit[name] for name in self.ends}
+        for name in self.step.roots:
+            end = self._same_before(name, moving)
+            if end in found:
+                found[end] |= self._bit[name]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """``names``: the losses. ``of``: gradient -> the ends of the forward whose own values its backward reads."""
+
+    names: tuple[str, ...]
+    of: Mapping[str, frozenset[str]]
+
+
+def settle_losses(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int], named: Sequence[str]) -> Losses:
+    """The losses of a step whose gradients are known; raises where ``named``, the user's, are not all of them."""
+    behind = next((name for name in named if name not in step.roots), None)
+    if behind is not None:
+        raise OptionError(
+            f"{behind!r} cannot be a loss: it is computed from gradients, or from no batch",
+            f"leave it out: --loss {','.join(name for name in named if name != behind) or 'OUTPUT'}",
+        )
+    roots = LossRoots(step)
+    if len(step.roots) == 1:
+        return Losses(step.roots, {})
+    of = _sources(step, roots, gradients, backward)
+    if named:
+        _refuse_unnamed(roots, gradients, of, named)
+        return Losses(tuple(named), of)
+    claimed = set[str]().union(*of.values())
+    if any(not of[gradient] for gradient in gradients.values()):
+        claimed |= set(roots.ends) - claimed
+    return Losses(tuple(name for name in roots.ends if name in claimed), of)
+
+
+def _sources(
+    step: StepSkeleton, roots: LossRoots, gradients: Mapping[str, str], backward: set[int]
+) -> dict[str, frozenset[str]]:
+    """Gradient -> the ends whose own values its backward reads; one sweep."""
+    bit = {name: 1 << place for place, name in enumerate(roots.ends)}
+    own: dict[str, int] = {}
+    made: dict[str, int] = {}
+    for node in step.index.graph.nodes:
+        if id(node) in step.forward:
+            for name in node.outputs:
+                end = roots.alone(name) if name in step.tainted else ""
+                if end:
+                    own[name] = bit[end]
+        elif id(node) in backward:
+            bits = 0
+            for name in value_reads(node):
+                bits |= own.get(name, 0) | made.get(name, 0)
+            made.update((name, bits) for name in node.outputs)
+    return {
+        gradient: frozenset(name for name, one in bit.items() if made.get(gradient, 0) & one)
+        for gradient in gradients.values()
+    }
+
+
+def _refuse_unnamed(
+    roots: LossRoots, gradients: Mapping[str, str], of: Mapping[str, frozenset[str]], named: Sequence[str]
+) -> None:
+    """Raise UnsupportedError for a gradient that comes from none of the losses that the user names."""
+    covered = {end for end in roots.ends if any(roots.leads(end, name) or roots.leads(name, end) for name in named)}
+    for parameter, gradient in gradients.items():
+        sources = of[gradient] or {end for end in roots.ends if roots.leads(parameter, end)}
+        if not sources or not sources.isdisjoint(covered):
+            continue
+        others = [name for name in roots.ends if name in sources]
+        raise UnsupportedError(
+            f"{gradient!r}, the gradient of {parameter!r}, does not come from {' or '.join(map(repr, named))}, but "
+            f"from {' or '.join(map(repr, others))}",
+            f"name all losses: --loss {','.join([*named, *others])}, or leave --loss out",
+        )

@@ -1,0 +1,126 @@
+"""Refuses forwards beside the one that the losses end in, by name: a step is sharded with one forward in front of one
+update.
+
+A second forward reads new values of parameters, as a generator's behind a discriminator's update does. Ranks have that
+update's result only once they have averaged its gradients and gathered their shards.
+
+A hidden forward ends in no output: parameters that it alone reads would pass for statistics, and what is fed to it for
+settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
+from gopt.analysis.losses import PRODUCTS
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
+
+
+def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
+    """Raise UnsupportedError where a new value is read beside the batch to make another state's new value.
+
+    ``losses``: outputs that may be one: the message names the first that the second forward ends in.
+    """
+    new = _new_values(step)
+    if not new:
+        return
+    index = step.index
+    behind = descendants(index, new)
+    meeting = [node for node in index.graph.nodes if node.is_a(*PRODUCTS, "Gather") and _meets(step, node, behind)]
+    if not meeting:
+        return
+    wanted, _ = ancestors(index, step.updated.values())
+    node = next((node for node in meeting if id(node) in wanted), None)
+    if node is None:
+        return
+    made = descendants(index, node.outputs)
+    _, read = ancestors(index, node.reads)
+    state = step.replaces[next(output for name, output in new.items() if name in read)]
+    loss = next((f"the forward of {name!r}" for name in losses if name in made), "a second forward")
+    trained = next(name for name, output in step.updated.items() if output in made)
+    raise UnsupportedError(
+        f"{loss} reads the new value of {state!r} at {node.label!r}, and {trained!r} is updated behind it: gopt shards "
+        "a step with one forward before one update",
+        "compute all losses from the old values, side by side, or make a step of its own for each update",
+    )
+
+
+def _new_values(step: StepSkeleton) -> dict[str, str]:
+    """New values, and what they are copies of, of states that the forward reads and batches move -> their outputs."""
+    found: dict[str, str] = {}
+    for name, output in step.updated.items():
+        if name not in step.forward_values or output not in step.tainted or output in step.forward_values:
+            continue
+        value, node = output, step.index.producers.get(output)
+        found[value] = output
+        while node is not None and node.is_a("Identity", "Cast"):
+            value = node.inputs[0]
+            node = step.index.producers.get(value)
+            found[value] = output
+    return {name: output for name, output in found.items() if name not in step.forward_values}
+
+
+def _meets(step: StepSkeleton, node: Node, behind: set[str]) -> bool:
+    read = [name for name in node.reads if name in step.tainted]
+    return any(name in behind for name in read) and any(name not in behind for name in read)
+
+
+def refuse_hidden_forward(step: StepSkeleton) -> None:
+    """Raise UnsupportedError where a state that no loss reads is multiplied with values of the batch, or any state with
+    a tensor that is fed and that no loss reads, to make new values of states."""
+    index = step.index
+    for node, state, fed in _hidden_products(step):
+        made = _smooth(index, node)
+        trained = next((name for name, output in step.updated.items() if output in made), None)
+        if trained is None:
+            continue
+        raise UnsupportedError(
+            f"{state!r} is multiplied with {fed!r} at {node.label!r}, and {trained!r} is updated by what comes of it, "
+            "but no output that could be a loss is made of it",
+            "make the loss that it ends in an output of the step, one floating number",
+            *([f"if {fed} differs from rank to rank, say --batch {fed}"] if fed in _settings(step) else []),
+        )
+
+
+def _hidden_products(step: StepSkeleton) -> Iterator[tuple[Node, str, str]]:
+    """Yield each product outside of the forward of a value of the forward, or of a fed tensor, with something made of
+    states alone; the state, and that value."""
+    index, settings = step.index, _settings(step)
+    inside = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
+    of_state: dict[str, str] = {}
+    for name in step.updated:
+        if not index.one_element(name) and index.graph.types[name].dtype in FLOATS:
+            of_state[name] = name
+    for node in index.graph.nodes:
+        states = [of_state[name] for name in node.reads if name in of_state]
+        mixed = any(name in step.tainted or name in settings for name in node.reads)
+        if states and node.is_a(*PRODUCTS) and id(node) not in step.forward:
+            for name in node.reads:
+                given = name in settings or (name in step.tainted and (name in inside or name in step.batch))
+                state = next((each for each in states if name in settings or each not in step.forward_values), None)
+                if given and state is not None:
+                    yield node, state, name
+        if states and not mixed:
+            hidden = next((each for each in states if each not in step.forward_values), states[0])
+            of_state.update((name, hidden) for name in node.outputs)
+
+
+def _settings(step: StepSkeleton) -> set[str]:
+    """Return the floating tensors that are fed, and that neither the batch nor the states have."""
+    graph = step.index.graph
+    fed = graph.inputs.keys() - graph.initializers.keys() - step.updated.keys() - set(step.batch)
+    return {name for name in fed if graph.inputs[name].dtype in FLOATS and not step.index.one_element(name)}
+
+
+def _smooth(index: GraphIndex, start: Node) -> set[str]:
+    """Return what depends on a node through floating values."""
+    found, begun = set[str](), False
+    for node in index.graph.nodes:
+        begun = begun or node is start
+        if begun and (node is start or not found.isdisjoint(node.reads)):
+            found.update(name for name in node.outputs if index.graph.type_of(name).dtype in FLOATS)
+    return found

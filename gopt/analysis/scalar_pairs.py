@@ -1,0 +1,62 @@
+"""Pairs of states of one element: step counters, loss scales, schedules. Losses, which look alike, take no part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.rival_outputs import refuse_rivals
+from gopt.analysis.role_map import RoleMap
+from gopt.analysis.state_matching import (
+    FACTOR_COST,
+    match_states,
+    reachable_states,
+    refuse_contested,
+    refuse_crossed,
+    refuse_open,
+)
+
+
+def pair_scalars(
+    index: GraphIndex, pairs: Mapping[str, str], losses: Sequence[str], candidates: Sequence[str], roles: RoleMap,
+    moving: set[str],
+) -> dict[str, str]:  # fmt: skip
+    """Update pairs of rank 0, output -> input; losses take no part. ``candidates``: outputs that may be one."""
+    reach = _without_weights(index, scalar_reach(index, pairs, losses, roles, moving), pairs, candidates)
+    found, unsettled = match_states(reach)
+    refuse_open(index, unsettled)
+    refuse_contested(index, reach, found)
+    refuse_crossed(index, reach, found)
+    refuse_rivals(index, reach, found)
+    return found
+
+
+def scalar_reach(
+    index: GraphIndex, pairs: Mapping[str, str], losses: Sequence[str], roles: RoleMap, moving: set[str]
+) -> dict[str, dict[str, int]]:
+    graph = index.graph
+    free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
+    return {
+        output: reachable_states(index, output, free, moving)
+        for output, type in graph.outputs.items()
+        if output not in pairs and output not in losses and type.shape == ()
+    }
+
+
+def _without_weights(
+    index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str], losses: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """``reach`` without what may be the weight of a loss: a factor that is fed anew, where states have stored values.
+
+    ``losses``: outputs that may be one.
+    """
+    stored = index.graph.initializers
+    if not any(name in stored for name in pairs.values()):
+        return {output: dict(found) for output, found in reach.items()}
+    return {
+        output: {
+            name: cost for name, cost in found.items()
+            if output not in losses or cost < FACTOR_COST or name in stored
+        }
+        for output, found in reach.items()
+    }  # fmt: skip
