@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gopt import limits
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report import balance, format_bytes
-from gopt.limits import RANKS
 from gopt.parameter_server.node_placement import NodePlacement, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
@@ -93,7 +93,7 @@ def split_choices(
     """Every slicing and placement, for as many servers as asked, half and twice as many; ways that give the same as one
     before are left out. Raises what ``make_plan`` raises."""
     seen: set[tuple[object, ...]] = set()
-    for servers in sorted({options.servers, max(1, options.servers // 2), min(2 * options.servers, RANKS)}):
+    for servers in sorted({options.servers, max(1, options.servers // 2), min(2 * options.servers, limits.RANKS)}):
         for slicing in _SLICINGS:
             for placement in _PLACEMENTS:
                 asked = replace(options, servers=servers, slicing=slicing, placement=placement)
