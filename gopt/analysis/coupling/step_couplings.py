@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.joint_gradients import unlike_gradients
+from gopt.analysis.coupling.joint_gradients import UnlikeGradients, unlike_gradients
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
+from gopt.analysis.coupling.statistics import statistic_reductions
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.operators import reads_value
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -34,8 +36,11 @@ class CouplingSummary:
     couplings: tuple[Coupling, ...]
     loss: Relation | None
     by: str = ""
-    unlike: Mapping[str, Linearity] = field(default_factory=dict)
-    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion."""
+    unlike: UnlikeGradients = field(default_factory=UnlikeGradients)
+    statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
+    """Statistic -> how it is combined over ranks."""
+    unclear: Mapping[str, str] = field(default_factory=dict)
+    """The other statistics -> why gopt does not know."""
 
 
 def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
@@ -50,14 +55,14 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         propagate(context, forward)
         _loss(context, training)
         _driven(context, training)
-        _averaged(context, training)
+        known = statistic_reductions(context, training)
         mark = context.marks.get(training.loss)
         plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
         found = tuple(context.found)
         unlike = unlike_gradients(context, training)
         if mark is not None and plain:
-            return CouplingSummary(found, mark.kind, mark.by, unlike)
-        return CouplingSummary(found, None, unlike=unlike)
+            return CouplingSummary(found, mark.kind, mark.by, unlike, *known)
+        return CouplingSummary(found, None, "", unlike, *known)
 
     return training.once(COUPLINGS, find)
 
@@ -65,7 +70,17 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
 def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
     """Raise UnsupportedError for a value taken for a gradient that is none: one that is nonlinear in several gradients,
     unless the user named it, or one to which something is added where gradients are summed."""
-    for name, how in analyse_couplings(training).unlike.items():
+    unlike = analyse_couplings(training).unlike
+    for name, count in unlike.counts.items():
+        if not roles.params.get(name):
+            value = training.gradients[name]
+            raise UnsupportedError(
+                f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
+                f"{value!r}, which is divided by {count!r}, a count of the batch that the loss does not know",
+                f"if {name} is a statistic, say that ranks add up what it takes of the batch: --statistics {name}=sum; "
+                f"if it is a parameter, name its gradient: --params {name}=VALUE",
+            )
+    for name, how in unlike.levels.items():
         value = training.gradients[name]
         if how is Linearity.NONLINEAR and not roles.params.get(name):
             raise UnsupportedError(
@@ -221,28 +236,6 @@ def _reads_gradients_alone(training: TrainingGraph, own: set[str], meant: set[st
         local.isdisjoint(node.inputs) and local.isdisjoint(node.captures)
         for node in nodes if node.phase is Phase.UPDATE
     )  # fmt: skip
-
-
-def _averaged(context: CouplingContext, training: TrainingGraph) -> None:
-    """Record statistics of which ranks take the mean, and which are a sum or a maximum over a rank's own samples."""
-    statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
-    if not statistics or context.batch < 2:
-        return
-    behind, _ = ancestors(context.index, [state.updated for state in statistics])
-    known, context.found = context.found, []  # what is told of these nodes is told of the statistic
-    propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
-    context.found = known
-    for state in statistics:
-        mark = context.marks.get(state.updated)
-        node = context.index.producers.get(state.updated)
-        if mark is None or node is None or mark.doubt or mark.mixed:
-            continue
-        if mark.kind in (Relation.SUM, Relation.JOINT):
-            context.couple(
-                CouplingKind.STATISTICS, node,
-                f"statistic {state.tensor!r} is no mean over samples, and ranks take the mean of theirs",
-                "", state.updated,
-            )  # fmt: skip
 
 
 def _trained(context: CouplingContext, training: TrainingGraph, value: str) -> bool:
