@@ -216,4 +216,4 @@ def _why(each: SplitChoice, first: SplitChoice, servers: int, memory: int | None
         return f"{format_bytes(max(each.held) - max(first.held))} more on one server"
     if each.messages != first.messages:
         return f"{each.messages - first.messages} messages more"
-    return "more pieces" if sum(each.pieces) > sum(first.pieces) else "no better than the first"
+    return "more pieces" if sum(each.pieces) > sum(first.pieces) else "the same as row 1"
