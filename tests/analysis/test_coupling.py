@@ -291,6 +291,6 @@ def test_a_statistic_follows_the_batch_by_a_rule(body, rule, tmp_path):
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"mesh": "shard=2,h=2"}, {"loss_reduction": "sum"}, {}])
 def test_sync_is_recommended_where_it_can_be_taken(options):
     source = gopt.load(FIXTURES / "cnn_sgd.onnx")
-    notes = gopt.shard(source, **{"mesh": "shard=2", **options}).report.notes
+    notes = gopt.shard(source, **{"mesh": "shard=2", **options}).report().notes
     about = [note for note in notes if note.startswith("not the step of one large batch: 'val_1'")]
     assert about and all(("--statistics sync" in note) is (not options) for note in about)
