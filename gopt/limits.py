@@ -159,4 +159,4 @@ def _set(text: str) -> str:
 
 _told: dict[str, int] = {}
 WRONG = _set(os.environ.get(VARIABLE, ""))
-"""What is wrong with the variable: commands refuse it."""
+"""A fault of the variable, which commands refuse; or nothing."""
