@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from gopt.errors import GoptError, StoppedError
+from gopt import limits
+from gopt.errors import GoptError, OptionError, StoppedError
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -111,6 +112,8 @@ def run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
         with quiet_libraries() if not debug else nullcontext():
+            if limits.WRONG:
+                raise OptionError(limits.WRONG, f"write {limits.VARIABLE}=PARTS=4000000,RANKS=100000")
             result = group.main(arguments, prog_name="gopt", standalone_mode=False)
         if (error := flush_stdout()) is not None:
             return _unwritten(error)

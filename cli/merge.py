@@ -27,7 +27,7 @@ def command(
     path: str, output: str | None, state_dict: str | None, inference: bool, training_info: bool,
     values: tuple[str, ...], all_states: bool, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write one model, the step as it was, with the values that its states have on ranks, or on trainers and servers.
+    """Put ranks, or trainers and servers, together into one training step with their current values.
 
     DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept. Where the values are more
     than 64 MiB they lie beside the model, in MODEL.<digest>.data.

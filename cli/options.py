@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gopt import limits
 from gopt.errors import InputError, OptionError
-from gopt.limits import RANKS
 from gopt.option_types import is_digits
 from gopt.sanitize import show
 from gopt.suggestions import near_file
@@ -255,9 +255,9 @@ def parse_ranks(text: str | None) -> list[int] | None:
         first, dash, last = part.partition("-")
         if not is_digits(first) or (dash and not is_digits(last)) or (dash and int(last) < int(first)):
             raise OptionError(f"cannot read {show(text)} as ranks", "write --only-ranks 0-3 or 0,2,5")
-        if int(last or first) >= RANKS:
+        if int(last or first) >= limits.RANKS:
             raise OptionError(
-                f"--only-ranks names rank {last or first}: gopt makes at most {RANKS} ranks (RANKS)",
+                f"--only-ranks names rank {last or first}: gopt makes at most {limits.RANKS} ranks (RANKS)",
                 "name ranks of the mesh, e.g. 0-3",
             )
         ranks.update(range(int(first), int(last or first) + 1))

@@ -59,7 +59,7 @@ def command(model: str, **given: Any) -> None:
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     With --ranks alone, the number of ranks that compute a batch together (tensor parallelism) is compared too. Costs of
-    calls are then those for each batch: a step of shard=4,tp=2 reads half as many batches as one of shard=8.
+    calls are then per batch, because shard=4,tp=2 reads half the batches of shard=8 in a step.
 
     Choices that fit in --memory come first, then those whose calls add the least time on --link; each row gives the
     reason for its place. --link names one link for all ranks, one per mesh axis (a group over several goes at the

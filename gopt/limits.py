@@ -1,6 +1,15 @@
-"""The largest inputs that gopt accepts: constants, only here. An error names the limit that it met."""
+"""The largest inputs that gopt accepts: constants, only here. An error names the limit that it met, and raises it.
+
+The variable ``GOPT_LIMITS`` of the environment sets them, for a command and all processes that it starts:
+``GOPT_LIMITS=PARTS=9000000,RANKS=100000 gopt shard ...``. Nothing raises those of ``FIXED``.
+"""
 
 from __future__ import annotations
+
+import os
+
+VARIABLE = "GOPT_LIMITS"
+"""Variable of the environment with other values: ``NAME=VALUE`` with commas between them."""
 
 # --- documents: manifest, report, index, roles, gopt.toml, headers of values ------------------------------------------
 
@@ -16,6 +25,8 @@ CONFIG_DOTS = 10_000
 """Dots in a gopt.toml: each may be a table within a table."""
 CONFIG_LINE_DOTS = 500
 """Dots in one of its lines: TOML's reader takes time and memory of the square of a key's parts."""
+CHECKPOINT_BYTES = 4 << 30
+"""Of a checkpoint of ONNX Runtime in one file: a FlatBuffer has at most as many, and it is read into memory."""
 SERVERS_BYTES = 8 << 20
 """Of a server map."""
 HEADER_BYTES = 32 << 20
@@ -55,13 +66,21 @@ REASON = 400
 # --- models -----------------------------------------------------------------------------------------------------------
 
 PARTS = 2_000_000
-"""Nodes, values, tensors and attributes of a file: protobuf takes 160 bytes for an empty one."""
+"""Nodes, values, tensors and attributes of a file, however small it is: protobuf takes 160 bytes for an empty one."""
+PART_SHARE = 24
+"""Bytes of a file for each further one: they take at most seven times the file's size in memory. A node with names of
+ten characters has 50 bytes."""
 PART_BYTES = 1024
 """Bytes from which a part is looked into for more of them."""
 LIST_ELEMENTS = 1_000_000
 """Numbers in one list of an attribute: each becomes an object of Python's. Values by the million are tensors."""
 FUNCTION_NODES = 200_000
-"""Nodes of a graph once the model's own functions are written out."""
+"""Nodes of a graph once the model's own functions are written out, however few it has in the file."""
+FUNCTION_GROWTH = 8
+"""How many times the nodes of the file there may be beyond that."""
+UPDATE_VALUES = 1_000_000
+"""Values that a search for one gradient goes through, some microseconds each: an update is some tens of nodes, a
+Newton-Schulz iteration some hundreds, a whole optimizer in a loop that was written out some ten thousand."""
 FUNCTION_DEPTH = 100
 """Functions that call one another in a row."""
 CHECKED_BYTES = 1024
@@ -96,3 +115,51 @@ REPRODUCER_VALUES = 256 << 20
 """Bytes of values that are drawn in the place of those that a reproducer does not have."""
 REPRODUCER_FILE = 1 << 40
 """Bytes of a file of values that a reproducer does not have: it is made without contents, and takes no space."""
+
+# --- other values of the user's ---------------------------------------------------------------------------------------
+
+FIXED = frozenset(
+    [
+        "CONFIG_LINE_DOTS", "DOCUMENT_DEPTH", "NUMBER_DIGITS", "ELEMENTS", "DIMENSIONS", "ARCHIVE_HEADER", "LINE",
+        "NAME", "REASON", "CHECKED_BYTES", "PART_BYTES", "LINE_BYTES",
+    ]
+)  # fmt: skip
+"""Limits of formats and libraries, and sizes at which gopt works in another way: nothing is refused, or nothing can
+raise it."""
+
+
+def value(name: str) -> int:
+    """Return what holds of a limit."""
+    found = globals()[name]
+    assert type(found) is int
+    return found
+
+
+def raisable() -> dict[str, int]:
+    """Limits that ``GOPT_LIMITS`` sets, with their values."""
+    found = globals().items()
+    return {name: value for name, value in found if name.isupper() and type(value) is int and name not in FIXED}
+
+
+def hint(name: str, needed: int = 0) -> str:
+    """Return the hint of a refusal that met a limit: the value with which the same input is read, ``needed`` or twice
+    what holds."""
+    told = {**_told, name: max(needed, 2 * raisable()[name])}
+    return f"raise the limit: {VARIABLE}={','.join(f'{each}={value}' for each, value in told.items())} gopt ..."
+
+
+def _set(text: str) -> str:
+    """Set limits as ``GOPT_LIMITS`` says; returns what is wrong with it, or nothing."""
+    for each in filter(None, text.split(",")):
+        name, _, value = each.partition("=")
+        if name not in raisable():
+            return f"{VARIABLE} names {name!r}, which is no limit that can be set"
+        if not (value.isdecimal() and value.isascii() and len(value) <= NUMBER_DIGITS and int(value)):
+            return f"{VARIABLE} says {each!r}, which is no NAME=VALUE with a number above 0"
+        globals()[name] = _told[name] = int(value)
+    return ""
+
+
+_told: dict[str, int] = {}
+WRONG = _set(os.environ.get(VARIABLE, ""))
+"""A fault of the variable, which commands refuse; or nothing."""

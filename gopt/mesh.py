@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
+from gopt import limits
 from gopt.errors import OptionError
-from gopt.limits import RANKS
 from gopt.option_records import check_types
 from gopt.option_types import is_digits, is_whole
 from gopt.sanitize import show
@@ -94,10 +94,12 @@ class Mesh:
                 raise OptionError(f"mesh axis {name!r} is not an identifier", "use letters, digits and _, such as dp")
             if size < 1:
                 raise OptionError(f"mesh axis {name} has size {size}", "give at least 1")
-        if self.ranks > RANKS:
+        if self.ranks > limits.RANKS:
             count = self.ranks if self.ranks < 1 << 63 else "more than 2**63"
             raise OptionError(
-                f"a mesh of {count} ranks is too large: gopt makes at most {RANKS} (RANKS)", "take smaller axes"
+                f"a mesh of {count} ranks is too large: gopt makes at most {limits.RANKS} (RANKS)",
+                "take smaller axes",
+                *([limits.hint("RANKS", self.ranks)] if self.ranks < 1 << 40 else []),
             )
         if len(set(names)) != len(names):
             raise OptionError(f"mesh axis named twice in {self}", "give each axis once, e.g. dp=2,shard=4")

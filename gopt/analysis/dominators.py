@@ -12,15 +12,13 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
-
-MAX_VISITED = 4000
-"""Values one walk may visit: an update is some tens of nodes, a Newton-Schulz iteration some hundreds."""
 
 
 @dataclass(slots=True)
@@ -34,7 +32,7 @@ class UpdateWalk:
 
 
 def walk_update(context: AnalysisContext, updated: str) -> UpdateWalk:
-    """Walk back from the new value ``updated`` to the batch; raises UnsupportedError beyond ``MAX_VISITED`` values."""
+    """Walk back from the new value ``updated`` to the batch; raises UnsupportedError beyond UPDATE_VALUES."""
     index, types, tainted_values = context.index, context.index.graph.types, context.tainted
     producers, places, scalars = index.producers, index.definitions, index.scalars
     forward, later, barrier = context.forward, context.later, context.barrier
@@ -45,7 +43,7 @@ def walk_update(context: AnalysisContext, updated: str) -> UpdateWalk:
     queued = {updated}
     backward: set[str] = set()
     """Values in front of nodes that are known to belong to the backward."""
-    for _ in range(MAX_VISITED):
+    for _ in range(limits.UPDATE_VALUES):
         if not heap:
             break
         place, name = heapq.heappop(heap)
@@ -79,8 +77,10 @@ def walk_update(context: AnalysisContext, updated: str) -> UpdateWalk:
                 heapq.heappush(heap, (-places.get(operand, -1), operand))
     else:
         raise UnsupportedError(
-            f"the update that makes {updated!r} has more than {MAX_VISITED} values: its gradient was not reached",
-            "name the gradient of its parameter: --params PARAMETER=VALUE",
+            f"the update that makes {updated!r} has more than {limits.UPDATE_VALUES} values (UPDATE_VALUES): its "
+            "gradient was not reached",
+            limits.hint("UPDATE_VALUES", len(index.graph.nodes)),
+            "or name the gradient of its parameter: --params PARAMETER=VALUE",
         )
     return walk
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.name_hints import pairs_by_name, propose
+from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import elementwise
 from gopt.analysis.state_matching import JOIN_COST, reachable_states, uncopied
@@ -87,12 +87,7 @@ def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], left: str
 def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
     """Refuse a state that nothing reads anew where a metric of its type follows the batch, and may be its new value."""
     for output in shown if state.kind is not StateKind.STATISTIC else ():
-        raise OpenPairsError(
-            f"outputs {state.updated!r} and {output!r} may each be the new value of {state.tensor!r}: "
-            "the data flow does not say which",
-            {state.tensor: pairs_by_name(step.index.graph).get(state.tensor, state.updated)},
-            "or leave the other output out of the step",
-        )
+        raise one_of_two(step.index.graph, state.tensor, state.updated, output)
 
 
 def _refuse_fed(step: StepSkeleton, state: State, held: _StoredValues) -> None:
@@ -102,15 +97,14 @@ def _refuse_fed(step: StepSkeleton, state: State, held: _StoredValues) -> None:
         return
     if name not in graph.inputs:
         if held.inputs:
-            raise _no_state(state, "is a constant", f"make {name} the output of a Constant node if it stays as it is")
+            stays = f"if it stays as it is, make {name} the output of a Constant node"
+            raise _no_state(state, "is a constant", stays)
     elif name not in graph.initializers:
         doubted = held.moments or (held.any and (state.updated not in step.tainted or _only_shown(step, state)))
         if doubted and (state.of is None or state.of in graph.initializers):  # a table without values has none for both
-            raise _no_state(
-                state, "has no stored value, as other states have", f"leave {state.updated} out of the step"
-            )
+            raise _no_state(state, "has no stored value, as other states have")
     elif state.updated not in step.tainted and uncopied(step.index, state.updated) != name and _only_shown(step, state):
-        raise _no_state(state, "follows no batch", f"leave {state.updated} out of the step")
+        raise _no_state(state, "follows no batch")
 
 
 def _only_shown(step: StepSkeleton, state: State) -> bool:
@@ -152,13 +146,14 @@ def _others_shown(step: StepSkeleton, state: State, node: Node) -> bool:
     return any(name in step.index.graph.outputs and name != state.updated for name in node.outputs)
 
 
-def _no_state(state: State, why: str, hint: str) -> OpenPairsError:
+def _no_state(state: State, why: str, *hints: str) -> OpenPairsError:
     name, output = state.tensor, state.updated
     return OpenPairsError(
         f"{name!r} {why}, and output {output!r} has the type of its new value: the data flow does not say whether it "
         "is a state",
         {name: output},
-        f"if not, {hint}",
+        *hints,
+        shown=[] if hints else [output],
     )
 
 
@@ -167,5 +162,5 @@ def _open(step: StepSkeleton, state: State, *names: str) -> OpenPairsError:
     return OpenPairsError(
         f"output {state.updated!r} may replace any of {shown}: the data flow does not say which",
         propose(step.index.graph, {state.updated: names}),
-        f"if it replaces none of them, leave {state.updated} out of the step",
+        shown=[state.updated],
     )

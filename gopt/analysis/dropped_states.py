@@ -14,7 +14,7 @@ from gopt.analysis.gradient_fixpoint import GradientMap
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.name_hints import propose, says_new
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.role_hints import MOST, batch_option, others
+from gopt.analysis.role_hints import MOST, others
 from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
@@ -67,11 +67,14 @@ def _error(
             f"if {names[0]} is a constant, make it an initializer that is no input; if it is fed, leave its value out"
         )
         return OpenPairsError(message, pairs, fixed, by_name=bool(named))
-    given = next(iter(pairs)) if pairs else first.names[0]
+    given = next(iter(pairs), first.names[0])
+    held = step.index.graph.initializers
+    fed = dict.fromkeys(name for each in dropped for name in each.names)
     return OpenPairsError(
         f"output {first.output!r}{more} may be the new value of input {given!r}: the data flow does not say",
         pairs,
-        f"if not, say {batch_option([*pairs] or [given])}",
+        shown=[each.output for each in dropped],
+        fed=fed if held.keys().isdisjoint(fed) else (),
         by_name=bool(named),
     )
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 from functools import cached_property
 
+from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
-from gopt.analysis.dominators import MAX_VISITED, UpdateWalk, walk_update
+from gopt.analysis.dominators import UpdateWalk, walk_update
 from gopt.analysis.linearity import Linearity, propagate_linearity
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.errors import UnsupportedError
@@ -174,7 +175,7 @@ class _DominatorChoice:
             node = self.index.producers.get(name)
             if node is None or id(node) in self.context.forward:
                 continue
-            if not (elementwise(node) or node.is_in(LAYOUT)) or len(seen) > MAX_VISITED:
+            if not (elementwise(node) or node.is_in(LAYOUT)) or len(seen) > limits.UPDATE_VALUES:
                 return False
             stack.extend(node.inputs)
         return True

@@ -69,6 +69,17 @@ def says_new(name: str, output: str) -> bool:
     return bool(found) and not (before and behind) and affix in _NEW
 
 
+def one_of_two(graph: Graph, name: str, output: str, other: str) -> OpenPairsError:
+    """The refusal of a step in which two outputs may each be the new value of an input; the names say which is meant,
+    or else the first is."""
+    meant = other if pairs_by_name(graph).get(name) == other else output
+    return OpenPairsError(
+        f"outputs {output!r} and {other!r} may each be the new value of {name!r}: the data flow does not say which",
+        {name: meant},
+        shown=[output if meant == other else other],
+    )
+
+
 def propose(graph: Graph, candidates: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """A pair for each output of ``candidates``, output -> inputs: the one that names say, or the first that is left."""
     named = pairs_by_name(graph)

@@ -6,10 +6,10 @@ the data flow leaves open and names settle (``name_hints``) are taken, with a no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gopt.analysis.role_hints import MOST, others, states_hints
+from gopt.analysis.role_hints import batch_hint, leave_out, others, states_hints
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
@@ -21,17 +21,30 @@ _TRIED = 24
 class OpenPairsError(UnsupportedError):
     """The data flow does not say which outputs replace which inputs.
 
-    ``pairs``: the pairs that may be meant, input -> output; ``other``: hints for where they are not. ``by_name``: the
-    data flow leaves these pairs or none, and the names of both say that they are pairs. ``fed``: rather than that, the
-    inputs are fed.
+    ``pairs``: the pairs that may be meant, input -> output. Where they are not, the outputs ``shown`` may be left out
+    of the step, the inputs ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: that is more likely.
+    ``by_name``: the data flow leaves these pairs or none, and the names of both say that they are pairs.
     """
 
     def __init__(
-        self, message: str, pairs: Mapping[str, str], *other: str, by_name: bool = False, fed: bool = False
+        self,
+        message: str,
+        pairs: Mapping[str, str],
+        *other: str,
+        shown: Iterable[str] = (),
+        fed: Iterable[str] = (),
+        rather_fed: bool = False,
+        by_name: bool = False,
     ) -> None:
-        hints = states_hints(pairs)
-        super().__init__(message, *([*other, *hints] if fed else [*hints, *other]))
-        self.pairs, self.other, self.by_name, self.fed = dict(pairs), other, by_name, fed
+        self.pairs, self.shown, self.fed = dict(pairs), tuple(shown), tuple(fed)
+        self.other, self.rather_fed, self.by_name = other, rather_fed, by_name
+        super().__init__(message, *self.hints_with(self.pairs, self.shown, self.fed))
+
+    def hints_with(self, pairs: Mapping[str, str], shown: Collection[str], fed: Collection[str]) -> list[str]:
+        """The hints of this refusal for all pairs, outputs and inputs that are open."""
+        states = states_hints(pairs)
+        other = [batch_hint(fed)] * bool(fed) + [leave_out(list(shown))] * bool(shown) + [*self.other]
+        return [*other, *states] if self.rather_fed else [*states, *other]
 
 
 def settle_pairs(roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> TrainingGraph:
@@ -69,12 +82,14 @@ def _notes(named: Mapping[str, str]) -> Iterable[str]:
 def _whole(first: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> UnsupportedError:
     """The refusal ``first`` with all pairs that the step needs, and with what is refused behind them."""
     pairs: dict[str, str] = {}
-    other: dict[str, None] = {}
+    shown: dict[str, None] = {}
+    fed: dict[str, None] = {}
     error: GoptError = first
     for _ in range(_TRIED):
         if not isinstance(error, OpenPairsError) or error.pairs.keys() <= pairs.keys():
             break
-        other |= dict.fromkeys(error.other)
+        shown |= dict.fromkeys(error.shown)
+        fed |= dict.fromkeys(error.fed)
         proposed = pairs | error.pairs
         try:
             recovered(_with(roles, proposed))
@@ -87,8 +102,7 @@ def _whole(first: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap],
             break
     more = len(pairs) - len(first.pairs)
     message = first.message + (f"; nor of {more} more pair{'s' * (more > 1)}" if more > 0 else "")
-    hints, rest = states_hints(pairs), list(other)[:MOST]
-    hints = [*rest, *hints] if first.fed else [*hints, *rest]
+    hints = first.hints_with(pairs, shown, fed)
     if error is not first and not isinstance(error, OpenPairsError):
         hints += [f"behind that stands another refusal: {error.message}", *error.hints]
     return UnsupportedError(message, *hints)

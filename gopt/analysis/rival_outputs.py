@@ -49,7 +49,7 @@ def _open(rivals: Mapping[str, str], taken: Mapping[str, str], named: Mapping[st
         f"outputs {taken[name]!r} and {output!r} may each be the new value of {name!r}"
         f"{others(len(rivals) - 1, 'state')}: the data flow does not say which",
         told,
-        f"or leave the other output{'s' * (len(rivals) > 1)} out of the step",
+        shown=[rivals[each] if told[each] == taken[each] else taken[each] for each in rivals],
     )
 
 

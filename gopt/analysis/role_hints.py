@@ -48,6 +48,17 @@ def states_hints(pairs: Mapping[str, str]) -> list[str]:
     return [f"{under} [roles.states]: {each}" for each in lines]
 
 
+def leave_out(outputs: Sequence[str]) -> str:
+    """The hint that takes outputs out of a step that only shows them."""
+    shown = ", ".join(outputs[:MOST]) + (f" and {len(outputs) - MOST} more" if len(outputs) > MOST else "")
+    return f"if {'they are' if len(outputs) > 1 else 'it is'} only shown, leave {shown} out of the step"
+
+
+def batch_hint(names: Collection[str]) -> str:
+    """The hint that says of inputs that they are fed in each step."""
+    return f"if {'they are' if len(names) > 1 else 'it is'} fed, say {batch_option(names)}"
+
+
 def others(count: int, what: str) -> str:
     """`` (and 3 other states)``; nothing where there is no other."""
     return f" (and {count} other {what}{'s' * (count > 1)})" if count else ""

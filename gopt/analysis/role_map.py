@@ -64,10 +64,11 @@ class RoleMap:
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
         given = {*graph.inputs, *graph.initializers}
-        for name in (*self.states, *self.params, *self.batch, *self.statistics):
+        tables = {"states": self.states, "params": self.params, "batch": self.batch, "statistics": self.statistics}
+        for option, name in ((option, name) for option, names in tables.items() for name in names):
             if name not in given:
                 raise OptionError(
-                    f"the role map names {name!r}, which is not an input of the graph",
+                    f"--{option} {name}: the model has no input {name!r}",
                     did_you_mean(name, given) or "gopt inspect MODEL --text lists the graph's inputs",
                 )
         both = next((name for name in self.statistics if name in self.params), None)
@@ -82,10 +83,11 @@ class RoleMap:
                     f"statistic {name!r} cannot be combined by {rule!r}", f"write one of {', '.join(STATISTIC_RULES)}"
                 )
         losses = self.losses(graph)
-        for name in (*self.states.values(), *losses):
+        told = [(f"--states {name}={output}", output) for name, output in self.states.items()]
+        for option, name in (*told, *((f"--loss {name}", name) for name in losses)):
             if name not in graph.outputs:
                 raise OptionError(
-                    f"the role map names {name!r}, which is not an output of the graph",
+                    f"{option}: the model has no output {name!r}",
                     did_you_mean(name, graph.outputs) or "gopt inspect MODEL --text lists the graph's outputs",
                 )
         for name in losses:

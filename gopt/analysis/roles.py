@@ -17,8 +17,8 @@ from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
-from gopt.analysis.name_hints import refuse_contradicted
-from gopt.analysis.open_pairs import settle_pairs
+from gopt.analysis.name_hints import propose, refuse_contradicted
+from gopt.analysis.open_pairs import OpenPairsError, settle_pairs
 from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.other_forwards import refuse_hidden_forward, refuse_second_forward
 from gopt.analysis.paired_past_gradients import paired_anew
@@ -42,7 +42,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.analysis.unchanged_outputs import refuse_unchanged, refuse_unvalued
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph
-from gopt.ir.types import FLOATS
+from gopt.ir.types import FLOATS, TensorType
 
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
@@ -308,16 +308,21 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
 
 def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
     """Raise when outputs look like new states and replace no input: without states no output looks like a loss."""
-    graph = index.graph
-    free = {type for name, type in graph.inputs.items() if name not in pairs.values() and type.elements > 1}
-    lost = [name for name, type in graph.outputs.items() if name not in pairs and type in free and type.dtype in FLOATS]
+    graph, taken = index.graph, set(pairs.values())
+    free: dict[TensorType, list[str]] = {}
+    for name, type in graph.inputs.items():
+        if name not in taken and type.elements > 1 and type.dtype in FLOATS:
+            free.setdefault(type, []).append(name)
+    lost = {name: free[type] for name, type in graph.outputs.items() if name not in pairs and type in free}
     if lost:
-        producer = index.producers.get(lost[0])
-        raise UnsupportedError(
+        first = next(iter(lost))
+        producer = index.producers.get(first)
+        raise OpenPairsError(
             f"{len(lost)} {'output replaces' if len(lost) == 1 else 'outputs replace'} no input by what the data flow "
-            f"shows, though inputs of that type are there: {lost[0]!r}"
+            f"shows, though inputs of that type are there: {first!r}"
             + (f" is made by {producer.op_type} {producer.label!r}" if producer is not None else ""),
-            f"name the pairs: --states INPUT={lost[0]}",
+            propose(graph, lost),
+            shown=lost,
         )
 
 

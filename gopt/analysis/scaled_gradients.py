@@ -13,7 +13,7 @@ from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import LAYOUT, elementwise
-from gopt.analysis.role_hints import batch_option, others
+from gopt.analysis.role_hints import others
 from gopt.analysis.state_matching import FACTOR_COST, reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
@@ -56,18 +56,17 @@ def _open(step: StepSkeleton, found: Mapping[str, str]) -> OpenPairsError:
     name, output = next(iter(found.items()))
     fed = _fed(step, name)
     pairs = {each: shown for each, shown in found.items() if _fed(step, each) is fed}
-    it, shown = ("they are", "outputs") if len(pairs) > 1 else ("it is", "output")
-    if fed:
-        other = f"say {batch_option(pairs)} if {it} fed with the batch"
-    elif len(pairs) > 1:
-        other = "make the factors outputs of Constant nodes if they stay as they are"
+    if len(pairs) > 1:
+        stay = "if the factors stay as they are, make them outputs of Constant nodes"
     else:
-        other = f"make {name} the output of a Constant node if it stays as it is"
+        stay = f"if it stays as it is, make {name} the output of a Constant node"
     return OpenPairsError(
         f"output {output!r}{others(len(pairs) - 1, 'output')} is a product of {name!r} and values of the batch: the "
         f"data flow does not say whether it replaces {name!r}",
         pairs,
-        f"if not, leave the {shown} out of the step, or {other}",
+        *([] if fed else [stay]),
+        shown=pairs.values(),
+        fed=pairs if fed else (),
     )
 
 

@@ -16,7 +16,7 @@ from itertools import permutations
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.name_hints import pairs_by_name, propose
+from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others
@@ -235,12 +235,7 @@ def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs:
             continue
         name = min(found, key=lambda each: found[each])
         if taken.get(name, ("", -1))[1] == found[name]:
-            raise OpenPairsError(
-                f"outputs {taken[name][0]!r} and {other!r} may each be the new value of {name!r}: the data flow does "
-                "not say which",
-                {name: pairs_by_name(index.graph).get(name, taken[name][0])},
-                "or leave the other output out of the step",
-            )
+            raise one_of_two(index.graph, name, taken[name][0], other)
 
 
 def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
@@ -317,5 +312,5 @@ def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> No
     raise OpenPairsError(
         f"output {output!r}{others(len(unsettled) - 1, 'output')} may {may}: the data flow does not say which",
         propose(index.graph, unsettled),
-        f"if it replaces none of them, leave {output} out of the step",
+        shown=unsettled,
     )

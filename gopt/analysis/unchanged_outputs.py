@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gopt.analysis.counters import counts_steps
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.role_hints import batch_option, others
+from gopt.analysis.role_hints import others
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind, TrainingGraph
 
@@ -27,8 +27,9 @@ def refuse_unchanged(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap
                 f"output {output!r} is input {name!r} unchanged, which has no stored value: the data flow does not say "
                 "whether it is a state or fed anew in each step",
                 {name: output},
-                f"if it is fed, say {batch_option([name])}, or leave {output} out of the step",
-                fed=True,
+                shown=[output],
+                fed=[name],
+                rather_fed=True,
             )
 
 
@@ -51,14 +52,14 @@ def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
     first = doubted[0]
     scalar = first.kind is StateKind.SCALAR
     pairs = {each.tensor: each.updated for each in doubted if (each.kind is StateKind.SCALAR) is scalar}
-    fed = f"leave {', '.join(pairs.values())} out of the step" if scalar else f"say {batch_option(pairs)}"
     raise OpenPairsError(
         f"input {first.tensor!r}{others(len(pairs) - 1, 'input')} has no stored value, as other states have, and "
         f"output {first.updated!r} has the type of its new value: the data flow does not say whether it is a state or "
         "fed anew in each step",
         pairs,
-        f"if {'it is' if len(pairs) == 1 else 'they are'} fed, {fed}",
-        fed=True,
+        shown=pairs.values() if scalar else (),
+        fed=() if scalar else pairs,
+        rather_fed=True,
     )
 
 

@@ -37,7 +37,7 @@ from gopt.sharding.boxes import Box, box_elements
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
     """The manifest of an output folder and its mesh; raises InputError."""
     path = Path(folder, MANIFEST_FILE)
-    return parse_manifest(documents.read_bytes(path, documents.MANIFEST.most), str(path))
+    return parse_manifest(documents.read_bytes(path, documents.MANIFEST.limit), str(path))
 
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:

@@ -25,7 +25,6 @@ from gopt.disk.paths import real_path
 from gopt.documents import read_bytes
 from gopt.documents.prescan import check_prescan
 from gopt.errors import GoptError, InputError, OptionError, RunError
-from gopt.limits import DOCUMENT_BYTES
 
 _HINT = "choose another path with -o"
 _RANK = re.compile(r"((rank|server)_\d{4,}|trainer)(\.\w+)?\.onnx")
@@ -131,7 +130,7 @@ def _rank_files(target: Path, folder: Path) -> frozenset[str]:
     """
     path = folder / MANIFEST_FILE
     try:
-        data = read_bytes(path, DOCUMENT_BYTES) if is_regular_file(path) else b""
+        data = read_bytes(path, "DOCUMENT_BYTES") if is_regular_file(path) else b""
     except (InputError, OSError):
         data = b""
     digest = hashlib.sha256(data).digest()
@@ -163,7 +162,7 @@ def _read(path: Path) -> Any:
     try:
         if not is_regular_file(path):
             return None
-        data = read_bytes(path, DOCUMENT_BYTES)
+        data = read_bytes(path, "DOCUMENT_BYTES")
         check_prescan(data, str(path))
         return json.loads(data)
     except (InputError, OSError, ValueError, RecursionError):

@@ -28,26 +28,31 @@ from gopt.suggestions import near_file
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: its name in messages, its schema, its largest size in bytes, the version of its format."""
+    """A kind of document: its name in messages, its schema, the limit of its bytes, the version of its format."""
 
     what: str
     schema: str
-    most: int
+    limit: str
     version: int = 1
 
+    @property
+    def most(self) -> int:
+        """The bytes that it may have."""
+        return limits.value(self.limit)
 
-MANIFEST = DocumentKind("a manifest", "manifest", limits.DOCUMENT_BYTES)
-REPORT = DocumentKind("a report", "report", limits.DOCUMENT_BYTES, 2)
-INDEX = DocumentKind("an index of a checkpoint", "index", limits.INDEX_BYTES)
-ROLES = DocumentKind("a map of roles", "roles", limits.ROLES_BYTES)
-CONFIG = DocumentKind("a configuration", "config", limits.CONFIG_BYTES)
-HEADER = DocumentKind("a header of values", "header", limits.HEADER_BYTES)
-SERVERS = DocumentKind("a server map", "servers", limits.SERVERS_BYTES)
-GOLDEN = DocumentKind("a list of goldens", "golden", limits.CONFIG_BYTES)
-REPRODUCER = DocumentKind("a reproducer", "reproducer", limits.DOCUMENT_BYTES)
-RANK_MESSAGE = DocumentKind("a message of a rank to its launcher", "rank_message", limits.LINE_BYTES)
-TRACE = DocumentKind("a trace", "trace", limits.DOCUMENT_BYTES)
-VERIFICATION = DocumentKind("a result of gopt verify", "verification", limits.DOCUMENT_BYTES)
+
+MANIFEST = DocumentKind("a manifest", "manifest", "DOCUMENT_BYTES")
+REPORT = DocumentKind("a report", "report", "DOCUMENT_BYTES", 2)
+INDEX = DocumentKind("an index of a checkpoint", "index", "INDEX_BYTES")
+ROLES = DocumentKind("a map of roles", "roles", "ROLES_BYTES")
+CONFIG = DocumentKind("a configuration", "config", "CONFIG_BYTES")
+HEADER = DocumentKind("a header of values", "header", "HEADER_BYTES")
+SERVERS = DocumentKind("a server map", "servers", "SERVERS_BYTES")
+GOLDEN = DocumentKind("a list of goldens", "golden", "CONFIG_BYTES")
+REPRODUCER = DocumentKind("a reproducer", "reproducer", "DOCUMENT_BYTES")
+RANK_MESSAGE = DocumentKind("a message of a rank to its launcher", "rank_message", "LINE_BYTES")
+TRACE = DocumentKind("a trace", "trace", "DOCUMENT_BYTES")
+VERIFICATION = DocumentKind("a result of gopt verify", "verification", "DOCUMENT_BYTES")
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _WIDE = re.compile(rb"[\xf0-\xf4]")
@@ -56,20 +61,24 @@ _FORMATS = re.compile(r"^gopt-[a-z]+/\d+$")
 
 def read_json(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any]:
     """Read a JSON file of a kind and check it; raises InputError."""
-    return parse_json(read_bytes(path, kind.most), kind, os.fspath(path))
+    return parse_json(read_bytes(path, kind.limit), kind, os.fspath(path))
 
 
 def parse_json(data: bytes | str, kind: DocumentKind, name: str) -> dict[str, Any]:
     """Parse JSON text of a kind and check it; ``name`` is the file in messages. Raises InputError."""
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(data) > kind.most:
-        raise InputError(f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most}")
+        raise InputError(
+            f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most} ({kind.limit})",
+            *_raised(kind.limit, len(data)),
+        )
     check_prescan(data, name)
     surrogates = _SURROGATE.search(data) is not None
     if len(data) > limits.DOCUMENT_WIDE and (surrogates or _WIDE.search(data)):
         raise InputError(
             f"{name} is too long: {len(data)} bytes; one with characters beyond U+FFFF has at most "
-            f"{limits.DOCUMENT_WIDE} (DOCUMENT_WIDE)"
+            f"{limits.DOCUMENT_WIDE} (DOCUMENT_WIDE)",
+            limits.hint("DOCUMENT_WIDE", len(data)),
         )
     floats: list[float] = []
     number, table = functools.partial(_number, floats), functools.partial(_unique, name)
@@ -94,7 +103,7 @@ def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any
     """Read a TOML file of a kind and check it; raises InputError."""
     import tomllib
 
-    name, data = os.fspath(path), read_bytes(path, kind.most)
+    name, data = os.fspath(path), read_bytes(path, kind.limit)
     _check_dots(data, name)
     try:
         found = tomllib.loads(data.decode("utf-8"))
@@ -113,16 +122,19 @@ def _check_dots(data: bytes, name: str) -> None:
     """Refuse keys of very many parts."""
     if data.count(b".") > limits.CONFIG_DOTS:
         raise InputError(
-            f"{name} has more than {limits.CONFIG_DOTS} dots (CONFIG_DOTS)", "write keys as tables, not with dots"
+            f"{name} has more than {limits.CONFIG_DOTS} dots (CONFIG_DOTS)",
+            "write keys as tables, not with dots",
+            limits.hint("CONFIG_DOTS", data.count(b".")),
         )
     for number, each in enumerate(data.split(b"\n"), 1):
         if each.count(b".") > limits.CONFIG_LINE_DOTS:
             raise InputError(f"{name}: line {number} has more than {limits.CONFIG_LINE_DOTS} dots (CONFIG_LINE_DOTS)")
 
 
-def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """The bytes of a regular file of at most ``most`` bytes; never blocks, also for a pipe. Raises InputError."""
-    name = os.fspath(path)
+def read_bytes(path: str | os.PathLike[str], limit: int | str) -> bytes:
+    """The bytes of a regular file of at most so many, or as many as a limit says; never blocks, also for a pipe. Raises
+    InputError."""
+    name, most = os.fspath(path), limit if isinstance(limit, int) else limits.value(limit)
     try:
         number = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -135,7 +147,10 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
             what = "is a folder, not a file" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
             raise InputError(f"{name} {what}")
         if status.st_size > most:
-            raise InputError(f"{name} is too long: {status.st_size} bytes, at most {most} are read")
+            raise InputError(
+                f"{name} is too long: {status.st_size} bytes, at most {most} are read",
+                *_raised(limit, status.st_size),
+            )
         with open(number, "rb", closefd=False) as file:
             data = file.read(most + 1)
     except OSError as error:
@@ -145,6 +160,11 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:  # it grew, or the system does not know its size
         raise InputError(f"{name} is too long: at most {most} bytes are read")
     return data
+
+
+def _raised(limit: int | str, needed: int) -> list[str]:
+    """The hint that raises a limit that has a name."""
+    return [limits.hint(limit, needed)] if limit in limits.raisable() and isinstance(limit, str) else []
 
 
 def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> None:

@@ -21,27 +21,29 @@ def check_prescan(data: bytes, name: str) -> None:
     numbers. Raises InputError."""
     bare = b"".join(_outside(data, name))
     containers = bare.count(b"[") + bare.count(b"{")
-    if bare.count(b",") + containers > limits.DOCUMENT_VALUES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values (DOCUMENT_VALUES)")
+    _check(name, "values", "DOCUMENT_VALUES", bare.count(b",") + containers)
     brackets = bare.translate(_BRACKETS, _NO_BRACKETS)
     left = brackets if 2 * brackets.count(b"[") == len(brackets) else b"?"
     for _ in range(limits.DOCUMENT_DEPTH):
         left = left.replace(b"[]", b"")
     if left and _is_deep(brackets):
         raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
-    if containers > limits.DOCUMENT_TABLES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_TABLES} tables and lists (DOCUMENT_TABLES)")
-    if bare.count(b":") > limits.DOCUMENT_KEYS:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_KEYS} keys (DOCUMENT_KEYS)")
+    _check(name, "tables and lists", "DOCUMENT_TABLES", containers)
+    _check(name, "keys", "DOCUMENT_KEYS", bare.count(b":"))
     if _TWENTY in bare.translate(_DIGITS) and _LONG.search(bare):
         raise InputError(f"{name} has a number of more than {limits.NUMBER_DIGITS} digits")
+
+
+def _check(name: str, what: str, limit: str, count: int) -> None:
+    most = limits.value(limit)
+    if count > most:
+        raise InputError(f"{name} has more than {most} {what} ({limit})", limits.hint(limit, count))
 
 
 def _outside(data: bytes, name: str) -> Iterator[bytes]:
     """The bytes outside of JSON strings, block by block; an unterminated string extends to the end. Raises InputError
     where a string is too long."""
-    if data.count(b'"') > 4 * limits.DOCUMENT_VALUES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values (DOCUMENT_VALUES)")
+    _check(name, "values", "DOCUMENT_VALUES", data.count(b'"') // 4)
     if b"\\" in data:  # escapes become letters: the quotes that are left begin and end texts
         data = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     inside, length = 0, 0
@@ -54,7 +56,10 @@ def _outside(data: bytes, name: str) -> Iterator[bytes]:
             lengths = [*map(len, texts)]
             lengths[0] += length if open_first else 0
             if max(lengths) > limits.DOCUMENT_TEXT:
-                raise InputError(f"{name} has a text of more than {limits.DOCUMENT_TEXT} bytes (DOCUMENT_TEXT)")
+                raise InputError(
+                    f"{name} has a text of more than {limits.DOCUMENT_TEXT} bytes (DOCUMENT_TEXT)",
+                    limits.hint("DOCUMENT_TEXT", len(data)),
+                )
             length = lengths[-1] if ends_inside else 0
         inside = ends_inside
 

@@ -190,8 +190,14 @@ def read_safetensors(path: str, size: int) -> dict[str, Tensor]:
     """The tensors of a file of ``size`` bytes by name, mapped; raises InputError, inside of ``naming``."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, limits.HEADER_BYTES):
+        if size < 8 or length > size - 8:
             raise InputError("is not a safetensors file, or is truncated: its header does not fit")
+        if length > limits.HEADER_BYTES:
+            most = limits.HEADER_BYTES
+            raise InputError(
+                f"its header has {length} bytes, at most {most} are read (HEADER_BYTES)",
+                limits.hint("HEADER_BYTES", length),
+            )
         header = parse_json(file.read(length), HEADER, "its header")
     start = 8 + length
     return {

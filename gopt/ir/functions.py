@@ -16,8 +16,13 @@ from gopt.ir.nodes import nested
 Key = tuple[str, str, str]
 
 
+_ENDLESS = 1 << 48
+"""Nodes beyond which it is no matter how many there are."""
+
+
 def check_functions(model: ModelProto) -> None:
-    """Raise InputError where functions call themselves, or become more than FUNCTION_NODES or FUNCTION_DEPTH.
+    """Raise InputError where functions call themselves, or become more than FUNCTION_NODES, FUNCTION_GROWTH and
+    FUNCTION_DEPTH allow.
 
     The checker, shape inference and ``expand`` write them out, call by call: doublings take forever or all memory.
     """
@@ -30,13 +35,21 @@ def check_functions(model: ModelProto) -> None:
         called = [(each.domain, each.op_type, each.overload) for each in nested(nodes)]
         sizes[key], calls[key] = len(called), [callee for callee in called if callee in bodies]
     nodes, depth = _extents(sizes, calls)
+    own = [(node.domain, node.op_type, node.overload) for node in nested(model.graph.node)]
+    most = max(limits.FUNCTION_NODES, limits.FUNCTION_GROWTH * (len(own) + sum(sizes.values())))
     for key in bodies:
-        _refuse(key, nodes[key], depth[key])
+        _refuse(key, nodes[key], most)
+        if depth[key] > limits.FUNCTION_DEPTH:
+            raise InputError(
+                f"function {show(key[1])} nests calls of functions more than {limits.FUNCTION_DEPTH} deep "
+                "(FUNCTION_DEPTH)",
+                limits.hint("FUNCTION_DEPTH", depth[key]),
+            )
     total = 0
-    for node in nested(model.graph.node):
-        key = (node.domain, node.op_type, node.overload)
+    for key in own:
         total += nodes.get(key, 0)
-        _refuse(key, total, 0)
+        if total > most:
+            _refuse(key, sum(nodes.get(each, 0) for each in own), most)
 
 
 def inline_functions(model: ModelProto, chosen: Collection[Key] | None = None) -> ModelProto:
@@ -98,17 +111,16 @@ def _extents(sizes: dict[Key, int], calls: dict[Key, list[Key]]) -> tuple[dict[K
         for key in TopologicalSorter(calls).static_order():
             inner = calls[key]
             # Capped: a hostile chain of doublings would make an endless number.
-            nodes[key] = min(sizes[key] + sum(nodes[callee] for callee in inner), limits.FUNCTION_NODES + 1)
+            nodes[key] = min(sizes[key] + sum(nodes[callee] for callee in inner), _ENDLESS)
             depth[key] = 1 + max((depth[callee] for callee in inner), default=0)
     except CycleError as error:
         raise InputError(f"function {show(error.args[1][0][1])} calls itself") from None
     return nodes, depth
 
 
-def _refuse(key: Key, nodes: int, depth: int) -> None:
-    if nodes > limits.FUNCTION_NODES:
-        most = limits.FUNCTION_NODES
-        raise InputError(f"function {show(key[1])} makes the graph longer than {most} nodes (FUNCTION_NODES)")
-    if depth > limits.FUNCTION_DEPTH:
-        most = limits.FUNCTION_DEPTH
-        raise InputError(f"function {show(key[1])} nests calls of functions more than {most} deep (FUNCTION_DEPTH)")
+def _refuse(key: Key, nodes: int, most: int) -> None:
+    if nodes > most:
+        raise InputError(
+            f"function {show(key[1])} makes the graph longer than {most} nodes (FUNCTION_NODES)",
+            limits.hint("FUNCTION_NODES", nodes),
+        )

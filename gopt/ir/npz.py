@@ -99,7 +99,10 @@ def _check_directory(path: str, size: int) -> None:
         (listed,) = struct.unpack_from("<Q", tail, place64 + 40)
     if min(listed, size) > limits.ARCHIVE_DIRECTORY:
         most = limits.ARCHIVE_DIRECTORY
-        raise InputError(f"its list of arrays is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)")
+        raise InputError(
+            f"its list of arrays is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)",
+            limits.hint("ARCHIVE_DIRECTORY", min(listed, size)),
+        )
 
 
 class _SizeBudget:
@@ -116,6 +119,7 @@ class _SizeBudget:
                 f"{show(name)} takes {nbytes} bytes, and arrays of a file of this size may take {self.most} in all "
                 f"(ARCHIVE_FREE, or ARCHIVE_GROWTH = {limits.ARCHIVE_GROWTH} times its bytes)",
                 _PLAIN,
+                limits.hint("ARCHIVE_FREE", self.taken + nbytes),
             )
         self.taken += nbytes
 

@@ -50,7 +50,10 @@ class SymbolTable:
     def allow(self, name: str, what: str) -> None:
         """Raises InputError for a name that is gopt's own, or too long."""
         if len(name) > limits.NAME_LENGTH:
-            raise InputError(f"{what} is named {show(name)}: longer than {limits.NAME_LENGTH} (NAME_LENGTH)")
+            raise InputError(
+                f"{what} is named {show(name)}: longer than {limits.NAME_LENGTH} (NAME_LENGTH)",
+                limits.hint("NAME_LENGTH", len(name)),
+            )
         if text(name).startswith(RESERVED) and self.reserved_hint is not None:
             raise InputError(
                 f"{what} {show(name)}: names that begin with {RESERVED!r} are gopt's own", self.reserved_hint

@@ -43,8 +43,8 @@ _TEXTS = (*_NAMES, bytes((_NAME,)))
 
 
 def check_parts(data: bytes) -> None:
-    """Raise InputError for a model of more than PARTS nodes, values, tensors and attributes, and for a list of more
-    than LIST_ELEMENTS in an attribute or as the shape of a stored tensor.
+    """Raise InputError for a model of more nodes, values, tensors and attributes than PARTS and PART_SHARE allow, and
+    for a list of more than LIST_ELEMENTS in an attribute or as the shape of a stored tensor.
 
     A part of less than PART_BYTES counts as one, whatever it holds. Damaged bytes are left to protobuf.
     """
@@ -56,7 +56,7 @@ def check_parts(data: bytes) -> None:
 def _count(data: bytes) -> None:
     """Every field of the messages that are looked into counts, whatever its type. Raises IndexError at the end of
     damaged bytes."""
-    parts, most, large = 0, limits.PARTS, limits.PART_BYTES
+    parts, most, large = 0, max(limits.PARTS, len(data) // limits.PART_SHARE), limits.PART_BYTES
     stack = [("model", 0, len(data))]
     while stack:
         message, at, end = stack.pop()
@@ -64,7 +64,9 @@ def _count(data: bytes) -> None:
         while at < end:
             parts += 1
             if parts > most:
-                raise InputError(f"holds more than {most} nodes, values and attributes (PARTS)")
+                raise InputError(
+                    f"holds more than {most} nodes, values and attributes (PARTS)", limits.hint("PARTS", len(data) // 2)
+                )
             tag, size = data[at], 0
             at += 1
             if tag > 127:
@@ -97,7 +99,11 @@ def _check_list(data: bytes, at: int, end: int, step: int) -> None:
         return
     count = (end - at) // step if step else len(data[at:end].translate(None, _CONTINUED))
     if count > limits.LIST_ELEMENTS:
-        raise InputError(f"holds a list of {count} numbers; at most {limits.LIST_ELEMENTS} are read (LIST_ELEMENTS)")
+        most = limits.LIST_ELEMENTS
+        raise InputError(
+            f"holds a list of {count} numbers; at most {most} are read (LIST_ELEMENTS)",
+            limits.hint("LIST_ELEMENTS", count),
+        )
 
 
 def encoded_nodes(model: bytes) -> list[bytes]:

@@ -82,7 +82,7 @@ def _why(choice: Choice, first: Choice, memory: int | None) -> str:
         return f"{lead} and memory, {mine.calls.count - theirs.calls.count} calls more than the first"
     if choice.balance > first.balance:
         return f"{lead} and memory, less even: {choice.balance:.3f}"
-    return "no better than the first" if _ties(choice) == _ties(first) else f"{lead}, holds a little less"
+    return "the same as row 1" if _ties(choice) == _ties(first) else f"{lead}, holds a little less"
 
 
 def _times_the_bytes(choice: Choice, first: Choice) -> str:

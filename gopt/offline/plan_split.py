@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gopt import limits
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report import balance, format_bytes
-from gopt.limits import RANKS
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
@@ -94,7 +94,7 @@ def split_choices(
     """Every slicing and placement, for as many servers as asked, half and twice as many; ways that give the same as one
     before are left out. Raises what ``place_step`` raises."""
     seen: set[tuple[object, ...]] = set()
-    for servers in sorted({options.servers, max(1, options.servers // 2), min(2 * options.servers, RANKS)}):
+    for servers in sorted({options.servers, max(1, options.servers // 2), min(2 * options.servers, limits.RANKS)}):
         for slicing in _SLICINGS:
             for placement in _PLACEMENTS:
                 asked = replace(options, servers=servers, slicing=slicing, placement=placement)
@@ -217,4 +217,4 @@ def _why(each: SplitChoice, first: SplitChoice, servers: int, memory: int | None
         return f"{format_bytes(max(each.held) - max(first.held))} more on one server"
     if each.messages != first.messages:
         return f"{each.messages - first.messages} messages more"
-    return "more pieces" if sum(each.pieces) > sum(first.pieces) else "no better than the first"
+    return "more pieces" if sum(each.pieces) > sum(first.pieces) else "the same as row 1"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gopt import limits
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
-from gopt.limits import RANKS
 from gopt.option_records import check_least, check_types
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.roles import Roles
@@ -60,8 +60,13 @@ class SplitOptions:
         check_types(self)
         check_least(self, table_memory=1)
         for what, count in (("--trainers", self.trainers), ("--servers", self.servers)):
-            if not 1 <= count <= RANKS:
-                raise OptionError(f"{what} cannot be {count}", f"it is 1 to {RANKS}")
+            if count > limits.RANKS:
+                raise OptionError(
+                    f"{what} cannot be {count}: gopt makes at most {limits.RANKS} ranks (RANKS)",
+                    limits.hint("RANKS", count),
+                )
+            if count < 1:
+                raise OptionError(f"{what} cannot be {count}", f"it is 1 to {limits.RANKS}")
         for what, count in (("--accumulate", self.accumulate), ("--minimum", self.minimum), ("--every", self.every)):
             if count < 1:
                 raise OptionError(f"{what} cannot be {count}", "it is at least 1")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
+from gopt import limits
 from gopt.documents.records import OPTIONAL
 from gopt.errors import OptionError
-from gopt.limits import RANKS
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -95,10 +95,10 @@ class Roles:
     def on_ranks(cls, trainers: Sequence[int], servers: Sequence[int]) -> Roles:
         """Return roles with given ranks of trainer 0, 1, ... and of server 0, 1, ...; raises OptionError."""
         ranks = [*trainers, *servers]
-        beyond = next((rank for rank in ranks if not 0 <= rank < RANKS), None)
+        beyond = next((rank for rank in ranks if not 0 <= rank < limits.RANKS), None)
         if beyond is not None:
             raise OptionError(
-                f"a role is on rank {show(beyond)}; ranks are 0 to {RANKS - 1} (RANKS)", "number ranks from 0"
+                f"a role is on rank {show(beyond)}; ranks are 0 to {limits.RANKS - 1} (RANKS)", "number ranks from 0"
             )
         if not trainers:
             raise OptionError("the roles name no trainer", _HINT)
@@ -230,10 +230,11 @@ class RolesEntry:
 
 def _check_size(trainers: int, servers: int, least: int) -> None:
     """Refuse counts below 1, before anything of their size is allocated."""
-    if trainers < least or servers < 0 or trainers + servers > RANKS:
+    if trainers < least or servers < 0 or trainers + servers > limits.RANKS:
         raise OptionError(
             f"there cannot be {show(trainers)} trainers and {show(servers)} servers",
-            f"there is at least one trainer, and together they are at most {RANKS} (RANKS)",
+            f"there is at least one trainer, and together they are at most {limits.RANKS} (RANKS)",
+            *([limits.hint("RANKS", trainers + servers)] if trainers + servers > limits.RANKS else []),
         )
 
 
@@ -266,9 +267,9 @@ def _named_ranks(text: str) -> Iterator[tuple[RoleKind, int]]:
             named += last - first + 1
             if last < first:
                 raise OptionError(f"the roles name ranks {first} to {last}, in descending order", _HINT)
-            if named > 2 * RANKS:
+            if named > 2 * limits.RANKS:
                 raise OptionError(
-                    f"the roles {show(text)} name too many ranks: at most {RANKS} (RANKS)", "name fewer ranks"
+                    f"the roles {show(text)} name too many ranks: at most {limits.RANKS} (RANKS)", "name fewer ranks"
                 )
             for rank in range(first, last + 1):
                 yield kind, rank

@@ -39,7 +39,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
         roles.check(graph)
     except OptionError as error:
         raise InputError(
-            f"{name}: gopt.roles: {error.message}", "shard the step again: its metadata was edited"
+            f"{name}: the file's metadata (gopt.roles) does not match its graph: {error.message}", "export it again"
         ) from None
     return roles
 

@@ -25,6 +25,7 @@ from forwards import (
     tokens,
     total,
 )  # fmt: skip
+from helpers import FIXTURES
 from written_steps import NET, Written, saved, sgd
 
 import gopt
@@ -285,3 +286,11 @@ def test_a_statistic_follows_the_batch_by_a_rule(body, rule, tmp_path):
     step = Written(NET + body + sgd(), {"stat": ("float", (3,))})
     found = analyse_couplings(gopt.load(saved(step.model(), tmp_path)).training)
     assert found.statistics["stat"].rule == rule and not found.unclear
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"mesh": "shard=2,h=2"}, {"loss_reduction": "sum"}, {}])
+def test_sync_is_recommended_where_it_can_be_taken(options):
+    source = gopt.load(FIXTURES / "cnn_sgd.onnx")
+    notes = gopt.shard(source, **{"mesh": "shard=2", **options}).report().notes
+    about = [note for note in notes if note.startswith("not the step of one large batch: 'val_1'")]
+    assert about and all(("--statistics sync" in note) is (not options) for note in about)

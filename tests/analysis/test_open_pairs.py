@@ -24,7 +24,7 @@ def step(asked: list[Exception]):
 
 
 def open_(**pairs: str) -> OpenPairsError:
-    return OpenPairsError(f"{', '.join(pairs)} may be states", pairs, f"leave {', '.join(pairs.values())} out")
+    return OpenPairsError(f"{', '.join(pairs)} may be states", pairs, shown=pairs.values())
 
 
 def refusal(*asked: Exception) -> UnsupportedError:
@@ -37,7 +37,7 @@ def test_what_is_asked_one_after_the_other_is_asked_at_once():
     error = refusal(open_(a="b"), open_(c="d"), open_(e="f", g="h"))
     assert error.message == "a may be states; nor of 3 more pairs"
     assert error.hints[0] == "name the pairs: --states a=b,c=d,e=f,g=h"
-    assert error.hints[2:] == ("leave b out", "leave d out", "leave f, h out")
+    assert error.hints[2:] == ("if they are only shown, leave b, d, f, h out of the step",)
 
 
 def test_what_is_refused_behind_the_pairs_is_said():
@@ -54,7 +54,7 @@ def test_pairs_that_cannot_be_told_are_no_hint():
 
     with pytest.raises(UnsupportedError) as refused:
         settle_pairs(RoleMap(), recovered)
-    assert refused.value.hints == ("leave b out",)
+    assert refused.value.hints == ("if it is only shown, leave b out of the step",)
 
 
 def test_pairs_by_name_are_taken_with_a_note():
@@ -67,5 +67,5 @@ def test_pairs_by_name_are_taken_with_a_note():
 
 
 def test_what_may_rather_be_fed_is_said_first():
-    error = OpenPairsError("open", {"x": "shown"}, "if it is fed, say --batch x", fed=True)
+    error = OpenPairsError("open", {"x": "shown"}, fed=["x"], rather_fed=True)
     assert refusal(error).hints[0] == "if it is fed, say --batch x"

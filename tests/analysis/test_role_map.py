@@ -13,11 +13,11 @@ GRAPH = chain("xa", "yb", outputs=["a", "b"])
 @pytest.mark.parametrize(
     ("roles", "said"),
     [
-        (RoleMap(states={"q": "a"}), "'q', which is not an input of the graph"),
-        (RoleMap(params={"a": ""}), "'a', which is not an input of the graph"),
-        (RoleMap(batch=["q"]), "'q', which is not an input of the graph"),
-        (RoleMap(states={"x": "x"}), "'x', which is not an output of the graph"),
-        (RoleMap(loss="x"), "'x', which is not an output of the graph"),
+        (RoleMap(states={"q": "a"}), "the model has no input 'q'"),
+        (RoleMap(params={"a": ""}), "the model has no input 'a'"),
+        (RoleMap(batch=["q"]), "the model has no input 'q'"),
+        (RoleMap(states={"x": "x"}), "the model has no output 'x'"),
+        (RoleMap(loss="x"), "the model has no output 'x'"),
         (RoleMap(states={"x": "a", "y": "a"}), "'a' replaces both 'x' and 'y'"),
         (RoleMap(loss="b"), r"'b' cannot be the loss: it is float32\[2\], and a loss is one floating number"),
     ],

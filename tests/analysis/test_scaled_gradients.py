@@ -110,9 +110,10 @@ def test_one_hint_names_all_masks(tmp_path):
     path = b.save(tmp_path / "step.onnx")
     with pytest.raises(UnsupportedError, match=r"output 'w0\.shown' \(and 1 other output\)") as refused:
         gopt.load(path)
-    pairs, _, other = refused.value.hints
+    pairs, _, other, shown = refused.value.hints
     assert "--states w0.mask=w0.shown,w1.mask=w1.shown" in pairs
-    assert "--batch w0.mask,w1.mask if they are fed" in other
+    assert other == "if they are fed, say --batch w0.mask,w1.mask"
+    assert shown == "if they are only shown, leave w0.shown, w1.shown out of the step"
     assert gopt.load(path, roles=RoleMap(batch=("w0.mask", "w1.mask"))).training.metrics == ["w0.shown", "w1.shown"]
 
 

@@ -168,7 +168,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("tensor_parallel.split_program", "the body of the pass", "passes/test_tensor_parallel.py"),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
-    **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
     **_each(
         "program", "the step that passes change: what it says of states is what ranks hold",
         "lower/test_agreement.py", "lower/test_invariants.py", "golden",

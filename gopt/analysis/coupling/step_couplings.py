@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.joint_gradients import UnlikeGradients, unlike_gradients
@@ -20,6 +20,7 @@ from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.mesh import AxisKind
 from gopt.program import SpmdProgram
 
 COUPLINGS = "couplings"
@@ -123,7 +124,18 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     elif reading.by and asked.value and reading.by != asked.value:
         what = f"gradients are weighted by {asked.value!r}, the loss is a mean weighted by {reading.by!r}"
         found.append(_of_loss(step, what, f"--loss-reduction weighted:{reading.by} is exact"))
-    return tuple(found)
+    return tuple(found if _may_synchronise(step) else [_without_sync(each) for each in found])
+
+
+def _may_synchronise(step: SpmdProgram) -> bool:
+    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with another reduction of gradients,
+    and not where ranks have parts of samples."""
+    parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
+    return step.micro_steps == 1 and step.loss_reduction.rule is LossRule.MEAN and not parts
+
+
+def _without_sync(each: Coupling) -> Coupling:
+    return replace(each, exact="") if "--statistics sync" in each.exact else each
 
 
 def _contrary(step: SpmdProgram, reading: CouplingSummary) -> Coupling:

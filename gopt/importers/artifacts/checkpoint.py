@@ -22,8 +22,6 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 
 IDENTIFIER = b"ODTC"
-LONGEST = limits.DOCUMENT_BYTES * 64
-"""Bytes of a FlatBuffer that are read at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,11 @@ def read_checkpoint(path: Path) -> OrtCheckpoint:
     """Read a checkpoint; raises InputError for a damaged one, and for one that is too long."""
     with naming(str(path)):
         size = regular_size(str(path))
-        if size > LONGEST:
+        if size > limits.CHECKPOINT_BYTES:
+            most = limits.CHECKPOINT_BYTES
             raise InputError(
-                f"is too long for a FlatBuffer: {size} bytes", f"a checkpoint in one file has at most {LONGEST} bytes"
+                f"is too long for a FlatBuffer: {size} bytes, at most {most} are read (CHECKPOINT_BYTES)",
+                limits.hint("CHECKPOINT_BYTES", size),
             )
         data = path.read_bytes()
         try:

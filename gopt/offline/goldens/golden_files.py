@@ -152,6 +152,6 @@ def _read_goldens(folder: Path) -> dict[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        return documents.read_bytes(path, documents.GOLDEN.most).decode()
+        return documents.read_bytes(path, documents.GOLDEN.limit).decode()
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text", "save it as UTF-8") from None

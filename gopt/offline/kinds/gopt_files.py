@@ -81,7 +81,7 @@ def stated_format(candidate: Candidate) -> str:
     if not candidate.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         return ""
     try:
-        found = json.loads(documents.read_bytes(candidate.path, documents.MANIFEST.most))
+        found = json.loads(documents.read_bytes(candidate.path, documents.MANIFEST.limit))
     except (ValueError, RecursionError, InputError):
         return ""
     stated = found.get("format") if isinstance(found, dict) else None

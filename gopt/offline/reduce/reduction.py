@@ -62,7 +62,10 @@ def _embed(model: ModelProto, folder: DataFolder) -> None:
         inputs = {info.name for info in model.graph.input}
         if any(tensor.name not in inputs for tensor in outside):
             most = limits.REPRODUCER_VALUES
-            raise InputError(f"its constants outside of the file have more than {most} bytes (REPRODUCER_VALUES)")
+            raise InputError(
+                f"its constants outside of the file have more than {most} bytes (REPRODUCER_VALUES)",
+                limits.hint("REPRODUCER_VALUES", sum(map(tensor_bytes, outside))),
+            )
         kept = [tensor for tensor in model.graph.initializer if not is_external(tensor)]
         del model.graph.initializer[:]
         model.graph.initializer.extend(kept)

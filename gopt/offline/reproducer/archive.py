@@ -140,7 +140,10 @@ def _check_directory(path: Path, size: int) -> None:
     (listed,) = struct.unpack_from("<L", tail, place + 12)
     if min(listed, size) > limits.ARCHIVE_DIRECTORY:
         most = limits.ARCHIVE_DIRECTORY
-        raise InputError(f"its list of files is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)")
+        raise InputError(
+            f"its list of files is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)",
+            limits.hint("ARCHIVE_DIRECTORY", min(listed, size)),
+        )
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
@@ -149,9 +152,16 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     most = max(limits.ARCHIVE_FREE, limits.ARCHIVE_GROWTH * size)
     total = sum(entry.file_size for entry in found)
     if total > most:
-        raise InputError(f"its files take {total} bytes, those of a file of this size at most {most} (ARCHIVE_GROWTH)")
+        raise InputError(
+            f"its files take {total} bytes, those of a file of this size at most {most} (ARCHIVE_FREE, ARCHIVE_GROWTH)",
+            limits.hint("ARCHIVE_FREE", total),
+        )
     if len(found) > limits.REPRODUCER_FILES:
-        raise InputError(f"it holds {len(found)} files, at most {limits.REPRODUCER_FILES} are read (REPRODUCER_FILES)")
+        most = limits.REPRODUCER_FILES
+        raise InputError(
+            f"it holds {len(found)} files, at most {most} are read (REPRODUCER_FILES)",
+            limits.hint("REPRODUCER_FILES", len(found)),
+        )
     twice = next((name for name, count in Counter(entry.filename for entry in found).items() if count > 1), None)
     if twice is not None:
         raise InputError(f"file {show(twice)} is in it twice")
@@ -163,13 +173,19 @@ def _record(archive: zipfile.ZipFile, path: Path) -> Reproducer:
     names = {entry.filename: entry.file_size for entry in archive.infolist()}
     if RECORD_FILE not in names:
         raise InputError(f"is not a reproducer: it has no {RECORD_FILE}")
-    if names.pop(RECORD_FILE) > limits.DOCUMENT_BYTES:
-        raise InputError(f"{RECORD_FILE} has more than {limits.DOCUMENT_BYTES} bytes (DOCUMENT_BYTES)")
+    if (size := names.pop(RECORD_FILE)) > limits.DOCUMENT_BYTES:
+        raise InputError(
+            f"{RECORD_FILE} has more than {limits.DOCUMENT_BYTES} bytes (DOCUMENT_BYTES)",
+            limits.hint("DOCUMENT_BYTES", size),
+        )
     document = documents.parse_json(archive.read(RECORD_FILE), documents.REPRODUCER, RECORD_FILE)
     record = from_document(Reproducer, document)
     assert record.format == FORMAT
     if len(record.inputs) > limits.REPRODUCER_INPUTS:
-        raise InputError(f"it has {len(record.inputs)} inputs, at most {limits.REPRODUCER_INPUTS} (REPRODUCER_INPUTS)")
+        raise InputError(
+            f"it has {len(record.inputs)} inputs, at most {limits.REPRODUCER_INPUTS} (REPRODUCER_INPUTS)",
+            limits.hint("REPRODUCER_INPUTS", len(record.inputs)),
+        )
     listed = {}
     for index, each in enumerate(record.inputs):
         _check_names(each)

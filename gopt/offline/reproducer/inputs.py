@@ -15,7 +15,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
-from gopt import documents, limits
+from gopt import documents
 from gopt.artifact.manifest import MANIFEST_FILE
 from gopt.artifact.manifest_check import parse_manifest
 from gopt.artifact.report_record import REPORT_FILE
@@ -72,7 +72,7 @@ def kind_of(path: Path, configuration: bool) -> str:
 def contents(path: Path, kind: str, values: bool) -> list[Content]:
     """Return the files that are kept of an input. Raises InputError for an unreadable one, OSError."""
     if kind == "configuration":
-        return [Content(path.name, documents.read_bytes(path, limits.SERVERS_BYTES))]
+        return [Content(path.name, documents.read_bytes(path, "SERVERS_BYTES"))]
     if kind == "folder":
         return _folder(path, values)
     if not path.exists():
@@ -125,7 +125,7 @@ def _folder(path: Path, values: bool) -> list[Content]:
         if not is_regular_file(each):
             continue
         if each.name in _DOCUMENTS:
-            data = documents.read_bytes(each, limits.DOCUMENT_BYTES)
+            data = documents.read_bytes(each, "DOCUMENT_BYTES")
             kept.append(Content(each.name, data if values else _without_digests(each.name, data)))
         elif each.name == SOURCE_FILE or _RANK.fullmatch(each.name):
             data = documents.read_bytes(each, _MODEL_BYTES)

@@ -115,7 +115,8 @@ def fill_values(model: ModelProto) -> bool:
     total = sum(map(tensor_bytes, missing))
     if total > limits.REPRODUCER_VALUES:
         raise InputError(
-            f"its values would take {total} bytes, at most {limits.REPRODUCER_VALUES} are drawn (REPRODUCER_VALUES)"
+            f"its values would take {total} bytes, at most {limits.REPRODUCER_VALUES} are drawn (REPRODUCER_VALUES)",
+            limits.hint("REPRODUCER_VALUES", total),
         )
     for tensor in missing:
         tensor.raw_data = draw(tensor)
@@ -138,7 +139,10 @@ def write_external(model: ModelProto, path: Path) -> None:
             found.append((int(offset), size, tensor))
     end = max((offset + size for offset, size, _ in found), default=0)
     if end > limits.REPRODUCER_FILE:
-        raise InputError(f"its values would take {end} bytes, at most {limits.REPRODUCER_FILE} (REPRODUCER_FILE)")
+        raise InputError(
+            f"its values would take {end} bytes, at most {limits.REPRODUCER_FILE} (REPRODUCER_FILE)",
+            limits.hint("REPRODUCER_FILE", end),
+        )
     drawn = sum(size for _, size, _ in found) <= limits.REPRODUCER_VALUES
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(max(end, path.stat().st_size))

@@ -1,0 +1,64 @@
+"""Hints of refusals work: each, followed, changes what gopt says, and all pairs are asked for at once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import onnx
+import pytest
+from helpers import FIXTURES
+from hint_rounds import Step, faults, rounds, scrambled
+from laws.test_drawn_roles import Draw
+from products import part
+from whole_gen.odd import load_all
+from whole_gen.writer import Writer
+
+STEPS = load_all()
+NAMES = [
+    "mlp_adamw", "mlp_lamb", "mlp_mom_clip_sched", "mlp_adamw_accum", "mlp_adamw_fp16_scaler", "emb_adamw",
+]  # fmt: skip
+
+
+def written(name: str, seed: int) -> Writer:
+    w = Writer(seed, 4, 1)
+    STEPS[name](w)
+    return w
+
+
+def hold_drawn(seed: int, folder: Path) -> None:
+    draw = Draw(seed, metrics=True)
+    step = Step(draw.b.model())
+    assert faults(step, folder) == [], seed
+    assert rounds(step, draw.meant, folder) <= 3, seed
+
+
+def hold_scrambled(seed: int, folder: Path) -> None:
+    generator = random.Random(seed)
+    name = generator.choice([*NAMES, *sorted(STEPS)])
+    model = onnx.load(FIXTURES / f"{name}.onnx") if name in NAMES else written(name, seed).model()
+    assert faults(Step(scrambled(model, generator)), folder) == [], f"seed {seed}: {name}"
+
+
+@pytest.mark.parametrize("name", part(sorted(STEPS), 12))
+def test_written_steps(name: str, tmp_path: Path) -> None:
+    w = written(name, 5)
+    assert faults(Step(w.model()), tmp_path) == []
+    assert rounds(Step(w.model()), w.states, tmp_path) <= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_steps(seed: int, tmp_path: Path) -> None:
+    hold_drawn(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scrambled_steps(seed: int, tmp_path: Path) -> None:
+    hold_scrambled(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(40))
+def test_fresh_steps(turn: int, tmp_path: Path) -> None:
+    for hold in (hold_drawn, hold_scrambled):
+        hold(random.SystemRandom().randrange(2**32), tmp_path)
