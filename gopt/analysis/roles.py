@@ -13,7 +13,7 @@ from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.doubtful_pairs import refuse_doubtful
 from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
-from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
@@ -234,7 +234,7 @@ def trained_outputs(graph: Graph, pairs: Mapping[str, str] | None) -> list[str]:
     state that the loss does not read.
     """
     index = GraphIndex(graph)
-    losses = _loss_candidates(index, pairs) if pairs else []
+    losses = loss_candidates(index, pairs) if pairs else []
     if not pairs:
         losses = [name for name, type in graph.outputs.items() if index.one_element(name) and type.dtype in FLOATS]
     inputs = {type for type in graph.inputs.values() if type.dtype in FLOATS}
