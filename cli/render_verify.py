@@ -51,6 +51,9 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
     out.print(table(title, (first, "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
     _failing(result, out, roles)
     _gradients(result, out)
+    for engine in dict.fromkeys(each.engine for each in result.engines if each.engine):
+        values = sum(each.values for each in result.engines if each.engine == engine)
+        out.print(f"one step of the source by a second engine, {engine}: {values} values", soft_wrap=True)
     unconfirmed = list(result.open())
     for each in unconfirmed[:MOST]:
         out.print(Text.assemble((f"{each.name} is not confirmed", "yellow"), f": {each.why}"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from gopt.notebook import HtmlTable
+from gopt.verification.engine_check import EngineCheck
 from gopt.verification.gradient_check import GradientCheck, Verdict
 from gopt.verification.gradient_sample import GradientSample
 
@@ -83,7 +84,8 @@ class Verification(HtmlTable):
     ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
     in tolerances: see ``Difference``. ``failures``: every value that was out of tolerance, by kind and name.
     ``sample``: which gradients were looked at, None where all were. ``doubts``: what could not be confirmed. ``noise``:
-    states whose gradient is rounding noise, which were judged by the gradients that the ranks really had.
+    states whose gradient is rounding noise, which were judged by the gradients that the ranks really had. ``engines``:
+    what a second engine made of one step of the source.
     """
 
     tolerance: float
@@ -97,6 +99,7 @@ class Verification(HtmlTable):
     noise: list[str] = field(default_factory=list)
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     sample: GradientSample | None = None
+    engines: list[EngineCheck] = field(default_factory=list)
 
     def __repr__(self) -> str:
         words = {Outcome.EQUAL: "equal", Outcome.DIFFERENT: "NOT equal", Outcome.UNCONFIRMED: "NOT confirmed"}
@@ -106,7 +109,8 @@ class Verification(HtmlTable):
     @property
     def outcome(self) -> Outcome:
         """A difference outweighs a doubt."""
-        if any(each.fails for each in self.worst.values()) or self.refuted():
+        rewritten = any(each.difference is not None and each.difference.rewritten for each in self.engines)
+        if any(each.fails for each in self.worst.values()) or self.refuted() or rewritten:
             return Outcome.DIFFERENT
         return Outcome.UNCONFIRMED if any(self.open()) else Outcome.EQUAL
 
@@ -164,6 +168,15 @@ class Verification(HtmlTable):
         if all(each.name != name for each in self.doubts):
             self.doubts.append(Doubt(name, why))
 
+    def hold_engines(self, checks: Sequence[EngineCheck]) -> None:
+        """Add what a second engine made of the source."""
+        self.engines += checks
+        for check in checks:
+            for name, why in check.doubts():
+                self.doubt(name, why)
+            if not check.engine:
+                self.say(f"one step is not confirmed by a second engine: {check.why}")
+
     def say(self, note: str) -> None:
         """Add a note, once."""
         if note not in self.notes:
@@ -193,6 +206,7 @@ class Verification(HtmlTable):
             "worst": {name: each.to_json() for name, each in self.worst.items()},
             "gradients": [each.to_json() for each in self.gradients],
             "sample": None if self.sample is None else self.sample.to_json(),
+            "engines": [each.to_json() for each in self.engines],
             "unconfirmed": [each.to_json() for each in self.open()], "noise": self.noise, "notes": self.notes,
         }  # fmt: skip
 

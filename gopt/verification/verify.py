@@ -57,6 +57,7 @@ from gopt.verification.rank_programs import RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
+from gopt.verification.second_engine import check_step
 from gopt.verification.source_duals import check_source_duals
 from gopt.verification.startup_check import check_startup
 from gopt.verification.variants import (
@@ -183,6 +184,9 @@ class Verifier:
         session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance)
         if variants is None:
             session.all_variants(fixed=set(hyper))
+            advance("evaluating one step by a second engine")
+            point = {**start, **settings, **batches.batch(0, 0)}
+            result.hold_engines(check_step(self.training, point, self.cache, self.reference.call))
         else:
             for variant in variants:
                 session.one(variant)

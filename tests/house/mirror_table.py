@@ -398,6 +398,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "runtime/messages/test_messages_mpi.py",
     ),
     # --- verification ---
+    **_each("verification.engine_check", _RECORDS, "verification/test_second_engine.py"),
     **_each(
         "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "

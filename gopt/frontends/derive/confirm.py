@@ -23,6 +23,7 @@ from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
+from gopt.runtime.session import SessionCache
 from gopt.runtime.training.data import MicroStep, open_data
 from gopt.sanitize import show
 from gopt.verification import sampling
@@ -33,6 +34,7 @@ from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.verdict import APART, PROPORTIONAL, UNSTEADY, ZERO
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.reference_graphs import refuse_call
+from gopt.verification.second_engine import check_step
 
 LOOKS = (1e-3, 1e-2)
 """Moves of the states, relative to their size, to the points at which all gradients are looked at."""
@@ -52,6 +54,7 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     sample, points = sample_gradients(training, seed), _points(training, options)
     stored = {name: np.asarray(each.numpy()) for name, each in step.source.initializers.items()}
     check_same_forward(step.source, copy, {**stored, **points[0]})
+    notes = _second_engine(training, points[0])
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
     names = list(sample.parameters if sample else training.gradients)
     try:
@@ -71,7 +74,19 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     apart = [name for name in step.parameters if name not in training.gradients]
     more = f", and {len(apart) - 4} more" if len(apart) > 4 else ""
     shown = ", ".join(map(show, apart[:4])) + more
-    return len(names), [f"not confirmed, for no batch changes their gradients: {shown}"] if apart else []
+    return len(names), [*notes, *([f"not confirmed, for no batch changes their gradients: {shown}"] if apart else [])]
+
+
+def _second_engine(training: TrainingGraph, point: Values) -> list[str]:
+    """Remarks on what a second engine makes of the step; raises UnsupportedError where it computes something else."""
+    checks = check_step(training, point, SessionCache(), refuse_call)
+    for _, why in (doubt for check in checks for doubt in check.doubts()):
+        raise UnsupportedError(
+            f"two engines make different steps of it: {why}",
+            "replace that operator in the model, or freeze what is in front of it",
+        )
+    missing = dict.fromkeys(each.why for each in checks if not each.engine)
+    return [f"one step is not confirmed by a second engine: {why}" for why in missing]
 
 
 def _read(graph: Graph) -> TrainingGraph:

@@ -1,0 +1,260 @@
+"""Evaluates a graph once more by a second engine: sources and ranks that run on one engine share its errors.
+
+The engine is onnx's reference evaluator where that is quick, else ONNX Runtime without any rewrites. Where results
+differ by more than rounding, each node, and each node with those in front of it, runs alone on the same operands: the
+first one that differs wherever it is looked at is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import GoptError, RunError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.scopes import bodies
+from gopt.opaque.expand import expand
+from gopt.runtime.bound_calls import CollectiveCallback
+from gopt.runtime.emulate_half import emulate_half
+from gopt.runtime.executor import Executor
+from gopt.runtime.inlined_functions import inlined
+from gopt.runtime.reference_eval import evaluate
+from gopt.runtime.session import CPU, SessionCache, make_session
+from gopt.verification.compare import Values, floating, length, tolerance_of
+from gopt.verification.engine_check import EngineCheck, EngineDifference
+from gopt.verification.reference_graphs import local_graph, subgraph, update_graph
+from gopt.verification.sensitivity import MULTIPLE, UNITS, perturbed
+from gopt.verification.source_members import run_source
+
+REFERENCE, PLAIN = "onnx's reference evaluator", "ONNX Runtime without rewrites"
+SECONDS = 2.0
+"""What the reference evaluator may take, as it is estimated; above, sessions without rewrites run."""
+LOOKED_AT = 1 << 31
+"""Bytes of all values of a graph up to which nodes are compared one by one."""
+DEPTH, MOST = 4, 12
+"""Nodes in a row, and nodes in all, that a rewrite may join."""
+TURNS = 64
+"""Turns that a loop is taken to make, for the estimate."""
+POINTS, JITTER = 3, 0.05
+"""Operands on which a node must differ: its own, and others near them, where no maximum ties."""
+
+
+class PlainSessions(SessionCache):
+    """Sessions without rewrites."""
+
+    def build(self, model: bytes, *, empty: bool = False) -> Any:
+        return make_session(model, [CPU], empty=empty, rewrites=False)
+
+
+def check_step(
+    training: TrainingGraph, values: Values, cache: SessionCache, call: CollectiveCallback
+) -> list[EngineCheck]:
+    """One step on one batch: up to the gradients, and the update of these. ``values``: all inputs of the step."""
+    try:
+        local, update = local_graph(training), update_graph(training)
+        made = _run(Executor(local, cache), values, call)
+        later = {**values, **made, **{name: made[own] for name, own in training.shared.items()}}
+        return [
+            compare_engines(local, values, made, cache, call),
+            compare_engines(update, later, _run(Executor(update, cache), later, call), cache, call),
+        ]
+    except GoptError as error:
+        return [EngineCheck("", why=error.message)]
+
+
+def compare_engines(
+    graph: Graph, values: Mapping[str, np.ndarray], found: Values, cache: SessionCache, call: CollectiveCallback
+) -> EngineCheck:
+    """Hold what a graph gave (``found``) against what a second engine makes of the same operands."""
+    graph = emulate_half(inlined(expand(graph, "gopt.run")))
+    given = {name: np.asarray(values[name]) for name in graph.inputs if name in values}
+    engine, due, why = _second(graph, given, call)
+    if due is None:
+        return EngineCheck("", why=why)
+    tolerance = tolerance_of(graph)
+    apart = [name for name in due if not _near(found[name], due[name], tolerance)]
+    check = EngineCheck(engine, len(due))
+    if not apart:
+        return check
+    again = _run(Executor(graph, cache), given, call)
+    if any(not _near(found[name], again[name], tolerance) for name in apart):
+        return EngineCheck("", why="the step draws random numbers")
+    try:
+        return _Search(graph, given, call, tolerance, apart).explain(check, found)
+    except GoptError as error:
+        return replace(check, unexplained=tuple(apart), why=error.message)
+
+
+def _run(program: Executor, values: Mapping[str, np.ndarray], call: CollectiveCallback) -> Values:
+    return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, call)
+
+
+def _second(graph: Graph, given: Values, call: CollectiveCallback) -> tuple[str, Values | None, str]:
+    if seconds(graph) <= SECONDS:
+        try:
+            return REFERENCE, evaluate(graph, given), ""
+        except GoptError:
+            pass  # it lacks an operator, or computes it in other types
+    try:
+        return PLAIN, run_source(Executor(graph, PlainSessions()), dict(given), call), ""
+    except GoptError as error:
+        return "", None, error.message
+
+
+def seconds(graph: Graph) -> float:
+    """About how long the reference evaluator takes; without an end where it cannot run the graph."""
+    total = 0.0
+    for node in graph.nodes:
+        types = [graph.type_of(name) for name in (*node.reads, *node.outputs) if name]
+        if node.domain == COMM or not all(type.static for type in types):
+            return float("inf")
+        proto = node.proto
+        turns = 1 + TURNS * sum(len(body.node) for body in bodies(proto)) if proto is not None else 1
+        total += turns * 1e-4 + sum(type.elements for type in types) * 5e-9 + _products(node, graph) * 2e-10
+    return total
+
+
+def _products(node: Node, graph: Graph) -> int:
+    """Products of numbers that a node adds up, about."""
+    if not node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose"):
+        return 0
+    weight = graph.type_of(node.inputs[1]).dims
+    result = graph.type_of(node.inputs[0] if node.is_a("ConvTranspose") else node.outputs[0])
+    inner = int(np.prod(weight[1:])) if node.is_a("Conv", "ConvTranspose") else max(weight, default=1)
+    return result.elements * inner
+
+
+# --- which node it is -------------------------------------------------------------------------------------------------
+
+
+class _Search:
+    """Looks for the node that differs among those that the differing values depend on."""
+
+    def __init__(
+        self, graph: Graph, given: Values, call: CollectiveCallback, tolerance: float, apart: list[str]
+    ) -> None:
+        self.graph, self.tolerance, self.apart = graph, tolerance, apart
+        held = sum(type.nbytes for type in graph.types.values() if type.static)
+        if held > LOOKED_AT:
+            raise RunError(f"its values take {held} bytes, too many to compare node by node")
+        index = GraphIndex(graph)
+        cone, _ = ancestors(index, apart)
+        self.nodes = [node for node in graph.nodes if id(node) in cone and node.domain != COMM]
+        self.producers = index.producers
+        outputs = {name: graph.type_of(name) for node in self.nodes for name in node.outputs if name}
+        program = Executor(replace(graph, outputs={**outputs, **graph.outputs}), PlainSessions())
+        self.values = given | run_source(program, dict(given), call)
+        random = np.random.default_rng(4)
+        moved = {name: perturbed(v, UNITS.get(str(v.dtype), 0.0), random) for name, v in given.items()}
+        self.moved = run_source(program, dict(moved), call)
+        self.values |= {n: np.asarray(t.numpy()) for n, t in graph.initializers.items() if n not in self.values}
+
+    def explain(self, check: EngineCheck, found: Values) -> EngineCheck:
+        """The check with the node that differs, if there is one."""
+        rewritten = [
+            name for name in self.apart
+            if _excess(self.values[name], found[name], self.moved[name], self.tolerance) > 0
+        ]  # fmt: skip
+        if check.engine == REFERENCE:
+            for node in self.nodes:
+                if difference := self._differs(node, [node], self._reference):
+                    return replace(check, difference=replace(difference, rewritten=False))
+        for node in self.nodes if rewritten else ():
+            if difference := self._differs(node, self._window(node), self._rewritten):
+                return replace(check, difference=difference)
+        return replace(check, unexplained=tuple(rewritten))
+
+    def _window(self, node: Node) -> list[Node]:
+        """A node and those in front of it, up to DEPTH in a row."""
+        found, level = {id(node): node}, [node]
+        for _ in range(DEPTH - 1):
+            before = [self.producers[name] for each in level for name in each.reads if name in self.producers]
+            level = [each for each in before if id(each) not in found and each.domain != COMM]
+            found.update((id(each), each) for each in level[: MOST - len(found)])
+        return [each for each in self.nodes if id(each) in found]
+
+    def _differs(
+        self, node: Node, nodes: list[Node], other: Callable[[Graph], Callable[[Values], Values]]
+    ) -> EngineDifference | None:
+        """Return the difference of a node's results where engines differ on its own operands and on others near them,
+        by more than what rounding of the operands does."""
+        made = {name for each in nodes for name in each.outputs}
+        stops = {name for each in nodes for name in each.reads if name in self.producers and name not in made}
+        part = subgraph(self.graph, nodes, [name for name in node.outputs if name in self.values], stops)
+        operands = {name: self.values[name] for name in part.inputs if name in self.values}
+        if not part.outputs or operands.keys() != part.inputs.keys():
+            return None
+        try:
+            plain, second = self._plain(part), other(part)
+        except GoptError:
+            return None
+        random, worst = np.random.default_rng(3), None
+        for point in range(POINTS):
+            moved = {n: _jittered(v, random) if point else v for n, v in operands.items()}
+            try:
+                one, two = plain(moved), second(moved)
+                if all(_near(one[name], two[name], self.tolerance) for name in one):
+                    return None
+                near = plain({n: perturbed(v, UNITS.get(str(v.dtype), 0.0), random) for n, v in moved.items()})
+            except GoptError:
+                return None
+            errors = {n: _excess(one[n], two[n], near[n], self.tolerance) for n in one}
+            name = max(errors, key=lambda each: errors[each])
+            if errors[name] <= 0:
+                return None
+            worst = worst or (name, errors[name])
+        if worst is None:
+            return None
+        return EngineDifference(f"{node.op_type} {node.label!r}", worst[0], worst[1], rewritten=True)
+
+    def _plain(self, part: Graph) -> Callable[[Values], Values]:
+        program = Executor(part, PlainSessions())
+        return lambda feeds: program.run(feeds, _no_call)
+
+    def _rewritten(self, part: Graph) -> Callable[[Values], Values]:
+        program = Executor(part, SessionCache())
+        return lambda feeds: program.run(feeds, _no_call)
+
+    def _reference(self, part: Graph) -> Callable[[Values], Values]:
+        return lambda feeds: evaluate(part, feeds)
+
+
+def _no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    raise AssertionError(node.label)  # nodes that are no calls alone are looked at
+
+
+def _jittered(value: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """A value near one of floats."""
+    if not floating(value) or not value.size:
+        return value
+    wide = np.asarray(value, np.float64)
+    size = length(wide) / np.sqrt(value.size)
+    if not np.isfinite(size):
+        return value
+    return np.asarray(wide + JITTER * (size or 1.0) * random.standard_normal(value.shape)).astype(value.dtype)
+
+
+def _near(one: np.ndarray, two: np.ndarray, tolerance: float) -> bool:
+    return _excess(one, two, one, tolerance) <= 0
+
+
+def _excess(one: np.ndarray, two: np.ndarray, near: np.ndarray, tolerance: float) -> float:
+    """The distance of two values as a share of their size; 0 where rounding may make it: within the tolerance, and
+    MULTIPLE times what the first moves by (to ``near``). What is no number in both agrees."""
+    if one.shape != two.shape:
+        return float("inf")
+    first, second, third = (np.asarray(each, np.float64) for each in (one, two, near))
+    steady = np.array_equal(np.isfinite(first), np.isfinite(third))
+    sound = np.isfinite(first) & np.isfinite(second)
+    if not np.array_equal(np.isfinite(first), np.isfinite(second)):
+        return float("inf") if steady else 0.0
+    with np.errstate(all="ignore"):
+        apart, moved = length((first - second)[sound]), length((first - third)[sound & np.isfinite(third)])
+        size = max(length(first[sound]), length(second[sound]))
+    allowed = (tolerance * size if floating(one) else 0.0) + MULTIPLE * moved
+    return apart / size if apart > allowed and size else 0.0
