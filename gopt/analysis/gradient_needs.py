@@ -105,14 +105,19 @@ def _needs(sweep: _Dependence, losses: Iterable[str], *, smooth: bool) -> dict[s
 
 
 def _derivatives(sweep: _Dependence, node: Node) -> Iterator[tuple[str, int]]:
-    """Each operand, with the leaves that the derivative by it depends on at least."""
+    """Each operand, with the leaves that the derivative by it depends on at least.
+
+    What makes one number of another is left out: the loss that is shown may be a multiple or a function of the one that
+    the backward starts from.
+    """
+    shown = all(map(sweep.index.one_element, filter(None, node.outputs)))
     masks = [sweep.of.get(name, 0) for name in node.inputs]
     standard = node.domain in ("", "ai.onnx")
     for place, name in enumerate(node.inputs):
         if not name:
             continue
         more = 0
-        if not standard:
+        if not standard or (shown and sweep.index.one_element(name)):
             pass
         elif node.op_type in _PRODUCTS:
             if not (node.op_type == "Gemm" and place == 2):

@@ -26,7 +26,9 @@ def main() -> None:
         verify = seed % 5 == 0
 
         def make(samples: int, scale: int, seed: int = seed):
-            return of_seed(seed, samples, scale) if "kinds" in sys.argv else written(seed, samples, scale)
+            if "kinds" in sys.argv:
+                return of_seed(seed, samples, scale, servers="servers" in sys.argv)
+            return written(seed, samples, scale)
 
         try:
             if "servers" in sys.argv:

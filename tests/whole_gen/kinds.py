@@ -25,9 +25,11 @@ def load_all() -> dict[str, Kind]:
     return KINDS
 
 
-def of_seed(seed: int, samples: int, scale: int) -> Writer:
-    """A step of one structure, drawn."""
+def of_seed(seed: int, samples: int, scale: int, *, servers: bool = False) -> Writer:
+    """A step of one structure, drawn; ``servers``: of those that trainers and servers run as ranks do: a trainer keeps
+    statistics of its own samples."""
     w = Writer(seed, samples, scale)
     table = load_all()
-    table[w.pick(*sorted(table))](w)
+    names = [name for name in sorted(table) if not (servers and table[name].__module__.endswith("kinds_roles"))]
+    table[w.pick(*names)](w)
     return w

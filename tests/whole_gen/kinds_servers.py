@@ -170,6 +170,7 @@ def metric_of_another_loss(w: Writer) -> None:
         seen = w.state("seen", np.array(0.5, w.dtype))
         w.becomes(seen, seen * 0.9 + other * 0.1)
         w.apart.append("seen")
+        w.options["accumulate"] = 1  # several micro-steps move it several times, and the whole batch once
     if w.pick(True, False):
         w.out("rows", (d * d).sum(1))
     w.out("other", other)
