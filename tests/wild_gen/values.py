@@ -320,8 +320,8 @@ FORMS = [
         for code in (25, 26, 27, 28, 99)
     ),
     Form("sequences", behind_products(through_sequence), gaps=NORMALISED),
-    Form("optionals", behind_products(through_optional)),
-    Form("split and joined", behind_products(split_and_joined)),
+    Form("optionals", behind_products(through_optional), gaps=NORMALISED),
+    Form("split and joined", behind_products(split_and_joined), gaps=NORMALISED),
     Form("sequence as input", sequence_input, refused(4, "'wild.list'", "sequence")),
     Form("sequence as output", sequence_output, refused(4, "'wild.list'", "sequence"), FLOATS),
     Form("optional as output", optional_output, refused(4, "'wild.maybe'", "optional")),
