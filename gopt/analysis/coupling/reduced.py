@@ -35,6 +35,8 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         found = _scaled(context, node, names)
     elif node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum") and len(marks) == 1 and len(names) == 2:
         found = first if first.kind is not Relation.SUM else changed(first, factor=0.0)
+    elif node.is_a("Clip") and ("max" in node.attributes or any(node.inputs[2:])):
+        found = None  # an upper bound on a sum gives no sum
     elif node.is_a("Max", "Clip") and first.kind is Relation.SUM and len(marks) == 1 and names[0] in context.marks:
         found = changed(first, even=False)  # a count that is kept from being zero
     elif node.is_a("Max") and len(marks) == 1 and first.kind is Relation.SUM:
