@@ -1,4 +1,4 @@
-"""What a second engine made of a step: which it was, and where it differs."""
+"""The result of a second engine on a step: which engine it was, and where it differs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineDifference:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """What a second engine showed. ``engine``: '' where none ran, and ``why``; ``values``: results that were compared;
+    """The comparison with a second engine. ``engine``: '' where none ran, and ``why``; ``values``: results that were compared;
     ``unexplained``: those that differ although no node does alone."""
 
     engine: str
@@ -34,7 +34,7 @@ class EngineCheck:
     unexplained: tuple[str, ...] = ()
 
     def doubts(self) -> Iterator[tuple[str, str]]:
-        """What is not confirmed for its sake: a name, and why."""
+        """A name that is not confirmed because of it, and the reason."""
         if self.difference is not None:
             yield self.difference.value, self.difference.reason()
         for name in self.unexplained:

@@ -33,7 +33,7 @@ from gopt.verification.source_members import run_source
 
 REFERENCE, PLAIN = "onnx's reference evaluator", "ONNX Runtime without rewrites"
 SECONDS = 2.0
-"""What the reference evaluator may take, as it is estimated; above, sessions without rewrites run."""
+"""Seconds that the reference evaluator may take by the estimate; above, sessions without rewrites run."""
 LOOKED_AT = 1 << 31
 """Bytes of all values of a graph up to which nodes are compared one by one."""
 DEPTH, MOST = 4, 12
