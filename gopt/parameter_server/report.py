@@ -203,7 +203,8 @@ def _added_inputs(split: SplitStep) -> Iterator[AddedVarFact]:
             tensor, type = state.pieces[0].tensor, state.type
             shape = LocalShape(ranks, type.shape, type.nbytes)
             yield AddedVarFact(PASS, why, kinds.get(tensor, "state"), tensor, state.input, type.dtype, (shape,))
-    known = own.keys() | {name for node in split.training.graph.nodes for name in node.outputs}  # a sequence has no type
+    # a sequence of the source has no type
+    known = own.keys() | {name for node in split.training.graph.nodes for name in node.outputs}
     for graph in split.server_graphs.ranks:  # a partial result has a name of its own until servers have completed it
         kept = (node for node in _nodes(graph) if not _made(node))
         names = [name for node in kept for name in node.outputs if name and name not in known]

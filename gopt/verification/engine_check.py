@@ -24,8 +24,8 @@ class EngineDifference:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """The comparison with a second engine. ``engine``: '' where none ran, and ``why``; ``values``: results that were compared;
-    ``unexplained``: those that differ although no node does alone."""
+    """The comparison with a second engine. ``engine``: '' where none ran, and ``why``; ``values``: results that were
+    compared; ``unexplained``: those that differ although no node does alone."""
 
     engine: str
     values: int = 0
