@@ -290,7 +290,7 @@ def test_a_metric_over_data_axes(tmp_path):
         adam(b, net)
         b.output("shown", comm(b, "AllReduce", b.op("Exp", net.loss), reduce="mean"), ())
 
-    refused(tmp_path, UnsupportedError, "which is not a parameter's gradient", change)
+    refused(tmp_path, UnsupportedError, "is in the forward", change)
 
 
 def test_new_parameters_that_are_broadcast(tmp_path):
