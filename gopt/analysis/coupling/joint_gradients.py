@@ -1,4 +1,4 @@
-"""Values taken for gradients that are no linear function of sums over samples: made of several gradients.
+"""What the values taken for gradients are: sums or means over samples, or no linear function of such sums.
 
 The walk back from an update ends at the value through which all of it depends on the batch. Where an update multiplies
 two gradients, clips each of several losses' gradients, or divides gradients that stand in one row, that value is no
@@ -8,7 +8,11 @@ is made of values summed over them must be linear in these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.gradient_units import GradientUnits, Unit
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.graph_walks import descendants
@@ -17,20 +21,38 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import COMM, Node
 
 
-def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> dict[str, Linearity]:
-    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion.
+@dataclass(frozen=True, slots=True)
+class BackwardReading:
+    """What the marks tell of the backward.
 
-    ``context`` has the marks of the forward; it follows the backward from there. Nothing is found where samples meet
-    samples in the forward, or cannot be followed. What the forward itself reduces counts as a constant.
+    ``levels``: parameter -> how the value taken for its gradient depends on sums over samples, where it is not in
+    proportion. ``units``: gradient -> its unit, where it has one. ``second``: a value made of sums over samples by
+    more than proportion, such as a weight moved along a gradient, and the node of single samples that reads it.
+    """
+
+    levels: Mapping[str, Linearity] = field(default_factory=dict)
+    units: Mapping[str, Unit] = field(default_factory=dict)
+    second: tuple[str, Node] | None = None
+
+
+def read_backward(context: CouplingContext, training: TrainingGraph) -> BackwardReading:
+    """Follow the samples through the backward; ``context`` has the marks of the forward.
+
+    Nothing is found where samples meet samples in the forward, or cannot be followed. What the forward itself reduces
+    counts as a constant.
     """
     if any(each.kind is CouplingKind.IN_BATCH for each in context.found):
-        return {}
+        return BackwardReading()
     trained = descendants(context.index, [state.tensor for state in training.parameters])
+    units = GradientUnits(context, [training.loss], trained)
     levels: dict[str, Linearity] = {}
+    second: tuple[str, Node] | None = None
     for node in training.graph.nodes:
         if node.phase is not Phase.BACKWARD:
             continue
         propagate(context, [node])
+        units.visit(node)
+        second = second or _second(context, node, levels)
         for name in node.outputs:
             mark = context.marks.get(name)
             if mark is not None and name in trained:
@@ -38,7 +60,18 @@ def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> dict[
                 if found is not None:
                     levels[name] = found
     all_of = {name: levels.get(value, Linearity.HOMOGENEOUS) for name, value in training.gradients.items()}
-    return {name: each for name, each in all_of.items() if each > Linearity.SCALED}
+    unlike = {name: each for name, each in all_of.items() if each > Linearity.SCALED}
+    known = {name: units.units.get(name) for name in training.gradients.values()}
+    return BackwardReading(
+        unlike, {name: units.behind(name, unit) for name, unit in known.items() if unit is not None}, second
+    )
+
+
+def _second(context: CouplingContext, node: Node, levels: Mapping[str, Linearity]) -> tuple[str, Node] | None:
+    """A value that is more than proportional to sums over samples, where single samples read it."""
+    if not any(context.samples(name) is not None for name in node.outputs):
+        return None
+    return next(((name, node) for name in node.inputs if levels.get(name, CONSTANT) > Linearity.SCALED), None)
 
 
 def _level(context: CouplingContext, node: Node, mark: Mark, levels: dict[str, Linearity]) -> Linearity | None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.joint_gradients import unlike_gradients
+from gopt.analysis.coupling.gradient_reductions import Readings, couplings_of, exact_reduction, read_gradients
+from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
-from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
 from gopt.analysis.operators import reads_shape_only
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -26,16 +27,23 @@ COUPLINGS = "couplings"
 
 @dataclass(frozen=True, slots=True)
 class CouplingSummary:
-    """All couplings of a step, and the kind of its loss: a mean, a sum, or a mean weighted ``by`` a value.
+    """All couplings of a step but how its gradients are combined; ``readings`` tells that for each gradient.
 
-    ``loss`` is None when the loss cannot be traced or is of no such kind.
+    Where no gradient can be followed, ``couplings`` holds what the loss tells.
     """
 
     couplings: tuple[Coupling, ...]
-    loss: Relation | None
+    readings: Readings = field(default_factory=dict)
     by: str = ""
+    """The value that the loss is a mean weighted by."""
     unlike: Mapping[str, Linearity] = field(default_factory=dict)
     """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion."""
+
+    def combined(self, training: TrainingGraph, asked: LossReduction) -> tuple[Coupling, ...]:
+        """All couplings where ranks combine the gradients by a rule."""
+        told = {each.kind for each in self.couplings}
+        joint = told.isdisjoint((CouplingKind.STATISTICS, CouplingKind.IN_BATCH, CouplingKind.PLACE))
+        return (*self.couplings, *couplings_of(training, self.readings, asked, joint=joint))
 
 
 def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
@@ -48,18 +56,52 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         read = {name for node in forward for name in node.reads}
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
-        _loss(context, training)
         _driven(context, training)
         _averaged(context, training)
         mark = context.marks.get(training.loss)
-        plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
-        found = tuple(context.found)
-        unlike = unlike_gradients(context, training)
-        if mark is not None and plain:
-            return CouplingSummary(found, mark.kind, mark.by, unlike)
-        return CouplingSummary(found, None, unlike=unlike)
+        known, context.found = context.found, list(context.found)
+        backward = read_backward(context, training)
+        context.found = known
+        readings = read_gradients(context, training, backward)
+        if not readings:
+            _loss(context, training)
+        _second_pass(context, backward)
+        return CouplingSummary(tuple(context.found), readings, mark.by if mark is not None else "", backward.levels)
 
     return training.once(COUPLINGS, find)
+
+
+def _second_pass(context: CouplingContext, backward: BackwardReading) -> None:
+    """Record a point that depends on gradients of the rank's own samples, and that samples are evaluated at."""
+    if backward.second is None:
+        return
+    name, node = backward.second
+    context.couple(
+        CouplingKind.STATISTICS, node,
+        f"{name!r} is moved by a gradient of a rank's own samples, and single samples depend on it, such as in "
+        "sharpness-aware minimisation", "--statistics sync takes it over all ranks' samples", name,
+    )  # fmt: skip
+
+
+def settled_reduction(training: TrainingGraph, text: str) -> LossReduction:
+    """The rule that ``--loss-reduction`` names; ``auto`` is each gradient's own. Raises UnsupportedError where that is
+    not known."""
+    if text != AUTO:
+        found = LossReduction.parse(text)
+        found.check(training)
+        return found
+    readings = analyse_couplings(training).readings
+    exact = exact_reduction(readings)
+    if exact == AUTO:
+        names = [name for name, reading in readings.items() if reading.relation is Relation.SUM]
+        return LossReduction(summed=tuple(names))
+    if exact:
+        return LossReduction.parse(exact)
+    facts = [each.what for each in couplings_of(training, readings, LossReduction(), joint=True)]
+    why = facts[0] if facts else "gopt cannot follow the samples to the gradients"
+    raise UnsupportedError(
+        f"--loss-reduction auto: {why}", "say mean, sum, weighted:VALUE or sum:PARAMETER,PARAMETER"
+    )  # fmt: skip
 
 
 def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
@@ -82,9 +124,24 @@ def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduct
             )
 
 
+def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:
+    """Raise UnsupportedError where ``--statistics sync`` would average gradients that are sums, or add means."""
+    readings = analyse_couplings(training).readings
+    for name, reading in readings.items():
+        is_sum = reading.relation is Relation.SUM
+        if reading.sure and reading.relation is not Relation.UNKNOWN and is_sum != (asked.rule_of(name) is LossRule.SUM):
+            facts = couplings_of(training, {name: reading}, asked, joint=True)
+            sums = [each for each, one in readings.items() if one.relation is Relation.SUM]
+            exact = LossRule.SUM.value if len(sums) == len(readings) else str(LossReduction(summed=tuple(sums)))
+            what = next((f"{name!r}: {fact.what}" for fact in facts), f"the gradient of {name!r} is added")
+            raise UnsupportedError(
+                f"--statistics sync cannot give the step of one large batch: {what}", f"say --loss-reduction {exact}"
+            )
+
+
 def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
-    """Every place where the step is not that of one large batch, or may not be."""
-    return analyse_couplings(training).couplings
+    """Every place where the step of ranks that average gradients is not that of one large batch, or may not be."""
+    return analyse_couplings(training).combined(training, LossReduction())
 
 
 def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
@@ -92,34 +149,13 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
-    reading, asked = analyse_couplings(step.source), step.loss_reduction
-    found = list(reading.couplings)
-    fits = {LossRule.SUM: Relation.SUM, LossRule.MEAN: Relation.MEAN, LossRule.WEIGHTED: Relation.WEIGHTED}[asked.rule]
-    if asked.rule is not LossRule.MEAN and reading.loss in (fits, None):
-        found = [each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED)]
+    found = analyse_couplings(step.source).combined(step.source, step.loss_reduction)
     if step.synchronised != SynchronisedValues():
         settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED)
-        found = [each for each in found if each.kind not in settled]
-    if asked.rule is not LossRule.MEAN and reading.loss not in (fits, None):
-        found.append(_contrary(step, reading))
-    elif reading.by and asked.value and reading.by != asked.value:
-        what = f"gradients are weighted by {asked.value!r}, the loss is a mean weighted by {reading.by!r}"
-        found.append(_of_loss(step, what, f"--loss-reduction weighted:{reading.by} is exact"))
-    return tuple(found)
-
-
-def _contrary(step: SpmdProgram, reading: CouplingSummary) -> Coupling:
-    """The user asked for a reduction that the loss does not have."""
-    assert reading.loss is not None
-    kinds = {Relation.MEAN: "a mean over the samples", Relation.SUM: "a sum over the samples"}
-    what = kinds.get(reading.loss, f"a mean weighted by {reading.by!r}")
-    return _of_loss(step, f"--loss-reduction is {step.loss_reduction}, and the loss is {what}", "")
-
-
-def _of_loss(step: SpmdProgram, what: str, exact: str) -> Coupling:
-    training = step.source
-    producer = next((node.op_type for node in training.graph.nodes if training.loss in node.outputs), "")
-    return Coupling(CouplingKind.REDUCTION, training.loss, producer, what, exact)
+        found = tuple(each for each in found if each.kind not in settled)
+    if step.loss_reduction.rule is not LossRule.MEAN and not analyse_couplings(step.source).readings:
+        found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
+    return found
 
 
 def notes(couplings: Sequence[Coupling]) -> list[str]:
