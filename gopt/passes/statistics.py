@@ -106,8 +106,8 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
             f"--statistics sync with --loss-reduction {program.loss_reduction}: it takes counts over all ranks itself",
             "leave --loss-reduction out",
         )
-    refuse_other_sums(program.source, program.loss_reduction)
     shared = synchronise(program.training, program.mesh.size(group))
+    refuse_other_sums(program.source, program.loss_reduction)
     rewriter = GraphRewriter(program.graph, "statistics")
     producers, users = program.graph.producers(), program.graph.users()
     for number, name in enumerate(shared.points):

@@ -70,6 +70,7 @@ class ReferenceProgram:
         self.shared = shared
         self.statistics_rule, self.lazy = statistics, lazy
         self.call = SourceMembers(mesh)
+        self.mesh, self.cache = mesh, cache
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
@@ -78,6 +79,10 @@ class ReferenceProgram:
         local = local_graph(training, reduction.value, [name for table in lazy for name in table.ids])
         self._local = Executor(local if shared == SynchronisedValues() else with_shared_means(local, shared), cache)
         self._update = Executor(update_graph(training, self.condition_outputs), cache)
+
+    def combined_by(self, reduction: LossReduction) -> ReferenceProgram:
+        """The same source with its gradients combined by another rule."""
+        return ReferenceProgram(self.training, self.mesh, self.cache, (), reduction, self.shared)
 
     def refuse_inputs(self, drawn: Iterable[str]) -> None:
         """Raise UnsupportedError where the update draws random numbers of its own: ranks could not agree on them."""

@@ -75,8 +75,9 @@ def held(make: Make, how: Setting, seed: int, samples: int = 4) -> Verdict:
                     return Verdict("ADVICE", f"--loss-reduction {option}: {wrong} {[each.what for each in left]}")
         if any("--statistics sync" in each.exact for each in notes):
             try:
-                beside = {"loss_reduction": each for each in options if not each.startswith("weighted")}
-                left, wrong = sharded(make, how, folder, seed, samples, statistics="sync", **beside)
+                beside = [each for each in options if not each.startswith("weighted")]
+                more = {"loss_reduction": beside[0]} if beside else {}
+                left, wrong = sharded(make, how, folder, seed, samples, statistics="sync", **more)
             except GoptError as error:
                 return Verdict("refused", str(error))
             if bool(wrong) != bool(left):

@@ -143,7 +143,7 @@ def folded_start(w: Writer) -> None:
 
 @kind
 def folded_by_hand(w: Writer) -> None:
-    """The backward of a linear layer with its constants multiplied out: 2 / N (p - y), or softmax less labels over N."""
+    """The backward of a linear layer with its constants multiplied out: 2 / N (p - y), or (softmax - labels) / N."""
     i, o = w.pick(3, 5), w.pick(2, 3)
     x = w.fed("x", [i])
     a = parameter(w, "a", i, o)
@@ -169,7 +169,12 @@ def folded_by_hand(w: Writer) -> None:
     else:
         g = (x.turn(1, 0) @ (d * own)) * (1.0 / n)
     w.gradients["a"] = g
-    w.out("loss", mean_of(w, each, w.op("ReduceSum", x, w.const(np.array([1])), keepdims=0), w.pick(*MEANS)) if shown == "mean" else each.sum())
+    w.out(
+        "loss",
+        mean_of(w, each, w.op("ReduceSum", x, w.const(np.array([1])), keepdims=0), w.pick(*MEANS))
+        if shown == "mean"
+        else each.sum(),
+    )
     updated(w, {"a": a}, {"a": g})
 
 
@@ -267,5 +272,3 @@ def labels(w: Writer) -> None:
     loss = classes(w, act(w, x @ p["a"]) @ p["b"], y)
     w.out("loss", loss)
     updated(w, p, of_scale(w, loss, p))
-
-

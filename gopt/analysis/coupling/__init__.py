@@ -12,9 +12,10 @@ from gopt.analysis.coupling.step_couplings import (
     refuse_other_sums,
     refuse_unlike,
     settled_reduction,
+    unfit_reductions,
 )
 
 __all__ = [
     "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings",
-    "refuse_other_sums", "refuse_unlike", "settled_reduction",
+    "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions",
 ]  # fmt: skip

@@ -81,14 +81,31 @@ def _reading(unit: Unit, trained: bool) -> GradientReading:
 
 
 def exact_reduction(readings: Readings) -> str:
-    """The value of ``--loss-reduction`` that is exact for all gradients; '' where there is none, or gopt cannot tell."""
+    """The value of ``--loss-reduction`` that is exact for all gradients; '' where none is, or gopt cannot tell."""
     found = {(each.relation, each.by) for each in readings.values()}
     if not readings or not all(each.sure and each.relation in _RULES for each in readings.values()):
         return ""
     if len(found) == 1:
-        relation, by = found.pop()
-        return f"weighted:{by}" if by else "" if relation is Relation.WEIGHTED else _RULES[relation].value
+        rule = rule_for(next(iter(readings.values())))
+        return str(rule) if rule is not None else ""
     return "auto" if {relation for relation, _ in found} == {Relation.MEAN, Relation.SUM} else ""
+
+
+def unfit(readings: Readings, asked: LossReduction) -> dict[GradientReading, list[str]]:
+    """The parameters whose gradients a rule does not combine exactly, or may not, by what these are."""
+    groups: dict[GradientReading, list[str]] = {}
+    for name, reading in readings.items():
+        if not reading.sure or not reading.fits(asked.rule_of(name), asked.value):
+            groups.setdefault(reading, []).append(name)
+    return groups
+
+
+def rule_for(reading: GradientReading) -> LossReduction | None:
+    """The rule that combines a gradient exactly; None where there is none, or gopt cannot tell."""
+    rule = _RULES.get(reading.relation)
+    if rule is None or not reading.sure or (rule is LossRule.WEIGHTED and not reading.by):
+        return None
+    return LossReduction(rule, reading.by)
 
 
 def couplings_of(
@@ -97,18 +114,23 @@ def couplings_of(
     """What differs from the step of one large batch in how gradients are combined; ``joint``: also those that no rule
     combines exactly."""
     exact = exact_reduction(readings)
-    groups: dict[GradientReading, list[str]] = {}
-    for name, reading in readings.items():
-        if not reading.sure or not reading.fits(asked.rule_of(name), asked.value):
-            groups.setdefault(reading, []).append(name)
+    groups = unfit(readings, asked)
     producers = {name: node.op_type for node in training.graph.nodes for name in node.outputs}
     for reading, names in groups.items():
         if reading.relation is Relation.JOINT and not joint:
             continue
-        who = "the gradients" if len(names) == len(readings) else _named(names, len(readings))
-        kind, what, hint = _told(reading, who, asked.rule_of(names[0]), asked.value, exact)
+        kind, what, hint = _told(reading, _who(names, readings), asked.rule_of(names[0]), asked.value, exact)
         value = training.gradients[names[0]]
         yield Coupling(kind, value, producers.get(value, ""), what, hint)
+
+
+def told_of(reading: GradientReading, names: Sequence[str], readings: Readings, asked: LossReduction) -> str:
+    """What is told of the gradients of some parameters."""
+    return _told(reading, _who(names, readings), asked.rule_of(names[0]), asked.value, "")[1]
+
+
+def _who(names: Sequence[str], readings: Readings) -> str:
+    return "the gradients" if len(names) == len(readings) else _named(names, len(readings))
 
 
 def _told(reading: GradientReading, who: str, rule: LossRule, weight: str, exact: str) -> tuple[CouplingKind, str, str]:

@@ -39,9 +39,10 @@ class Unit:
     """Ratio between a value of the large batch and the rank's: 1 / R to the power of ``degree``, R ranks of one size,
     times the rank's share of ``by`` over all ranks.
 
-    ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone; ``lone``: it is
-    made of what the loss squares by one product, and not (False) by two that are added. ``sure``: whether constants tell the degree. ``coupled``: a value
-    reduced over samples that it is multiplied by, which is a statistic. ``sizes``: other dimensions that were summed.
+    ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone. ``lone``: the
+    value is made of what the loss squares by one product, and not (False) by two that are added. ``sure``: whether
+    constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
+    ``sizes``: other dimensions that were summed.
     """
 
     degree: int = 0
@@ -89,18 +90,29 @@ class GradientUnits:
         marks = self.context.marks
         if not any(name in marks for name in node.outputs):
             return
-        if (node.op_type, tuple(node.inputs)) in self._squares:
-            self.squared.update(node.outputs)
-        elif node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared:
+        if (node.op_type, tuple(node.inputs)) in self._squares or (
+            node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared
+        ):
             self.squared.update(node.outputs)
         if node.is_a("Mul") and any(is_zero(self.context.index, name) for name in node.inputs):
             self.zeros.update(node.outputs)
         for name in node.outputs:
             if name in marks and not self._is_count_of(node, name):
-                self.units[name] = self._unit(node, marks[name])
+                self.units[name] = self._coupled(node, self._unit(node, marks[name]))
+
+    def _coupled(self, node: Node, unit: Unit | None) -> Unit | None:
+        """Hand on that a statistic enters, and note one that samples are compared with."""
+        if unit is None or unit.coupled:
+            return unit
+        marks, known = self.context.marks, (self.units.get(name) for name in node.inputs)
+        coupled = next((each.coupled for each in known if each is not None and each.coupled), "")
+        if not coupled and self.context.index.graph.type_of(node.outputs[0]).dtype not in FLOATS:
+            compared = (name for name in node.inputs if name in marks and marks[name].kind in REDUCED)
+            coupled = next((name for name in compared if name not in self.statistics), "")
+        return replace(unit, coupled=coupled) if coupled else unit
 
     def _is_count_of(self, node: Node, name: str) -> bool:
-        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count of labels."""
+        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
         return counts and name not in self.trained and not node.is_a(*PRODUCTS)
 
@@ -121,7 +133,9 @@ class GradientUnits:
             return unit
         if unit.explicit:
             return replace(unit, start=False)
-        more, sure = self.terms.degree(unit.factor, bool(unit.lone), tuple(size for size in sizes if isinstance(size, int)))
+        more, sure = self.terms.degree(
+            unit.factor, bool(unit.lone), tuple(size for size in sizes if isinstance(size, int))
+        )
         return replace(unit, degree=unit.degree + more, start=False, sure=unit.sure and sure)
 
     # --- by operator ------------------------------------------------------------------------------------------------
@@ -219,17 +233,15 @@ class GradientUnits:
         """Values that are added, joined or chosen from have one unit."""
         context = self.context
         reduced = mark.kind is not Relation.SAMPLES
-        values = node.inputs[1:] if node.is_a("Where") else node.inputs
-        values = (node.inputs[0], node.inputs[2]) if node.is_a("ScatterND", "ScatterElements") else values
+        values = list(node.inputs[1:] if node.is_a("Where") else node.inputs)
+        values = [node.inputs[0], node.inputs[2]] if node.is_a("ScatterND", "ScatterElements") else values
         units = []
         for name in values:
             if name not in moving:
                 continue
             unit = self.of(name)
             assert unit is not None
-            if context.marks[name].kind is Relation.SAMPLES:
-                units.append(unit)
-            elif reduced:
+            if context.marks[name].kind is Relation.SAMPLES or reduced:
                 units.append(unit)
             else:
                 degree = unit.degree - 1
@@ -274,9 +286,9 @@ class GradientUnits:
                 found = multiplied
             elif name not in context.marks:
                 found = self._constant(node, found, name, sign, samples, reduced)
-        if node.is_a("Gemm") and len(node.inputs) > 2 and node.inputs[2]:
-            if node.inputs[2] in moving or not is_zero(context.index, node.inputs[2]):
-                return None if found.degree else replace(found, start=False)
+        added = node.inputs[2] if node.is_a("Gemm") and len(node.inputs) > 2 else ""
+        if added and (added in moving or not is_zero(context.index, added)):
+            return None if found.degree else replace(found, start=False)
         if reduced and samples:
             return self._over_samples(node, found, samples)
         return replace(found, start=found.start and bool(samples))
@@ -322,7 +334,9 @@ class GradientUnits:
         if not node.is_a("Mul", "Div"):
             return self.settled(found, self._others(samples[0]) if samples else ()) if found.start else found
         factor = self.factors.of(name)
-        found = replace(found, degree=found.degree - sign * factor.batches, explicit=found.explicit or bool(factor.batches))
+        found = replace(
+            found, degree=found.degree - sign * factor.batches, explicit=found.explicit or bool(factor.batches)
+        )
         if samples:
             if found.start and not factor.uniform:
                 return self.settled(found, self._others(samples[0]))
@@ -349,7 +363,7 @@ class GradientUnits:
             total = total.times(factor)
             if total.batches:
                 return replace(unit, degree=unit.degree - total.batches)
-            if self.context.batch and division(total.number, self.context.batch, ()).by_batch:
+            if self.context.batch and division(total.number, self.context.batch, unit.sizes).by_batch:
                 more, sure = self.terms.degree(unit.factor * total.number, bool(unit.lone), unit.sizes)
                 if sure and more == 1:
                     return replace(unit, degree=1, sure=False)

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.gradient_reductions import Readings, couplings_of, exact_reduction, read_gradients
+from gopt.analysis.coupling.gradient_reductions import (
+    Readings,
+    couplings_of,
+    exact_reduction,
+    read_gradients,
+    rule_for,
+    told_of,
+    unfit,
+)
 from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
@@ -129,7 +137,11 @@ def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:
     readings = analyse_couplings(training).readings
     for name, reading in readings.items():
         is_sum = reading.relation is Relation.SUM
-        if reading.sure and reading.relation is not Relation.UNKNOWN and is_sum != (asked.rule_of(name) is LossRule.SUM):
+        if (
+            reading.sure
+            and reading.relation is not Relation.UNKNOWN
+            and is_sum != (asked.rule_of(name) is LossRule.SUM)
+        ):
             facts = couplings_of(training, {name: reading}, asked, joint=True)
             sums = [each for each, one in readings.items() if one.relation is Relation.SUM]
             exact = LossRule.SUM.value if len(sums) == len(readings) else str(LossReduction(summed=tuple(sums)))
@@ -137,6 +149,17 @@ def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:
             raise UnsupportedError(
                 f"--statistics sync cannot give the step of one large batch: {what}", f"say --loss-reduction {exact}"
             )
+
+
+def unfit_reductions(training: TrainingGraph, asked: LossReduction) -> list[tuple[LossReduction, list[str], str]]:
+    """The gradients that a rule does not combine exactly: the rule that does, their parameters, and what is told."""
+    readings = analyse_couplings(training).readings
+    found = []
+    for reading, names in unfit(readings, asked).items():
+        exact = rule_for(reading)
+        if exact is not None:
+            found.append((exact, names, told_of(reading, names, readings, asked)))
+    return found
 
 
 def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
