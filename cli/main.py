@@ -128,13 +128,6 @@ def run(arguments: list[str]) -> int:
         return _fail(message, (*hints, f"see {help_of} --help"), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", (), 130)
-    except SystemExit:
-        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # of click: stdout was closed
-            return 0
-        raise
-    except BrokenPipeError:
-        flush_stdout()
-        return 0
     except MemoryError as error:
         if not debug:  # with the frames goes what took the memory: there must be some to say so
             error.__traceback__ = error.__context__ = error.__cause__ = None
@@ -169,8 +162,6 @@ def _switches(command: click.Command) -> set[str]:
 
 
 def _unwritten(error: OSError) -> int:
-    if isinstance(error, BrokenPipeError):
-        return 0
     return _fail(f"cannot write the output: {error.strerror}", (), 5)
 
 

@@ -48,10 +48,6 @@ class SafeConsole(Console):
         """As rich's, with texts and tables escaped."""
         super().print(*map(_cleaned, objects), **given)
 
-    def on_broken_pipe(self) -> None:
-        """The reader closed the pipe: not an error."""
-        raise BrokenPipeError
-
 
 def _cleaned(each: Any) -> Any:
     if isinstance(each, Text):

@@ -70,6 +70,12 @@ def open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Closed()), "utf-8")
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        out = sys.stdout
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Stdout(out.fileno(), "w", closefd=False)), out.encoding,
+            line_buffering=out.line_buffering, write_through=out.write_through,
+        )  # fmt: skip
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     codecs.register_error(PLAIN, _plain)
@@ -98,6 +104,16 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
 def _escape_sequence(character: str) -> str:
     """The character as Python writes it in ASCII, such as \\u2026."""
     return character.encode("ascii", "backslashreplace").decode()
+
+
+class _Stdout(io.FileIO):
+    """Drops what is written once the reader of a pipe is gone, as behind ``head``: a command keeps its exit code."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
 
 
 class _Closed(io.RawIOBase):

@@ -98,12 +98,17 @@ class Folder:
 
     def told(self, what: str, number: int) -> set[str]:
         """The names that a list of the report gives for a rank."""
-        found: set[str] = set()
+        return {name for name, _ in self.names(what, number)}
+
+    def names(self, what: str, number: int) -> list[tuple[str, str]]:
+        """The same one by one, with the phase, which is empty for all phases."""
+        found: list[tuple[str, str]] = []
         for group in self.report[what]:
             assert group["count"] == sum(len(row["names"]) for row in group["rows"])
             entries = group.get("per_rank", [group])
             if any(number in numbers(entry["ranks"]) for entry in entries):
-                found.update(name for row in group["rows"] for name in row["names"])
+                phases = group.get("phases", [""])
+                found += [(name, phase) for row in group["rows"] for name in row["names"] for phase in phases]
         return found
 
     def pieces(self, number: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

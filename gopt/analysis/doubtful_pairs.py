@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gopt.analysis.name_hints import pairs_by_name, propose
+from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import elementwise
 from gopt.analysis.state_matching import JOIN_COST, reachable_states, uncopied
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
-from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, TensorType
 
@@ -80,16 +81,17 @@ def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], left: str
     for name, joins in read.items():
         if joins < own or (joins == own and left is not None and left not in read):
             others = [name] if left is None else [left, name]
-            raise _open(state, state.tensor, *others)
+            raise _open(step, state, state.tensor, *others)
 
 
 def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
     """Refuse a state that nothing reads anew where a metric of its type follows the batch, and may be its new value."""
     for output in shown if state.kind is not StateKind.STATISTIC else ():
-        raise UnsupportedError(
+        raise OpenPairsError(
             f"outputs {state.updated!r} and {output!r} may each be the new value of {state.tensor!r}: "
             "the data flow does not say which",
-            f"name the pair: --states {state.tensor}={state.updated}, or leave the other output out of the step",
+            {state.tensor: pairs_by_name(step.index.graph).get(state.tensor, state.updated)},
+            "or leave the other output out of the step",
         )
 
 
@@ -150,18 +152,20 @@ def _others_shown(step: StepSkeleton, state: State, node: Node) -> bool:
     return any(name in step.index.graph.outputs and name != state.updated for name in node.outputs)
 
 
-def _no_state(state: State, why: str, hint: str) -> UnsupportedError:
+def _no_state(state: State, why: str, hint: str) -> OpenPairsError:
     name, output = state.tensor, state.updated
-    return UnsupportedError(
+    return OpenPairsError(
         f"{name!r} {why}, and output {output!r} has the type of its new value: the data flow does not say whether it "
         "is a state",
-        f"{hint}, or say --states {name}={output}",
+        {name: output},
+        f"if not, {hint}",
     )
 
 
-def _open(state: State, *names: str) -> UnsupportedError:
+def _open(step: StepSkeleton, state: State, *names: str) -> OpenPairsError:
     shown = ", ".join(map(repr, names))
-    return UnsupportedError(
+    return OpenPairsError(
         f"output {state.updated!r} may replace any of {shown}: the data flow does not say which",
-        f"name the pair: --states {names[0]}={state.updated}",
+        propose(step.index.graph, {state.updated: names}),
+        f"if it replaces none of them, leave {state.updated} out of the step",
     )

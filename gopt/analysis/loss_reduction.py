@@ -60,6 +60,10 @@ class LossReduction:
             return cls(LossRule.WEIGHTED, value)
         if word == LossRule.SUM.value and all(names := [each.strip() for each in value.split(",")]):
             return cls(summed=tuple(dict.fromkeys(names)))
+        if text == AUTO:
+            raise OptionError(
+                "--loss-reduction auto is an option of gopt shard alone", "say mean, sum or weighted:VALUE"
+            )
         raise OptionError(
             f"--loss-reduction cannot be {text!r}",
             "it is mean, sum, weighted:VALUE with a value of the forward, sum:PARAMETER,PARAMETER, or auto",

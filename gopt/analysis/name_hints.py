@@ -9,18 +9,21 @@ granted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.role_map import RoleMap
-from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
 
 _LOOKED_AT = 16
 """Outputs in whose names a rule is looked for."""
 _TRIED = 4
 """Rules that are held against all names."""
+_NEW = frozenset(["out", "output", "new", "next", "updated", "upd", "'"])
+"""Words that name a new value, beside the name of the old one."""
+_BETWEEN = "._-/:"
 
 
 def pairs_by_name(graph: Graph) -> dict[str, str]:
@@ -51,12 +54,36 @@ def refuse_contradicted(index: GraphIndex, pairs: Mapping[str, str], roles: Role
     if not open_ or any(all(f"{a}{name}{b}" == output for name, output in found.items()) for a, b in rules):
         return  # another rule of the names agrees: what is shown beside states may have one, too
     name = next(iter(open_))
-    raise UnsupportedError(
+    raise OpenPairsError(
         f"the data flow pairs {name!r}{others(len(open_) - 1, 'state')} with output {found[name]!r}, and the names of "
         f"all states pair it with {open_[name]!r}: neither is a proof",
-        f"say which is meant: {states_option(open_)}",
-        f"or {states_option({each: found[each] for each in open_})}",
+        open_,
+        f"or as the data flow has it: {states_option({each: found[each] for each in open_})}",
     )
+
+
+def says_new(name: str, output: str) -> bool:
+    """Return whether the name of an output says that it is the new value of an input: ``w_out``, ``new_w``."""
+    before, found, behind = output.partition(name)
+    affix = (before + behind).strip(_BETWEEN).lower()
+    return bool(found) and not (before and behind) and affix in _NEW
+
+
+def propose(graph: Graph, candidates: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """A pair for each output of ``candidates``, output -> inputs: the one that names say, or the first that is left."""
+    named = pairs_by_name(graph)
+    pairs = {
+        name: output
+        for output, names in candidates.items()
+        for name in names
+        if named.get(name) == output or says_new(name, output)
+    }
+    paired = set(pairs.values())
+    for output, names in candidates.items():
+        name = next((each for each in names if each not in pairs), "") if output not in paired else ""
+        if name:
+            pairs[name] = output
+    return pairs
 
 
 def _rules(graph: Graph) -> list[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gopt.ir.graph import Node
 from gopt.ir.nodes import nested
 
@@ -146,6 +148,10 @@ COMBINERS = {"sum": ("Add", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("O
 """Operators that combine partial values of one kind; their result is partial of the same kind."""
 
 
+_BY_TYPE = frozenset({"Shape", "Size", "ConstantOfShape", "CastLike"})
+"""Operators with an operand whose elements they do not look at, but for sizes."""
+
+
 def elementwise(node: Node) -> bool:
     return node.is_in(ELEMENTWISE)
 
@@ -194,6 +200,14 @@ def draws(node: Node) -> bool:
     return False
 
 
-def reads_shape_only(node: Node) -> bool:
-    """Return whether the node looks at its operand's shape and never at a value."""
-    return node.is_a("Shape", "Size", "ConstantOfShape")
+def value_reads(node: Node) -> Sequence[str]:
+    """The operands whose elements a result depends on: Shape and Size look at a shape alone, and CastLike at the type
+    of its second operand."""
+    if node.op_type in _BY_TYPE and node.domain in ("", "ai.onnx"):
+        return node.inputs[:1] if node.op_type == "CastLike" else ()
+    return node.reads
+
+
+def reads_value(node: Node, name: str) -> bool:
+    """Return whether a node that reads ``name`` depends on its elements."""
+    return node.op_type not in _BY_TYPE or name in value_reads(node)

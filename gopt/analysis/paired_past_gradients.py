@@ -32,7 +32,7 @@ def paired_anew(step: StepSkeleton, gradients: Collection[str]) -> dict[str, str
     copies = match_copies(index, pairs, free)
     for output in past:
         if output not in copies:
-            refuse_open({output: [step.replaces[output]]})
+            refuse_open(index, {output: [step.replaces[output]]})
     changed = any(copies[output] != step.replaces[output] for output in past)
     return {copies[output]: output for output in past} if changed else {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.operators import reads_value
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, nbytes
@@ -43,7 +43,7 @@ def trained_bytes(training: TrainingGraph) -> tuple[int, int]:
     gradients = sum(types[name].nbytes for name in set(training.gradients.values()))
     users, parameters = parameter_users(training), 0
     for name in training.gradients:
-        nodes = [node for node in users.get(name, ()) if not reads_shape_only(node)]
+        nodes = [node for node in users.get(name, ()) if reads_value(node, name)]
         if nodes:
             parameters += nbytes(low_precision_uses(training, nodes) or types[name].dtype, types[name].elements)
     return gradients, parameters

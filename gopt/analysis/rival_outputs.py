@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.name_hints import pairs_by_name
+from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import ELEMENTWISE
-from gopt.analysis.role_hints import others, states_option
+from gopt.analysis.role_hints import others
 from gopt.analysis.state_matching import FACTOR_COST, reaches, uncopied
-from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 
 _CURVES = frozenset(["Pow", "Exp", "Log", "Sqrt", "Cos", "Sin", "Tanh", "Sigmoid", "Reciprocal"])
@@ -41,15 +41,15 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
         raise _open(rivals, taken, pairs_by_name(index.graph))
 
 
-def _open(rivals: Mapping[str, str], taken: Mapping[str, str], named: Mapping[str, str]) -> UnsupportedError:
+def _open(rivals: Mapping[str, str], taken: Mapping[str, str], named: Mapping[str, str]) -> OpenPairsError:
     """The refusal of all ``rivals``, so that one answer settles them. All: state -> output; the hint follows names."""
     name, output = next(iter(rivals.items()))
     told = {each: named.get(each, taken[each]) for each in rivals}
-    pair, other = ("pairs", "outputs") if len(rivals) > 1 else ("pair", "output")
-    return UnsupportedError(
+    return OpenPairsError(
         f"outputs {taken[name]!r} and {output!r} may each be the new value of {name!r}"
         f"{others(len(rivals) - 1, 'state')}: the data flow does not say which",
-        f"name the {pair}: {states_option(told)}, or leave the other {other} out of the step",
+        told,
+        f"or leave the other output{'s' * (len(rivals) > 1)} out of the step",
     )
 
 

@@ -1,22 +1,51 @@
-"""Options that hints propose, with all the names that they are needed for."""
+"""Options that hints propose, with all the names that they are needed for, and the same for ``gopt.toml``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from itertools import islice
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 
 MOST = 8
-"""Names that a hint spells out."""
+"""Names that a sentence spells out."""
+_WIDE = 800
+"""Characters of names in one line: what a line of an error holds."""
+_DIVIDES = frozenset(",=")
+"""Characters between names in an option: no name there can have them."""
 
 
 def states_option(pairs: Mapping[str, str]) -> str:
     """``--states m=m_new,v=v_new``; ``pairs``: input -> output, at least one."""
-    return _listed("--states", [f"{name}={output}" for name, output in islice(pairs.items(), MOST)], len(pairs))
+    return " ".join(f"--states {_quoted(part)}" for part in _parts([f"{old}={new}" for old, new in pairs.items()]))
 
 
 def batch_option(names: Collection[str]) -> str:
     """``--batch x,mask``; at least one name."""
-    return _listed("--batch", list(islice(names, MOST)), len(names))
+    return " ".join(f"--batch {_quoted(part)}" for part in _parts(list(names)))
+
+
+def states_hints(pairs: Mapping[str, str]) -> list[str]:
+    """Hints that name ``pairs``, input -> output, by ``--states`` and in ``gopt.toml``.
+
+    Pairs that do not fit into one line are shared out among several.
+    """
+    if not pairs:
+        return []
+    hints = []
+    if not any(_DIVIDES & set(name) for name in (*pairs, *pairs.values())):
+        parts = _parts([f"{old}={new}" for old, new in pairs.items()])
+        begin = f"name the pair{'s' * (len(pairs) > 1)}:"
+        hints = [f"{begin if part is parts[0] else 'and'} --states {_quoted(part)}" for part in parts]
+    lines = [
+        f"{json.dumps(old, ensure_ascii=False)} = {json.dumps(new, ensure_ascii=False)}" for old, new in pairs.items()
+    ]
+    table = ", ".join(lines)
+    under = "or in gopt.toml, under" if hints else "write in gopt.toml, under"
+    if len(table) <= _WIDE:
+        return [*hints, f"{under} [roles]: states = {{{table}}}"]
+    if hints:
+        return [*hints, f"{under} [roles.states], a line for each pair: {lines[0]}"]
+    return [f"{under} [roles.states]: {each}" for each in lines]
 
 
 def others(count: int, what: str) -> str:
@@ -24,6 +53,17 @@ def others(count: int, what: str) -> str:
     return f" (and {count} other {what}{'s' * (count > 1)})" if count else ""
 
 
-def _listed(option: str, named: list[str], count: int) -> str:
-    more = count - len(named)
-    return f"{option} {','.join(named)}" + (f" and so on for {more} more" if more else "")
+def _parts(words: Sequence[str]) -> list[str]:
+    """Words with commas between them, as many in each part as fit."""
+    parts: list[str] = []
+    for word in words:
+        if parts and len(parts[-1]) + len(word) < _WIDE:
+            parts[-1] += f",{word}"
+        else:
+            parts.append(word)
+    return parts
+
+
+def _quoted(text: str) -> str:
+    """A word as a shell reads it."""
+    return shlex.quote(text)

@@ -16,6 +16,8 @@ from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.name_hints import refuse_contradicted
+from gopt.analysis.open_pairs import settle_pairs
+from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
@@ -30,7 +32,6 @@ from gopt.analysis.state_matching import (
     reaches,
     refuse_contested,
     refuse_crossed,
-    refuse_dynamic,
     refuse_open,
 )
 from gopt.analysis.states import assemble
@@ -57,6 +58,11 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
     if roles.shared:
         rest = replace(roles, shared=())
         return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
+    return settle_pairs(roles, lambda told: _past_aliases(graph, told))
+
+
+def _past_aliases(graph: Graph, roles: RoleMap) -> TrainingGraph:
+    roles.check(graph)
     graph = in_parameter_shape(graph)
     view = without_aliases(graph, [value for value in roles.params.values() if value])
     if view is None:
@@ -108,6 +114,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_hidden_draws(graph)
     step = StepSkeleton(index, pairs, loss, roles, reach)
     refuse_state_batches(step)
+    refuse_open_shapes(step)
     _refuse_through_forward(step, roles)
     try:
         found = find_gradients(step)
@@ -174,8 +181,8 @@ def _pair_tensors(
         if output not in pairs and type.shape != ()
     }
     found, unsettled = match_states(reach)
-    refuse_open(unsettled)
-    refuse_crossed(reach, found)
+    refuse_open(index, unsettled)
+    refuse_crossed(index, reach, found)
     refuse_rivals(index, reach, found)
     pairs |= found
     pairs |= match_copies(index, pairs, free - set(pairs.values()))
@@ -187,7 +194,7 @@ def _pair_tensors(
         if output not in pairs and type.shape != () and type.dtype in FLOATS
     }
     found, unsettled = match_states(rest)
-    refuse_open(unsettled)
+    refuse_open(index, unsettled)
     pairs |= found
     refuse_dynamic(index, pairs)
     return pairs, reach
@@ -212,7 +219,7 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
         beside = reaches(index, output, name, local)
         local.remove(name)
         if not beside and reaches(index, output, name, {name}):
-            refuse_open({output: [name]})
+            refuse_open(index, {output: [name]})
 
 
 def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
@@ -271,9 +278,9 @@ def _pair_scalars(
     """Update pairs of rank 0, output -> input; the loss takes no part."""
     reach = _scalar_reach(index, pairs, loss, roles, moving)
     found, unsettled = match_states(reach)
-    refuse_open(unsettled)
-    refuse_contested(reach, found)
-    refuse_crossed(reach, found)
+    refuse_open(index, unsettled)
+    refuse_contested(index, reach, found)
+    refuse_crossed(index, reach, found)
     refuse_rivals(index, reach, found)
     return found
 

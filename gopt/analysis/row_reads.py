@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.operators import reads_value
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
@@ -49,7 +49,7 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
         if through and view in values.graph.outputs:
             found.whole = found.whole or f"output {view} contains all of it"
         for node in values.index.users.get(view, ()):
-            if node.phase is Phase.UPDATE or reads_shape_only(node):
+            if node.phase is Phase.UPDATE or not reads_value(node, view):
                 continue
             if node.inputs[:1] == [view] and view not in (*node.inputs[1:], *node.captures):
                 if keeps_rows(values, node):

@@ -11,12 +11,12 @@ from collections.abc import Set as AbstractSet
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
+from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import LAYOUT, elementwise
-from gopt.analysis.role_hints import batch_option, others, states_option
+from gopt.analysis.role_hints import batch_option, others
 from gopt.analysis.state_matching import FACTOR_COST, reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
 
@@ -51,7 +51,7 @@ def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
         raise _open(step, pairs)
 
 
-def _open(step: StepSkeleton, found: Mapping[str, str]) -> UnsupportedError:
+def _open(step: StepSkeleton, found: Mapping[str, str]) -> OpenPairsError:
     """The refusal of all that are of one kind with the first, fed or stored. ``found``: state -> output."""
     name, output = next(iter(found.items()))
     fed = _fed(step, name)
@@ -63,10 +63,11 @@ def _open(step: StepSkeleton, found: Mapping[str, str]) -> UnsupportedError:
         other = "make the factors outputs of Constant nodes if they stay as they are"
     else:
         other = f"make {name} the output of a Constant node if it stays as it is"
-    return UnsupportedError(
+    return OpenPairsError(
         f"output {output!r}{others(len(pairs) - 1, 'output')} is a product of {name!r} and values of the batch: the "
         f"data flow does not say whether it replaces {name!r}",
-        f"leave the {shown} out of the step, or {other}, or say {states_option(pairs)}",
+        pairs,
+        f"if not, leave the {shown} out of the step, or {other}",
     )
 
 

@@ -9,16 +9,18 @@ assignment with the shortest paths, which must be the only one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import permutations
 
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.name_hints import pairs_by_name, propose
+from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import ELEMENTWISE
-from gopt.errors import UnsupportedError
-from gopt.ir.graph import Graph, Node
+from gopt.analysis.role_hints import others
+from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 
@@ -208,7 +210,7 @@ def _shortest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[st
     return dict(zip(group, ranked[0][1]))
 
 
-def refuse_crossed(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+def refuse_crossed(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
     """Raise when an output was given a state that another output, paired with one further away, is nearer to.
 
     A state that is made anew in each step reads no old value of its own. The walk then finds the parameter that its
@@ -222,10 +224,10 @@ def refuse_crossed(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> N
     for output, name in pairs.items():
         depth, other = nearest.get(name, (FACTOR_COST, ""))
         if other not in ("", output) and depth // JOIN_COST <= reach[output][name] // JOIN_COST:
-            refuse_open({other: sorted({name, pairs[other]})})
+            refuse_open(index, {other: sorted({name, pairs[other]})})
 
 
-def refuse_contested(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
     """Raise when outputs compete for one input to which they are equally near: a rate of which each is made anew."""
     taken = {name: (output, reach[output][name]) for output, name in pairs.items()}
     for other, found in reach.items():
@@ -233,7 +235,12 @@ def refuse_contested(reach: dict[str, dict[str, int]], pairs: dict[str, str]) ->
             continue
         name = min(found, key=lambda each: found[each])
         if taken.get(name, ("", -1))[1] == found[name]:
-            refuse_open({other: [name]})
+            raise OpenPairsError(
+                f"outputs {taken[name][0]!r} and {other!r} may each be the new value of {name!r}: the data flow does "
+                "not say which",
+                {name: pairs_by_name(index.graph).get(name, taken[name][0])},
+                "or leave the other output out of the step",
+            )
 
 
 def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
@@ -266,7 +273,7 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
         if len(outputs) == len(inputs) == 1:
             found[outputs[0]] = inputs[0]
         elif inputs:
-            found |= _by_value(graph, {output: master_of[output] for output in outputs}, inputs)
+            found |= _by_value(index, {output: master_of[output] for output in outputs}, inputs)
     return found
 
 
@@ -276,7 +283,8 @@ def uncopied(index: GraphIndex, name: str) -> str:
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 
 
-def _by_value(graph: Graph, master_of: dict[str, str], inputs: list[str]) -> dict[str, str]:
+def _by_value(index: GraphIndex, master_of: dict[str, str], inputs: list[str]) -> dict[str, str]:
+    graph = index.graph
     stored: dict[bytes, list[str]] = {}
     for name in inputs:
         if name in graph.initializers:
@@ -287,7 +295,7 @@ def _by_value(graph: Graph, master_of: dict[str, str], inputs: list[str]) -> dic
         held = graph.initializers.get(master)
         names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
         if len(names) != 1 or names[0] in taken:
-            refuse_open({output: names or inputs})
+            refuse_open(index, {output: names or inputs})
         found[output] = names[0]
         taken.add(names[0])
     return found
@@ -299,22 +307,15 @@ def _bytes(tensor: Tensor, dtype: str) -> bytes:
         return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
 
 
-def refuse_dynamic(index: GraphIndex, pairs: dict[str, str]) -> None:
-    """Raise when a state's shape is not known: its elements cannot be shared out."""
-    for name in pairs.values():
-        type = index.graph.types[name]
-        if not type.static:
-            raise UnsupportedError(
-                f"state {name!r} has the dynamic shape {type}: its elements cannot be shared out",
-                "export the step with static shapes for parameters and states",
-            )
-
-
-def refuse_open(unsettled: dict[str, list[str]]) -> None:
-    """Raise when an output could replace several inputs; names it and the option that settles it."""
-    for output, names in unsettled.items():
-        shown = ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-        raise UnsupportedError(
-            f"output {output!r} may replace any of {shown}: the data flow does not say which",
-            f"name the pair: --states {names[0]}={output}",
-        )
+def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> None:
+    """Raise when outputs could replace several inputs, or one or none; ``unsettled``: output -> inputs."""
+    if not unsettled:
+        return
+    output, names = next(iter(unsettled.items()))
+    shown = ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    may = f"replace any of {shown}" if len(names) > 1 else f"be the new value of {shown}, or shown alone"
+    raise OpenPairsError(
+        f"output {output!r}{others(len(unsettled) - 1, 'output')} may {may}: the data flow does not say which",
+        propose(index.graph, unsettled),
+        f"if it replaces none of them, leave {output} out of the step",
+    )

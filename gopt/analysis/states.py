@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
+from gopt.analysis.dropped_states import refuse_dropped
 from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.local_taint import LocalTaint
-from gopt.analysis.role_hints import MOST, others, states_option
-from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
+from gopt.analysis.operators import LAYOUT
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import Node
-from gopt.ir.types import FLOATS, TensorType
+from gopt.ir.types import FLOATS
 
 
 def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
@@ -35,7 +35,7 @@ def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
     training = TrainingGraph(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
-    _refuse_dropped_states(step, training, found, found.check.reduced)
+    refuse_dropped(step, training, found)
     training.notes = _notes(step, training) + unguarded_roots(training, step.index)
     if not found.gradients:
         raise InputError(
@@ -43,104 +43,6 @@ def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
             "name parameters with --params INPUT",
         )
     return training
-
-
-def _refuse_dropped_states(step: StepSkeleton, training: TrainingGraph, found: GradientMap, reduced: set[str]) -> None:
-    """An output that may be a state whose old value its update does not read must not pass as a metric."""
-    types, batch = step.index.graph.types, set(training.batch)
-    free: dict[tuple[TensorType, bool], str] = {}
-    for name in step.index.graph.inputs:
-        if name not in step.updated and name not in step.roles.batch and not step.index.one_element(name):
-            free.setdefault((types[name], name in batch), name)
-    gradients = frozenset(found.gradients.values())
-    stored = _StoredScalars(step)
-    for output in training.metrics:
-        type = types.get(output)
-        if type is None or step.index.one_element(output):
-            _refuse_doubted(step, output)
-            if output not in found.check.rank_local and (output in reduced or output not in step.tainted):
-                stored.refuse(output, training.metrics)
-            continue
-        producer = step.index.producers.get(output)
-        inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
-        updates = output in reduced or output not in step.tainted or not inside
-        shown = output in gradients
-        rival = (free.get((type, False)) if updates or shown else None) or (free.get((type, True)) if updates else None)
-        if rival is not None:
-            raise _dropped(rival, output)
-
-
-def _dropped(name: str, output: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"output {output!r} may be the new value of input {name!r}: the data flow does not say",
-        f"name the pair with --states {name}={output}, or say --batch {name}",
-    )
-
-
-def _kept(pairs: Mapping[str, str], names: list[str], output: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"output {output!r} may be the new value of {', '.join(map(repr, names[:MOST]))}"
-        f"{others(max(0, len(names) - MOST), 'input')}, which the file stores: the data flow does not say",
-        f"name each pair, if they are states: {states_option(pairs)}",
-        f"if {names[0]} is a constant, make it an initializer that is no input; if it is fed, leave its value out",
-    )
-
-
-class _StoredScalars:
-    """Inputs of one element with a stored value that no output was paired with: a counter that goes through a loop, a
-    value that each step makes anew."""
-
-    def __init__(self, step: StepSkeleton) -> None:
-        self.index, graph = step.index, step.index.graph
-        taken = {*step.updated, *step.roles.batch}
-        self.names: dict[TensorType, list[str]] = {}
-        for name in graph.inputs:
-            if name in graph.initializers and name not in taken and step.index.one_element(name):
-                self.names.setdefault(graph.types[name], []).append(name)
-        self.behind: dict[TensorType, set[str]] = {}
-
-    def refuse(self, output: str, shown: Sequence[str]) -> None:
-        """Raise UnsupportedError for an output, one of ``shown``, that has the type of one of them.
-
-        Its new value need not read the old one at its size: the rate of an averaged SGD follows the step counter, the
-        scale of moments in eight bits the moments, and a bound for norms may be the last norm. A norm that is shown
-        beside a stored rate looks the same.
-        """
-        type = self.index.graph.type_of(output)
-        names, scalars = self.names.get(type, []), type.dtype in FLOATS
-        if not names:
-            return
-        if type not in self.behind:
-            self.behind[type] = _made_of(self.index, names, scalars=scalars)
-        if output in self.behind[type]:
-            raise _dropped(
-                next(name for name in names if output in _made_of(self.index, [name], scalars=scalars)), output
-            )
-        read = [name for name in names if name in self.index.users]
-        if read:
-            alike = [each for each in shown if self.index.graph.type_of(each) == type]
-            raise _kept(dict(zip(read, alike)) if len(read) == len(alike) else {read[0]: output}, read, output)
-
-
-def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
-    """Return all that depends on values; ``scalars``: through values of one element alone."""
-    if not scalars:
-        return descendants(index, names)
-    found, stack = set(names), list(names)
-    while stack:
-        for node in index.users.get(stack.pop(), ()):
-            new = [each for each in node.outputs if index.one_element(each) and each not in found]
-            found.update(new)
-            stack.extend(new)
-    return found
-
-
-def _refuse_doubted(step: StepSkeleton, output: str) -> None:
-    """An output of one element whose comparisons choose values of the batch may be a state that they read."""
-    free = {name for name in step.index.graph.inputs if name not in step.updated and name not in step.batch}
-    for name, depth in walk_to_states(step.index, output, free, step.tainted):
-        if depth >= DOUBT_COST:
-            refuse_open({output: [name]})
 
 
 def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozenset[str], check: LocalTaint) -> State:
@@ -191,16 +93,31 @@ def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -
     statistics = [state for state in states if state.kind is StateKind.STATISTIC]
     if not statistics:
         return
-    # A constant that the backward reads may be one of the forward, too.
-    nodes = [node for node in step.index.graph.nodes if id(node) in found.backward]
-    made = [name for node in nodes for name in node.outputs if name in step.tainted]
-    behind = descendants(step.index, made)
+    behind = descendants(step.index, _made_by_backward(step, found))
     for state in statistics:
         if state.updated in behind:
             raise UnsupportedError(
                 f"state {state.tensor!r} follows the backward, but belongs to no parameter that is updated",
                 "make the new value of its parameter an output, or take the state out of the step",
             )
+
+
+def _made_by_backward(step: StepSkeleton, found: GradientMap) -> list[str]:
+    """Values of the batch that the backward computes; a copy of a value of the forward, in another type or layout, is
+    none: a normalisation's backward reads copies of the means that its running statistics read."""
+    made: list[str] = []
+    copies: set[str] = set()
+    for node in step.index.graph.nodes:
+        tainted = [name for name in node.outputs if name in step.tainted] if id(node) in found.backward else ()
+        if not tainted:
+            continue
+        source = node.inputs[0] if node.is_in(LAYOUT) or node.is_a("Cast", "CastLike") else ""
+        producer = step.index.producers.get(source)
+        if source in copies or (source in step.tainted and (producer is None or id(producer) in step.forward)):
+            copies.update(tainted)
+        else:
+            made += tainted
+    return made
 
 
 def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gopt.analysis.counters import counts_steps
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.role_hints import batch_option, others, states_option
+from gopt.analysis.open_pairs import OpenPairsError
+from gopt.analysis.role_hints import batch_option, others
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.errors import UnsupportedError
 
 _DOUBTED = (StateKind.STATISTIC, StateKind.PARAMETER, StateKind.SCALAR)
 
@@ -22,10 +23,12 @@ def refuse_unchanged(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap
         if name in index.graph.initializers or name in roles.states:
             continue
         if _source(index, output) == name:
-            raise UnsupportedError(
+            raise OpenPairsError(
                 f"output {output!r} is input {name!r} unchanged, which has no stored value: the data flow does not say "
                 "whether it is a state or fed anew in each step",
-                f"leave the output out of the step, or say --batch {name}, or --states {name}={output}",
+                {name: output},
+                f"if it is fed, say {batch_option([name])}, or leave {output} out of the step",
+                fed=True,
             )
 
 
@@ -40,17 +43,22 @@ def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
         return
     known = {*held, *roles.states, *training.gradients}
     doubted = [each for each in training.states if each.kind in _DOUBTED and each.tensor not in known]
+    if doubted:
+        graph, producers = training.graph, training.graph.producers()
+        doubted = [each for each in doubted if not counts_steps(graph, producers, each.tensor, each.updated)]
     if not doubted:
         return
     first = doubted[0]
     scalar = first.kind is StateKind.SCALAR
     pairs = {each.tensor: each.updated for each in doubted if (each.kind is StateKind.SCALAR) is scalar}
     fed = f"leave {', '.join(pairs.values())} out of the step" if scalar else f"say {batch_option(pairs)}"
-    raise UnsupportedError(
+    raise OpenPairsError(
         f"input {first.tensor!r}{others(len(pairs) - 1, 'input')} has no stored value, as other states have, and "
         f"output {first.updated!r} has the type of its new value: the data flow does not say whether it is a state or "
         "fed anew in each step",
-        f"{fed}, or say {states_option(pairs)}",
+        pairs,
+        f"if {'it is' if len(pairs) == 1 else 'they are'} fed, {fed}",
+        fed=True,
     )
 
 

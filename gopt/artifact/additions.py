@@ -7,9 +7,10 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gopt.artifact.local_types import LocalTypes, OnRank
+from gopt.artifact.removals import CONSTANT
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
-from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import Block, RankGraph
@@ -23,6 +24,8 @@ _REASONS = {
     Phase.BACKWARD: "backward on the rank's part, or its layout",
     Phase.UPDATE: "update on the rank's shard, or its layout",
 }
+_CONSTANT = CONSTANT, "a size, a range or a factor that added operators read"
+"""Role and reason of an initializer."""
 _BETWEEN: dict[Phase | None, str] = {Phase.FORWARD: "activations", Phase.BACKWARD: "gradients of activations"}
 """Phase -> content of a call between its operators that is neither a parameter nor its gradient."""
 
@@ -33,6 +36,7 @@ class _AddedOp:
     purpose: tuple[str, str]
     """Role and reason."""
     ranks: dict[int, None] = field(default_factory=dict)
+    phases: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -55,9 +59,12 @@ def added(
     found = _Added(program, {call.node.outputs[0]: call.carries for call in calls if call.node.outputs})
     for variant, members in classes:
         found.shared_nodes(variant, members)
+        found.shared_constants(variant.graph, members)
     types = {id(variant): LocalTypes(variant) for variant, _ in classes}
     for rank in ranks:
         found.of_rank(rank, types[id(program.of(rank.rank))].on(rank))
+    if program.micro_steps > 1:
+        found.phases(ranks)
     return list(found.op_facts()), list(found.var_facts())
 
 
@@ -94,6 +101,20 @@ class _Added:
             for name in self._names(node):
                 self._var(name, node).shapes.setdefault(program.graph.type_of(name), {}).update(on_all)
 
+    def shared_constants(self, graph: Graph, members: Sequence[int]) -> None:
+        """Initializers that passes made and that all ranks of a variant have."""
+        new = [name for name in graph.initializers if self._is_new(name)]
+        used = graph.used() if new else set()
+        for name in new:
+            if name in used:
+                self._constant(name, graph.initializers[name].type, members)
+
+    def _constant(self, name: str, type: TensorType, ranks: Iterable[int]) -> None:
+        found = self.variables.get(name)
+        if found is None:
+            found = self.variables[name] = _AddedVar(_pass_of(name), _CONSTANT, bucket_of([name]))
+        found.shapes.setdefault(type, {}).update(dict.fromkeys(ranks))
+
     def of_rank(self, rank: RankGraph, types: OnRank) -> None:
         """Nodes, values and states that a rank has of its own."""
         for node in self._nodes(rank):
@@ -102,6 +123,8 @@ class _Added:
             for name, type in zip(node.outputs, types.results(node)):
                 if self._is_new(name):
                     self._var(name, node).shapes.setdefault(type, {})[rank.rank] = None
+        for name, array in rank.constants.items():
+            self._constant(name, TensorType(array.dtype.name, array.shape), [rank.rank])
         for state in rank.own:
             if state.input not in self.source:
                 summed = state.input in self.accumulators
@@ -109,6 +132,14 @@ class _Added:
                 purpose = ("accumulator" if summed else "state", what)
                 made = self.variables.setdefault(state.input, _AddedVar("shard", purpose, bucket_of([state.input])))
                 made.shapes.setdefault(state.type, {})[rank.rank] = None
+
+    def phases(self, ranks: Iterable[RankGraph]) -> None:
+        """Note the phases that have each operator."""
+        blocks = {block: rank.phase.name for rank in ranks for block in rank.blocks}
+        for block, phase in blocks.items():
+            for node in block.nodes:
+                if (found := self.ops.get((node.label, node.op_type))) is not None:
+                    found.phases[phase] = None
 
     def _nodes(self, rank: RankGraph) -> Iterator[Node]:
         for block in rank.blocks:
@@ -172,7 +203,8 @@ class _Added:
             node, (role, reason) = held.node, held.purpose
             of = bucket_of([*node.outputs[:1], *node.inputs[:1]])
             kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            yield OpFact(node.made_by, reason, rank_ranges(sorted(held.ranks)), role, of, label, kind)
+            where = rank_ranges(sorted(held.ranks))
+            yield OpFact(node.made_by, reason, where, role, of, label, kind, phases=tuple(held.phases))
 
     def var_facts(self) -> Iterator[AddedVarFact]:
         """Yield values in the order in which they were added."""

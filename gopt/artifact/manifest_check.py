@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from gopt import documents, limits
+from gopt import documents
 from gopt.artifact.manifest import (
     MANIFEST_FILE,
     FedInput,
@@ -28,7 +28,7 @@ from gopt.artifact.server_entries import Mode
 from gopt.artifact.server_plan_check import check_server_plan
 from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError
-from gopt.ir.types import known
+from gopt.ir.types import known, overflows
 from gopt.mesh import Mesh
 from gopt.sanitize import show
 from gopt.sharding.boxes import Box, box_elements
@@ -202,10 +202,7 @@ class _Checker:
     def _typed(self, where: str, dtype: str, shape: Shape | None) -> None:
         if not known(dtype) or dtype == "string":
             _refuse(self.name, f"{where}.dtype", f"{show(dtype)} is not a numeric type")
-        size = 16
-        for each in shape or ():
-            size *= max(each, 1) if isinstance(each, int) else 1
-        if size >= limits.ELEMENTS:
+        if overflows(shape):
             _refuse(self.name, f"{where}.shape", "a tensor of 2**63 bytes or more")
 
     def _plain(self, where: str, name: str) -> None:

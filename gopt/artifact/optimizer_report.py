@@ -16,6 +16,7 @@ from gopt.program import SpmdProgram
 
 PASS = "refold-optimizers"
 UNREAD = "a result of an optimizer that nothing reads"
+ELSEWHERE = "a new state that other ranks make, or ranks make in parts"
 SEQUENCE = "tensors of an optimizer in a sequence: the rank's own are packed anew"
 Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
@@ -39,7 +40,7 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
 
 
 def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list[RemovedVarFact]:
-    """One fact per sequence around an operator, and per result of it, other than new states, that some ranks lack.
+    """One fact per sequence around an operator, and per result of it that some ranks lack.
 
     The dtype and the bytes of a sequence are those of its tensors; it has no shape.
     """
@@ -56,13 +57,15 @@ def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list
     optimizers = calls(program.training.graph)
     nodes = program.graph.nodes if optimizers else []
     shardings = {name: node.sharding for node in nodes for name in node.outputs}
+    shardings |= {state.output: state.sharding for state in program.states}
     for call in optimizers:
         for name in _results(call):
             sharding = shardings.get(name)
             gone = [rank for rank, at in coordinates.items() if sharding is None or not sharding.covers(at)]
-            if gone and name not in program.source.graph.outputs:
+            if gone:
                 type = types.get(name, UNKNOWN)
-                add(name, UNREAD, gone, type.dtype, type.shape, type.nbytes)
+                why = ELSEWHERE if name in program.source.graph.outputs else UNREAD
+                add(name, why, gone, type.dtype, type.shape, type.nbytes)
     return facts
 
 

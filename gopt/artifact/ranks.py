@@ -109,8 +109,7 @@ class _RankWriter:
             order = {name: place for place, name in enumerate(given_names)}
             names_in_order = sorted(table, key=lambda name: order.get(name, len(order)))
             borders.append(encoded_values(number, {name: table[name] for name in names_in_order}))
-        used = {name for node in graph.nodes for name in node.reads} | set(given) | set(frozen)
-        used.update(graph.outputs)
+        used = graph.used().union(frozen)
         for name, tensor in graph.initializers.items():
             if name in used:
                 body.initializer.append(self._constant(name, tensor))

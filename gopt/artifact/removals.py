@@ -14,7 +14,7 @@ from gopt.ir.phase import Phase
 from gopt.ir.rewriter import Removal
 from gopt.ir.types import TensorType
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import Sharding
+from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 
 class RemovalReason(NamedTuple):
@@ -29,6 +29,8 @@ LOOKED_THROUGH = RemovalReason("load", "it changes nothing: its readers read wha
 UNKNOWN = TensorType("undefined", None)
 _ROLES: dict[Phase | None, str] = {None: "unread", **{phase: phase.value for phase in Phase}}
 UNREAD = RemovalReason("prune", "nothing reads it any more")
+CONSTANT = "constant"
+"""Role of initializers that are no states."""
 
 
 class Removals:
@@ -96,6 +98,7 @@ def find_removals(
     found.nodes()
     found.aliases()
     found.states()
+    found.constants()
 
 
 class _Removed:
@@ -144,20 +147,42 @@ class _Removed:
                 kept = lone.get(id(node))
                 where = nowhere if kept is None else self._lacking(kept)
             else:
-                where = self._lacking(*(nodes.get(id(node)) for nodes in self.left))
-            if where:
-                self._remove(node, self.removals.of(node), where)
+                every = [nodes.get(id(node)) for nodes in self.left]
+                kept = next(filter(None, every), None)
+                where = self._lacking(*every)
+            if where or (kept is not None and kept.outputs != node.outputs):
+                self._remove(node, self.removals.of(node), where, kept)
+
+    def constants(self) -> None:
+        """Initializers, other than states, that no operator of a rank reads any more, with the reasons of the first of
+        their readers that was removed."""
+        source = self.program.source
+        stored = source.graph.initializers.keys() - source.state_of().keys() - source.graph.inputs.keys()
+        unread = [stored - variant.graph.used() for variant, _ in self.classes]
+        lost = set[str]().union(*unread)
+        if not lost:
+            return
+        reasons: dict[str, RemovalReason] = {}
+        for node in source.graph.nodes:
+            if not lost.isdisjoint(node.reads):
+                reason = self.removals.of(node)
+                reasons |= {name: reason for name in node.reads if name in lost and name not in reasons}
+        for name in filter(lost.__contains__, source.graph.initializers):
+            where = self.missing_on(*(None if name in gone else FULLY_REPLICATED for gone in unread))
+            self._value(name, reasons.get(name, UNREAD), where, CONSTANT, ())
 
     def _lacking(self, *kept: Node | None) -> str:
         if all(each is not None and not each.sharding.by_axis for each in kept):
             return ""
         return self.missing_on(*(None if each is None else each.sharding for each in kept))
 
-    def _remove(self, node: Node, reason: RemovalReason, where: str) -> None:
-        inputs, outputs, replaced = self.program.graph.inputs, self.program.source.graph.outputs, self.removals.replaced
+    def _remove(self, node: Node, reason: RemovalReason, where: str, kept: Node | None) -> None:
+        """Add a node that is missing on ``where``, and its results. ``kept``: what it is on the other ranks, where its
+        results may have other names."""
+        inputs, replaced = self.program.graph.inputs, self.removals.replaced
         role = role_of(node)
         now: tuple[str, ...] = ()
-        for name in node.outputs:
+        for name, new in zip(node.outputs, node.outputs if kept is None else kept.outputs):
             if not name:
                 continue
             by, again = replaced.get(name, ()), name in self.made  # again: another node makes it
@@ -166,9 +191,11 @@ class _Removed:
             elif again and not by:
                 by = (name,)
             now = now or by
-            if not again and name not in outputs and name not in inputs:
-                self._value(name, reason, where, self.roles.get(name, role), by)
-        self.ops.add(self._head(reason, where, role), reason.of, node.label, node.op_type, now)
+            lacking = where if new == name else self.on_every
+            if lacking and not again and name not in inputs:
+                self._value(name, reason, lacking, self.roles.get(name, role), by if new == name else by or (new,))
+        if where:
+            self.ops.add(self._head(reason, where, role), reason.of, node.label, node.op_type, now)
 
     def _value(self, name: str, reason: RemovalReason, where: str, role: str, by: tuple[str, ...]) -> None:
         self.variables.add(self._head(reason, where, role), reason.of, name, self.types.get(name, UNKNOWN), by)

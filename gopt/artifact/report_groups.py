@@ -35,6 +35,8 @@ class OpFact(NamedTuple):
     name: str
     op_type: str
     replaced_by: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    """Phases whose files have an added operator; () where a rank's step is one file."""
 
 
 class RemovedVarFact(NamedTuple):
@@ -113,6 +115,7 @@ class OpGroup:
     count: int
     op_types: tuple[str, ...]
     replaced_by: tuple[tuple[str, ...], ...] = field(default=(), metadata=OPTIONAL)
+    phases: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     rows: tuple[Row, ...] = field(metadata=LINES)
 
     def fault(self) -> str | None:
@@ -189,7 +192,7 @@ def expand_ops(groups: Iterable[OpGroup]) -> Iterator[OpFact]:
         for row in each.rows:
             kinds, by = _per_name(each.op_types, row.names), _per_name(each.replaced_by or ((),), row.names)
             for name, op_type, replaced_by in zip(row.names, kinds, by):
-                yield OpFact(*head, row.of, name, op_type, replaced_by)
+                yield OpFact(*head, row.of, name, op_type, replaced_by, each.phases)
 
 
 def expand_removed_vars(groups: Iterable[RemovedVarGroup]) -> Iterator[RemovedVarFact]:

@@ -84,26 +84,29 @@ class OpTables:
         self._last: tuple[Head | None, str | None] = None, None
         self._row = _Column()
 
-    def add(self, head: Head, of: str | None, name: str, op_type: str, replaced_by: tuple[str, ...]) -> None:
+    def add(
+        self, head: Head, of: str | None, name: str, op_type: str, replaced_by: tuple[str, ...],
+        phases: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         """Add an operator."""
         alone = self._by_type or of is None
         if alone or head is not self._last[0] or of is not self._last[1]:
             self._last = (None if alone else head), of
-            self._row = self._tables.row((*head, op_type if alone else None), of)
+            self._row = self._tables.row((*head, phases, op_type if alone else None), of)
         self._row.names.append(name)
         self._row.kinds.append((op_type, replaced_by))
 
     def groups(self) -> tuple[OpGroup, ...]:
         """The groups of all that was added."""
         made = []
-        for (pass_name, reason, ranks, role, _), kinds, found in self._tables.alike():
+        for (pass_name, reason, ranks, role, phases, _), kinds, found in self._tables.alike():
             held = tuple(Row(of, tuple(names)) for of, names in found)
             made.append(
                 OpGroup(
                     pass_name=pass_name, reason=reason, ranks=ranks, role=role,
                     count=sum(len(row.names) for row in held),
                     op_types=_joined([op_type for op_type, _ in kinds]), replaced_by=_shown([by for _, by in kinds]),
-                    rows=held,
+                    phases=phases, rows=held,
                 )
             )  # fmt: skip
         return tuple(made)
@@ -152,7 +155,7 @@ def group_added_ops(facts: Iterable[OpFact]) -> tuple[OpGroup, ...]:
 
 def _group_ops(facts: Iterable[OpFact], tables: OpTables) -> tuple[OpGroup, ...]:
     for fact in facts:
-        tables.add(fact[:4], fact.of, fact.name, fact.op_type, fact.replaced_by)
+        tables.add(fact[:4], fact.of, fact.name, fact.op_type, fact.replaced_by, fact.phases)
     return tables.groups()
 
 

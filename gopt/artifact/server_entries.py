@@ -46,7 +46,10 @@ class KeyKind(StrEnum):
     PARAMETER = "parameter"
     """Trainers push gradients and pull parameters."""
     SCALAR = "scalar"
-    """Trainers pull a state that the forward reads, such as a loss scale."""
+    """Trainers pull a state of one element that the forward reads, such as a loss scale."""
+    STATE = "state"
+    """Trainers pull a state of several elements that the forward reads, such as the weights of a target network, or one
+    that a single server has."""
     VALUE = "value"
     """Trainers push a number of their forward; servers read the merged one."""
     METRIC = "metric"
@@ -57,7 +60,8 @@ class KeyKind(StrEnum):
 class KeyEntry:
     """A key. Its block is the part of the server's graph from ``gradient`` and ``inputs`` to ``outputs``.
 
-    ``server``: the number of the server, None where every server has it; trainers then pull from server 0.
+    ``server``: the number of the server, None where every server has it; trainers then pull from server 0. A state has
+    a server where it is updated with a parameter that lies there whole.
     ``pieces``: what it is of, one behind the other. ``gradient``: what the server's graph calls the merged
     contributions, '' where nothing is pushed. ``inputs`` and ``outputs``: states of the block before and after the
     update, the value that is pulled first; of a metric, the output alone. ``dtype`` and ``shape`` are those of the

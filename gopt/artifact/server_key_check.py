@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from gopt import limits
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState, Manifest
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InputError
-from gopt.ir.types import known
+from gopt.ir.types import known, overflows
 from gopt.sanitize import show
 
 _PS = "parameter_server"
@@ -63,15 +62,12 @@ class _Keys:
             self._refuse(f"{where}.dtype", f"{show(key.dtype)} is not a numeric type")
         if key.wire != key.dtype and key.wire not in _WIRES:
             self._refuse(f"{where}.wire", f"{show(key.wire)} is neither {key.dtype}, float16 nor bfloat16")
-        size = 16
-        for length in key.shape:
-            size *= max(length, 1)
-            if size >= limits.ELEMENTS:
-                self._refuse(f"{where}.shape", "a tensor of 2**63 bytes or more")
+        if overflows(key.shape):
+            self._refuse(f"{where}.shape", "a tensor of 2**63 bytes or more")
         if key.kind is KeyKind.PARAMETER:
             self._parameter(where, key)
         else:
-            self._scalar(where, key)
+            self._beside(where, key)
 
     def _parameter(self, where: str, key: KeyEntry) -> None:
         if not key.pieces:
@@ -104,25 +100,35 @@ class _Keys:
                 self._refuse(f"{where}.outputs[{number}]", f"{show(output)} does not replace {show(input)}")
         return held
 
-    def _scalar(self, where: str, key: KeyEntry) -> None:
-        """Check a key that is on all servers and has no owner."""
-        if key.server is not None:
+    def _beside(self, where: str, key: KeyEntry) -> None:
+        """Check a key beside those of parameters. But for a state, it is one number, and on all servers."""
+        state = key.kind is KeyKind.STATE
+        if key.server is not None and not state:
             self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")
         if key.pieces:
             self._refuse(f"{where}.pieces", f"a {key.kind} cannot have pieces")
-        if key.elements != 1:
+        if key.elements != 1 and not state:
             self._refuse(f"{where}.shape", f"a {key.kind} is one number, not {key.elements}")
         if (key.kind is KeyKind.VALUE) != bool(key.gradient):
             self._refuse(f"{where}.gradient", f"{show(key.gradient)}: of these keys a value alone is pushed")
-        counts = {KeyKind.SCALAR: (1, 1), KeyKind.VALUE: (0, 0), KeyKind.METRIC: (0, 1)}[key.kind]
+        counts = {KeyKind.VALUE: (0, 0), KeyKind.METRIC: (0, 1)}.get(key.kind, (1, 1))
         if (len(key.inputs), len(key.outputs)) != counts:
             self._refuse(f"{where}.inputs", f"a {key.kind} has {counts[0]} inputs and {counts[1]} outputs")
-        if key.kind is KeyKind.SCALAR:
-            self._held(where, key)
+        if key.inputs:
+            self._whole(where, key)
         elif key.kind is KeyKind.METRIC:
             shown = {each.name for each in self.manifest.common.outputs} - {self.manifest.loss}
             if key.outputs[0] not in shown:
                 self._refuse(f"{where}.outputs[0]", f"{show(key.outputs[0])} is not a metric")
+
+    def _whole(self, where: str, key: KeyEntry) -> None:
+        """Check the key of a state: its servers hold the whole of a state, in the key's type."""
+        pieces = self._held(where, key)[key.inputs[0]].pieces
+        state = self.states.get(pieces[0].tensor) if len(pieces) == 1 else None
+        if state is None or pieces[0].elements != key.elements:
+            self._refuse(f"{where}.inputs[0]", f"{show(key.inputs[0])} is not the whole of a state")
+        if (key.dtype, key.shape) != (state.dtype, state.shape):
+            self._refuse(f"{where}.shape", f"{key.dtype}{list(key.shape)}, but {show(state.tensor)} is {state.type}")
 
     def _bucket(self, index: int, key: KeyEntry, seen: dict[int, tuple[int, KeyEntry]]) -> None:
         """Keys of one bucket travel in one message between the same two."""

@@ -21,11 +21,10 @@ from gopt import limits
 from gopt.documents import HEADER, parse_json
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import TensorType, nbytes
+from gopt.ir.types import TensorType, nbytes, overflows
 from gopt.sanitize import show as show
 from gopt.suggestions import near_file
 
-_LIMIT = 2**63
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
@@ -66,21 +65,23 @@ def regular_size(path: str) -> int:
 
 
 def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> None:
-    """Raises InputError for a negative dimension, or for more elements or bytes than 2**63."""
+    """Raises InputError for a negative dimension, and for as many elements as take 2**63 bytes in any type.
+
+    Manifests are read by the same rule: a folder that gopt wrote is one that it reads.
+    """
     if len(dims) > limits.DIMENSIONS:
         raise InputError(f"{owner} has {len(dims)} dimensions; at most {limits.DIMENSIONS} can be held")
-    total = max(1, nbytes(dtype, 1))
     for size in dims:
         if not isinstance(size, int):
             continue
         if size < 0:
             hint = "an open size is a symbol (dim_param), or none"
             raise InputError(f"{owner} has a negative dimension: {size}", hint)
-        # A zero beside huge sizes is not an excuse: strides overflow all the same.
-        total *= max(size, 1)
-        if total >= _LIMIT:
-            shape = show(list(dims))
-            raise InputError(f"{owner} overflows: dimensions {shape} of {dtype} are 2**63 bytes or more")
+    if overflows(dims):
+        shape = show(list(dims))
+        raise InputError(
+            f"{owner} overflows: dimensions {shape} of {dtype} are 2**63 bytes or more", "correct the shape"
+        )
 
 
 _DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")

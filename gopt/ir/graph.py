@@ -212,6 +212,10 @@ class Graph:
                     users.append(node)
         return result
 
+    def used(self) -> set[str]:
+        """The names that nodes read, also inside their bodies, and the names of the inputs and outputs."""
+        return {name for node in self.nodes for name in node.reads}.union(self.inputs, self.outputs)
+
     def type_of(self, name: str) -> TensorType:
         """The type of a value; ``undefined[?]`` when nothing is known."""
         return self.types.get(name) or TensorType("undefined", None)

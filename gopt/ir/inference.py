@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto
 from gopt import limits
 from gopt.ir.chunked_inference import ModelHeader, types_by_chunk
 from gopt.ir.constant_folding import as_constant, fold_small
-from gopt.ir.external_data import show
+from gopt.ir.external_data import check_dims, show
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_io import declared, decoded
 from gopt.ir.model_file import ModelFile
@@ -19,7 +19,7 @@ from gopt.ir.onnx_checker import check_legal, check_structure
 from gopt.ir.symbol_table import text
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import read_type, value_info
-from gopt.ir.types import TensorType, dtype_name, known
+from gopt.ir.types import TensorType, dtype_name, known, overflows
 
 _LONG = 1 << 16
 
@@ -50,6 +50,15 @@ def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None
     types.update(constants)
     types.update((name, tensor.type) for name, tensor in graph.initializers.items())
     types.update(graph.inputs)
+    _refuse_overflow(graph)
+
+
+def _refuse_overflow(graph: Graph) -> None:
+    """Raise InputError for a value that inference finds to have more elements than a file or a manifest can say."""
+    large = {kind for kind in set(graph.types.values()) if overflows(kind.shape)}
+    for name, kind in graph.types.items() if large else ():
+        if kind in large:
+            check_dims(kind.shape or (), kind.dtype, f"value {show(name)}")
 
 
 def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorType]) -> dict[str, TensorType]:

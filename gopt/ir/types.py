@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from gopt import limits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +52,19 @@ def known(name: str) -> bool:
 def nbytes(dtype: str, elements: int) -> int:
     """Bytes that ``elements`` elements take when stored raw."""
     return math.ceil(_TABLE[dtype][1] * elements) if dtype in _TABLE else 0
+
+
+LARGEST = 16
+"""Bytes of an element of the largest type."""
+
+
+def overflows(shape: Iterable[int | str | bytes | None] | None) -> bool:
+    """Return whether so many elements, in any type, take 2**63 bytes: no file and no manifest can say so many.
+
+    A zero beside huge sizes is not an excuse: strides overflow all the same.
+    """
+    sizes = [max(size, 1) for size in shape or () if isinstance(size, int)]
+    return math.prod(sizes) * LARGEST >= limits.ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)

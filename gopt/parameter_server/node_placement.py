@@ -6,7 +6,7 @@ the states that servers hold and the loss, the gradients and the trainers' own s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from gopt.analysis.graph_walks import GraphIndex
@@ -25,7 +25,8 @@ class NodePlacement:
     ``server_nodes`` and ``trainer_nodes``: nodes of the source in order; some may be in both.
     ``served``: states that servers hold. ``shared``: those that belong to no parameter with a gradient: every server
     has them. ``pulled``: those that trainers read. ``metrics``: outputs that servers compute. ``merged``: values that
-    servers read merged over the trainers -> the trainer's value.
+    servers read merged over the trainers -> the trainer's value. ``late``: outputs that trainers compute from new
+    values of servers.
     """
 
     server_nodes: tuple[Node, ...]
@@ -35,6 +36,7 @@ class NodePlacement:
     pulled: frozenset[str]
     metrics: tuple[str, ...]
     merged: dict[str, str]
+    late: tuple[str, ...] = ()
 
 
 def place_nodes(
@@ -50,19 +52,22 @@ def place_nodes(
     owned = {state.tensor for subgraph in updates.subgraphs.values() for state in subgraph.states}
     cut = {*training.gradients.values(), *training.shared}
     by_input = training.state_of()
-    metrics = [name for name in training.metrics if _in_update(index, name) and name not in cut]
     served = dict.fromkeys([*owned, *(state.tensor for state in training.states if _follows(index, state))])
+    new = {by_input[name].updated: name for name in served}
+    own, renewed = of_one_trainer(training, new)
+    metrics = [name for name in training.metrics if _in_update(index, name) and name not in cut | own]
     server_ids: set[int] = set()
     reached: set[str] = set()
     pending = [*metrics, *(by_input[name].updated for name in served)]
     while pending:
         found = _walk(index, pending, cut, server_ids, reached)
-        new = [name for name in found if name in by_input and name not in served]
-        served.update(dict.fromkeys(new))
-        pending = [by_input[name].updated for name in new]
+        more = [name for name in found if name in by_input and name not in served]
+        served.update(dict.fromkeys(more))
+        pending = [by_input[name].updated for name in more]
     _refuse_batch(index, training, metrics, cut, server_ids, reached)
     local = [state.updated for state in training.states if state.tensor not in served]
-    wanted = [training.loss, *(name for name in training.metrics if name not in metrics), *local]
+    late = [name for name in training.metrics if name in own & renewed]
+    wanted = [training.loss, *(name for name in training.metrics if name not in (*metrics, *late)), *local]
     dense = (name for name in updates.subgraphs if name not in tables.parameters)
     wanted += [
         *(training.gradients[name] for name in dense),
@@ -71,7 +76,11 @@ def place_nodes(
     ]
     trainer_ids: set[int] = set()
     read: set[str] = set()
-    _walk(index, [*wanted, *filter(None, [weight])], {*training.shared, *tables.rows}, trainer_ids, read)
+    stops = {*training.shared, *tables.rows}
+    _walk(index, [*wanted, *filter(None, [weight])], stops, trainer_ids, read)
+    after: set[str] = set()
+    _walk(index, late, stops | new.keys(), trainer_ids, after)
+    read |= after | {new[name] for name in after if name in new}
     return NodePlacement(
         tuple(node for node in graph.nodes if id(node) in server_ids),
         tuple(node for node in graph.nodes if id(node) in trainer_ids),
@@ -80,7 +89,25 @@ def place_nodes(
         frozenset(name for name in read if name in served),
         tuple(metrics),
         {made: own for made, own in training.shared.items() if made in reached},
+        tuple(late),
     )
+
+
+def of_one_trainer(training: TrainingGraph, new: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return the values that one trainer computes for itself, made of its batch and of no merged gradient, and those
+    that are made of ``new`` values of servers."""
+    own = {*training.batch, *(state.tensor for state in training.states if state.kind is StateKind.STATISTIC)}
+    random, renewed = {id(node) for node in training.random}, set(new)
+    joint = {*training.gradients.values(), *training.shared}
+    for node in training.graph.nodes:
+        outputs, reads = [name for name in node.outputs if name and name not in new], node.reads
+        if id(node) in random or not own.isdisjoint(reads):
+            own.update(outputs)
+        if not joint.isdisjoint(reads):
+            joint.update(outputs)
+        if not renewed.isdisjoint(reads):
+            renewed.update(outputs)
+    return own - joint, renewed
 
 
 def _read_of_tables(index: GraphIndex, tables: TableChoice) -> Iterator[str]:
@@ -99,8 +126,16 @@ def _in_update(index: GraphIndex, name: str) -> bool:
 
 
 def _follows(index: GraphIndex, state: State) -> bool:
-    """Return whether a state follows the update, and is not a running statistic."""
-    return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated)
+    """Return whether a state follows the update: it is neither a running statistic nor frozen."""
+    return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated) and not _frozen(index, state)
+
+
+def _frozen(index: GraphIndex, state: State) -> bool:
+    """Return whether the new value of a state is the state itself."""
+    name = state.updated
+    while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
+        name = node.inputs[0]
+    return name == state.tensor
 
 
 def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int], reached: set[str]) -> list[str]:

@@ -57,8 +57,8 @@ class ServerPlan:
         )
 
 
-def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
-    """Place every parameter that has a gradient.
+def make_plan(training: TrainingGraph, options: SplitOptions, uncut: frozenset[str] = frozenset()) -> ServerPlan:
+    """Place every parameter that has a gradient. ``uncut``: parameters that stay in one piece, with all their states.
 
     Raises UnsupportedError for a parameter of open shape, and in asynchronous modes for updates that belong together.
     """
@@ -75,12 +75,13 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     tables = choose_tables(training, updates, options)
     cut = {
         name: pieces(static_shape(name, types[name].shape), options.slicing, options.servers, options.minimum)
-        for name, subgraph in updates.subgraphs.items() if _may_cut(subgraph, apart) and name not in tables.parameters
+        for name, subgraph in updates.subgraphs.items()
+        if _may_cut(subgraph, apart) and name not in tables.parameters and name not in uncut
     }  # fmt: skip
     # What stays in one piece completes a reduction of its own, such as a trust ratio: no call among servers is needed.
     # A tensor without elements would vanish from a run.
     kept = [name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates)]
-    kept += [name for name in updates.subgraphs if not types[name].elements]
+    kept += [name for name in updates.subgraphs if not types[name].elements or name in uncut]
     whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT) - tables.parameters
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)

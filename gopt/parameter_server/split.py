@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.training import TrainingGraph
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.artifact.pieces import Piece
 from gopt.artifact.report import PassResult
 from gopt.artifact.server_entries import (
     KeyEntry,
     KeyKind,
     Mode,
+    PullAt,
     RowInitEntry,
     ServerPlanEntry,
     TableEntry,
@@ -26,7 +27,7 @@ from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.blocks import find_blocks
 from gopt.parameter_server.geo import NOTHING, geo_plan, geo_servers, geo_trainers, place_geo_nodes
 from gopt.parameter_server.message_check import check_trainer_messages
-from gopt.parameter_server.node_placement import NodePlacement, place_nodes
+from gopt.parameter_server.node_placement import NodePlacement, of_one_trainer, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.roles import RolesEntry
@@ -98,9 +99,9 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
             "leave out --accumulate, or take the value out of the update",
         )
     live = _without_dead(training)
-    plan = make_plan(live, options)
-    placement = place_nodes(live, plan.updates, options.loss_reduction.value, plan.tables)
+    plan, placement = _placed(live, options)
     beside = _pulled_beside(live, plan, placement)
+    _check_late(placement, options)
     _check_apart(placement, beside, options)
     _check_own(plan, placement)
     servers = server_program(training, plan, placement, options)
@@ -158,6 +159,17 @@ def _without_dead(training: TrainingGraph) -> TrainingGraph:
     return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
 
 
+def _without_own(training: TrainingGraph) -> TrainingGraph:
+    """Return the step without nodes of the update that serve statistics and outputs of one trainer alone."""
+    graph = training.graph
+    follow = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    own, _ = of_one_trainer(training, follow)
+    ends = [*follow, *training.gradients.values(), *(name for name in training.metrics if name not in own)]
+    needed, _ = ancestors(GraphIndex(graph), ends)
+    nodes = [node for node in graph.nodes if id(node) in needed or node.phase is not Phase.UPDATE]
+    return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
+
+
 def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
     """Refuse nodes outside every update that read values of one server alone, in pieces or as a tensor."""
     own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
@@ -179,25 +191,54 @@ def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
             )
 
 
-def _pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> list[str]:
-    """Return the states beside parameters that trainers read. Refuses those that one server alone has."""
-    everywhere = set(placement.shared)
+def _placed(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan, NodePlacement]:
+    """Return the plan and the placement of nodes. A parameter stays whole where trainers read one of its states."""
+    mine = _without_own(training)
+    plan = make_plan(mine, options)
+    placement = place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
+    read = placement.pulled - plan.owners.keys()
+    whole = frozenset(
+        subgraph.parameter.tensor for unit in plan.units if unit.split for subgraph in unit.subgraphs
+        if not read.isdisjoint(state.tensor for state in subgraph.states)
+    )  # fmt: skip
+    if not whole:
+        return plan, placement
+    plan = make_plan(mine, options, whole)
+    return plan, place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
+
+
+def _pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> dict[str, int | None]:
+    """Return the states beside parameters that trainers read, each with its server, None where every server has it."""
+    where: dict[str, int | None] = dict.fromkeys(placement.shared)
     for unit in plan.units:
-        for subgraph in unit.subgraphs if unit.server is None else ():
-            everywhere.update(state.tensor for state in subgraph.states)
+        where.update((state.tensor, unit.server) for subgraph in unit.subgraphs for state in subgraph.states)
     parameters = {*plan.owners, *plan.tables.parameters}
     found = [state for state in training.states if state.tensor in placement.pulled - parameters]
     for state in found:
-        if state.tensor not in everywhere:
+        if state.tensor not in where:
             raise UnsupportedError(
-                f"trainers read {show(state.tensor)}, which is updated with {show(state.of or '')} on one server: "
-                "servers send parameters, and states that all of them have",
-                "shard the step with gopt shard, which keeps such a state on every rank",
+                f"trainers read {show(state.tensor)}, a state with rows of table {show(state.of or '')}: servers send "
+                "rows of the table alone",
+                f"--table {state.of}=dense sends the whole parameter",
             )
-    return [state.tensor for state in found]
+    return {state.tensor: where[state.tensor] for state in found}
 
 
-def _check_apart(placement: NodePlacement, beside: Sequence[str], options: SplitOptions) -> None:
+def _check_late(placement: NodePlacement, options: SplitOptions) -> None:
+    """Refuse outputs that are computed from the batch and from new values where trainers do not have both together."""
+    if placement.late and options.accumulate > 1:
+        raise UnsupportedError(
+            f"output {show(placement.late[0])} reads the batch beside new values: each micro-step has its own batch",
+            "leave out --accumulate, or take it out of the model's outputs",
+        )
+    if placement.late and options.pulls is PullAt.START:
+        raise UnsupportedError(
+            f"output {show(placement.late[0])} reads the batch beside new values, which trainers pull in the next step",
+            "take --pull end, with which trainers compute it, or take it out of the model's outputs",
+        )
+
+
+def _check_apart(placement: NodePlacement, beside: Collection[str], options: SplitOptions) -> None:
     """Refuse updates that need rounds in a mode without rounds."""
     if options.mode.rounds:
         return
@@ -209,7 +250,8 @@ def _check_apart(placement: NodePlacement, beside: Sequence[str], options: Split
         )
     if beside:
         raise UnsupportedError(
-            f"mode {options.mode}: trainers read {show(beside[0])}, of which each key has its own: there are no rounds",
+            f"mode {options.mode}: trainers read {show(next(iter(beside)))}, which servers update beside parameters: "
+            "there are no rounds, after which all have the same",
             "take --mode sync",
         )
     if placement.metrics:
@@ -219,10 +261,12 @@ def _check_apart(placement: NodePlacement, beside: Sequence[str], options: Split
         )
 
 
-def _scalars(plan: ServerPlan, placement: NodePlacement, states: Sequence[str], servers: ServerProgram) -> Scalars:
+def _scalars(
+    plan: ServerPlan, placement: NodePlacement, states: Mapping[str, int | None], servers: ServerProgram
+) -> Scalars:  # fmt: skip
     number = len(plan.buckets) + len(servers.merged)
     return Scalars(
-        {name: number + place for place, name in enumerate(states)},
+        {name: (number + place, server) for place, (name, server) in enumerate(states.items())},
         dict(servers.merged),
         {name: number + len(states) + place for place, name in enumerate(placement.metrics)},
     )
@@ -236,25 +280,23 @@ def _keys(
         found += [_parameter_key(key, bucket.number, options) for key in servers.keys[bucket.number]]
     types = training.graph.types
     updated = {state.tensor: state.updated for state in training.states}
+    found += [_key_beside(name, KeyKind.VALUE, number, types[name], name) for name, number in scalars.values.items()]
+    for name, (number, server) in scalars.states.items():
+        one = types[name].elements == 1 and server is None
+        kind, states = KeyKind.SCALAR if one else KeyKind.STATE, ((name,), (updated[name],))
+        found.append(_key_beside(name, kind, number, types[name], "", *states, server=server))
     found += [
-        _scalar_key(name, KeyKind.VALUE, number, types[name], name, (), ()) for name, number in scalars.values.items()
-    ]
-    found += [
-        _scalar_key(name, KeyKind.SCALAR, number, types[name], "", (name,), (updated[name],))
-        for name, number in scalars.states.items()
-    ]
-    found += [
-        _scalar_key(name, KeyKind.METRIC, number, types[name], "", (), (name,))
+        _key_beside(name, KeyKind.METRIC, number, types[name], "", (), (name,))
         for name, number in scalars.metrics.items()
     ]
     return found
 
 
-def _scalar_key(
-    name: str, kind: KeyKind, bucket: int, type: TensorType, gradient: str, inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
+def _key_beside(
+    name: str, kind: KeyKind, bucket: int, type: TensorType, gradient: str, inputs: tuple[str, ...] = (),
+    outputs: tuple[str, ...] = (), server: int | None = None,
 ) -> KeyEntry:  # fmt: skip
-    return KeyEntry(name, kind, None, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
+    return KeyEntry(name, kind, server, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
 
 
 def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEntry:

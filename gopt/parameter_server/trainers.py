@@ -35,10 +35,10 @@ from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
 @dataclass(frozen=True, slots=True)
 class Scalars:
-    """Values that travel beside parameters: buckets of states that trainers pull, of values that they push, of
-    metrics."""
+    """Values that travel beside parameters: buckets of states that trainers pull, each with the server that alone has
+    it or None, of values that they push, and of metrics."""
 
-    states: Mapping[str, int]
+    states: Mapping[str, tuple[int, int | None]]
     values: Mapping[str, int]
     metrics: Mapping[str, int]
 
@@ -138,7 +138,7 @@ class TrainerWriter:
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
 
     def _pull(
-        self, buckets: Sequence[Bucket], states: Mapping[str, int], round: str, version: str,
+        self, buckets: Sequence[Bucket], states: Mapping[str, tuple[int, int | None]], round: str, version: str,
         names: Mapping[str, str], before: Node | None,
     ) -> str:  # fmt: skip
         """Pull values; ``names``: wanted value -> its name. Returns the token, which a pull does not change."""
@@ -158,9 +158,9 @@ class TrainerWriter:
         for name, found in parts.items():
             if name in names:
                 self._join(names[name], self.types[name], sorted(found, key=lambda item: item[0].index), before)
-        for name, number in states.items():
+        for name, (number, server) in states.items():
             # In its own type: a loss scale of 65536 is infinite in half precision.
-            self._pull_node(0, number, [name], round, version, {names[name]: self.types[name]}, before)
+            self._pull_node(server or 0, number, [name], round, version, {names[name]: self.types[name]}, before)
         return round
 
     def _pull_node(

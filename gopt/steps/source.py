@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gopt.analysis.counters import start_counters
 from gopt.analysis.look_through import declare_axes
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
@@ -105,6 +106,7 @@ def load(
         _note_startup(file.startup, training)
     if state is not None:
         _supply(training, Path(state))
+    start_counters(training)
     return Source(training, data.name, file.digest().hex(), file.nbytes, roles, file.startup)
 
 

@@ -107,6 +107,14 @@ def two_views(b, n):
     return mean(b, squared(b, b.op("Sub", first, second)))
 
 
+def typed_like(b, n):
+    """A constant in the type of the samples, grown to their shape: only the type and the shape are theirs."""
+    h = rows(b, n)
+    one = b.op("CastLike", b.const(2, "int64"), h)
+    grown = b.op("Expand", one, b.op("Shape", h))
+    return mean(b, b.op("Mul", squared(b, h), b.op("CastLike", grown, squared(b, "w"))))
+
+
 def per_sample_count(b, n):
     """A mean over tokens inside each sample, then over the samples: nothing is weighted."""
     each, mask = masked(b, n)
@@ -219,7 +227,7 @@ def numbered(b, n):
 CASES = [
     *(Case(f.__name__, f) for f in (
         plain, divided, by_samples, spread, merged, attention, labelled, embedded, convolved, layer_norm, decayed,
-        square_dimensions, two_views, per_sample_count,
+        square_dimensions, two_views, per_sample_count, typed_like,
     )),
     *(Case(f.__name__, f, "weighted", ("weighted_loss",)) for f in (
         token_weighted, token_weighted_guarded, token_weighted_means, token_weighted_decayed,

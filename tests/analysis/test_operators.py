@@ -3,7 +3,7 @@
 import pytest
 from small_graphs import parsed
 
-from gopt.analysis.operators import control_flow, draws, elementwise, heavy, random, reads_shape_only
+from gopt.analysis.operators import control_flow, draws, elementwise, heavy, random, reads_value, value_reads
 from gopt.ir.graph import Node
 
 BRANCH = """g (bool c, float[2] x) => (float[2] y) {
@@ -16,7 +16,14 @@ def test_operators_of_other_domains_are_unknown():
     assert elementwise(Node("Add", ["a", "b"], ["c"]))
     assert not elementwise(Node("Add", ["a", "b"], ["c"], domain="own"))
     assert heavy(Node("MultiHeadAttention", [], [], domain="com.microsoft"))
-    assert reads_shape_only(Node("Shape", ["a"], ["b"]))
+
+
+def test_operands_read_for_shape_or_type_alone_give_no_value():
+    assert not value_reads(Node("Shape", ["a"], ["b"]))
+    assert list(value_reads(Node("CastLike", ["a", "b"], ["c"]))) == ["a"]
+    assert not reads_value(Node("CastLike", ["a", "b"], ["c"]), "b")
+    assert reads_value(Node("CastLike", ["a", "b"], ["c"], domain="own"), "b")
+    assert reads_value(Node("CastLike", ["a", "a"], ["c"]), "a")
 
 
 @pytest.mark.parametrize(("seed", "drawn"), [("", True), ("<seed = 1.0>", False)])

@@ -110,9 +110,9 @@ def test_one_hint_names_all_masks(tmp_path):
     path = b.save(tmp_path / "step.onnx")
     with pytest.raises(UnsupportedError, match=r"output 'w0\.shown' \(and 1 other output\)") as refused:
         gopt.load(path)
-    (hint,) = refused.value.hints
-    assert "--batch w0.mask,w1.mask if they are fed" in hint
-    assert "--states w0.mask=w0.shown,w1.mask=w1.shown" in hint
+    pairs, _, other = refused.value.hints
+    assert "--states w0.mask=w0.shown,w1.mask=w1.shown" in pairs
+    assert "--batch w0.mask,w1.mask if they are fed" in other
     assert gopt.load(path, roles=RoleMap(batch=("w0.mask", "w1.mask"))).training.metrics == ["w0.shown", "w1.shown"]
 
 

@@ -84,14 +84,21 @@ def test_a_log_on_a_full_disk(option, made, capsys):
     assert "cannot write /dev/full: " in capsys.readouterr().err
 
 
-def test_nobody_reads():
-    """As under ``| head``: tables end without an error as texts do."""
-    for arguments in (["inspect", MODEL], ["inspect", MODEL, "--text"]):
-        read, write = os.pipe()
-        os.close(read)
-        ended = gopt(*arguments, stdout=write)
-        os.close(write)
-        assert (ended.returncode, ended.stderr) == (0, b"")
+OTHER = str(FIXTURES / "mlp_adamw.onnx")
+UNREAD = [
+    (["inspect", MODEL], 0), (["inspect", MODEL, "--text"], 0), (["diff", MODEL, OTHER], 1),
+    (["diff", MODEL, OTHER, "--json"], 1), (["-h"], 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code"), UNREAD)
+def test_nobody_reads(arguments, code):
+    """As under ``| head``: the command has its own exit code, and no error."""
+    read, write = os.pipe()
+    os.close(read)
+    ended = gopt(*arguments, stdout=write)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (code, b"")
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from gopt.ir.types import TensorType, dtype_code, dtype_name, known, nbytes, numpy_dtype
+from gopt.ir.types import TensorType, dtype_code, dtype_name, known, nbytes, numpy_dtype, overflows
 
 
 def test_names_and_codes_of_onnx_are_inverse():
@@ -57,3 +57,8 @@ def test_a_type_from_another_process_is_found_in_tables():
     read = pickle.loads(done.stdout)
     assert read == TensorType("float32", (2, "n", None)) and read in {TensorType("float32", (2, "n", None))}
     assert copy.deepcopy(read) == copy.copy(read) == read and (read.static, read.nbytes) == (False, 0)
+
+
+def test_sizes_that_no_manifest_can_say():
+    assert overflows((2**32, 2**32)) and overflows((2**59,)) and overflows((2**60, 0)) and overflows((2**62, "N"))
+    assert not overflows((2**58,)) and not overflows((None, "N")) and not overflows(None) and not overflows(())

@@ -17,10 +17,8 @@ from whole_gen.writer import Writer
 STEPS = load_all()
 TELLS = {
     "gauss_seidel": "--params w0=VALUE", "adam_over_row": "--params w0=VALUE",
-    "on_the_simplex": "--states w0=w0.new", "history": "--states w0.past=w0.past.new",
-    "ring": "--states w0.past=w0.past.new", "triangle": "--states w1=w1.new",
+    "on_the_simplex": "--states w0=w0.new", "triangle": "--states w1=w1.new",
     "exchanged_states": "--states w0.a=w0.b.new", "whole_numbers": "w0.fixed",
-    "last_norm": "--states last=last.new", "last_norm_of_rate": "--states last=last.new",
     **dict.fromkeys(["two_positions", "double_buffer", "nesterov_pair", "kept_gradients"], "neither is a proof"),
     "barzilai": "--states w0=w0.new", "summed_loss_with_shared_penalty": "count it once for every rank",
     "difference_of_gradients": "--states w0.last=w0.last.new", "newton_loop": "Loop",

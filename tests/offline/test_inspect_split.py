@@ -35,7 +35,7 @@ def test_every_byte_of_a_parameter_travels_once_each_way(tmp_path: Path) -> None
     held = sum(each.parameters for each in found.per_server)
     assert found.pushed == found.pulled == held == 11048
     assert sum(each.optimizer_states for each in found.per_server) == 2 * held
-    assert found.keys == {"parameter": 3, "scalar": 0, "value": 0, "metric": 0}
+    assert found.keys == {"parameter": 3, "scalar": 0, "state": 0, "value": 0, "metric": 0}
 
 
 def test_half_precision_on_the_wire_is_half_the_bytes(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_every_state_of_a_server_is_in_a_block(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("optim/clip_global_adamw", "servers wait for one another"),
-        ("mlp_adamw_fp16_scaler", "each key has its own"),
+        ("mlp_adamw_fp16_scaler", "no rounds, after which all have the same"),
     ],
 )
 def test_what_is_not_updated_by_itself_is_refused_when_split(name: str, message: str, tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Fresh steps, one after the other; prints what was not right."""
+"""Fresh steps, one after the other; prints what was not right.
+
+``split``: on meshes that split the computation; ``kinds``: steps of the table ``KINDS``; ``servers``: split between
+trainers and servers.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import time
 import traceback
 
 from whole_gen.judge import MESHES, SPLIT, Verdict, drawn, judged
+from whole_gen.kinds import of_seed
+from whole_gen.splits import drawn_split, judged_split
 from whole_gen.steps import written
 
 
@@ -20,15 +26,19 @@ def main() -> None:
         verify = seed % 5 == 0
 
         def make(samples: int, scale: int, seed: int = seed):
-            return written(seed, samples, scale)
+            return of_seed(seed, samples, scale) if "kinds" in sys.argv else written(seed, samples, scale)
 
         try:
-            how = drawn(seed, meshes, make(4, 1))
-            found = judged(make, how, seed, verify=verify)
+            if "servers" in sys.argv:
+                how: object = drawn_split(seed)
+                found = judged_split(make, drawn_split(seed), seed, told=seed % 2 == 0, verify=verify)
+            else:
+                how = setting = drawn(seed, meshes, make(4, 1))
+                found = judged(make, setting, seed, verify=verify)
         except Exception:
             found = Verdict("test", traceback.format_exc()[-1500:])
         table[found.kind] += 1
-        if found.kind != "right":
+        if found.kind not in ("right", "noted"):
             said = make(4, 1).said if found.kind != "test" else []
             print(f"--- {seed} {found.kind} {how}\n    {' '.join(said)}\n    {found.text}", flush=True)
     print(dict(table), f"{time.time() - begun:.0f} s")

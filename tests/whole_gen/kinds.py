@@ -1,8 +1,10 @@
-"""The table of kinds: functions that write a step of one structure and draw its variants with ``w.pick``."""
+"""The table of structures that a step may hold; each draws its variants. ``python -m whole_gen 1 1000 kinds``."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 from whole_gen.writer import Writer
 
@@ -11,13 +13,21 @@ KINDS: dict[str, Kind] = {}
 
 
 def kind(step: Kind) -> Kind:
+    assert step.__name__ not in KINDS, step.__name__
     KINDS[step.__name__.strip("_")] = step
     return step
 
 
 def load_all() -> dict[str, Kind]:
-    """The table with all kinds in it."""
-    from whole_gen import kinds_reduction
-
-    assert all((kinds_reduction,))
+    """The table with all structures in it: those of every module ``kinds_*``."""
+    for path in sorted(Path(__file__).parent.glob("kinds_*.py")):
+        importlib.import_module(f"whole_gen.{path.stem}")
     return KINDS
+
+
+def of_seed(seed: int, samples: int, scale: int) -> Writer:
+    """A step of one structure, drawn."""
+    w = Writer(seed, samples, scale)
+    table = load_all()
+    table[w.pick(*sorted(table))](w)
+    return w

@@ -18,6 +18,7 @@ from split_gen.simulator import Simulation
 
 import gopt
 from gopt.analysis.role_map import RoleMap
+from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import GoptError, InvariantError, OptionError
 from whole_gen.judge import Verdict, different, feeds_of, truth
 from whole_gen.writer import Writer
@@ -38,9 +39,9 @@ def drawn_split(seed: int) -> Setting:
 
 def judged_split(
     make: Callable[[int, int], Writer], how: Setting, seed: int = 0, samples: int = 4, told: bool = False,
-    tolerance: float = 1e-7,
+    tolerance: float = 1e-7, verify: bool = False,
 ) -> Verdict:  # fmt: skip
-    """As ``judged``."""
+    """As ``judged``. gopt must read what it wrote."""
     w, parts = make(samples, 1), how.trainers * how.accumulate
     whole = make(samples * parts, parts)
     folder = Path(tempfile.mkdtemp(prefix="attack-", dir="/tmp"))
@@ -50,7 +51,7 @@ def judged_split(
         reduction = w.options.get("loss_reduction", "mean")
         feeds = feeds_of(w, how.trainers, how.accumulate, seed, samples)
         try:
-            roles = RoleMap(states=dict(w.states) if told else {})
+            roles = RoleMap("loss" if "loss" in w.outputs else "", dict(w.states) if told else {})
             source, how = gopt.load(str(path), roles=roles), replace(how, reduce=reduction)
             try:
                 made = gopt.split(source, how.options())
@@ -63,6 +64,10 @@ def judged_split(
             return Verdict("refused", f"{type(error).__name__}: {error} | {'; '.join(getattr(error, 'hints', ()))}")
         except Exception:
             return Verdict("crash", traceback.format_exc())
+        try:
+            read_manifest(folder / "split")
+        except GoptError as error:
+            return Verdict("unreadable", str(error))
         start = {name: w.stored[name] for name in w.states}
         joined = [{name: np.concatenate([part[name] for turn in step for part in turn]) for name in w.batch} | w.hyper
                   for step in feeds]  # fmt: skip
@@ -71,9 +76,15 @@ def judged_split(
         for at, step in enumerate(feeds):
             simulation.round([[turn[t] for turn in step] for t in range(how.trainers)], w.hyper)
             found = simulation.states()
+            for name in w.apart if parts > 1 else ():  # the chief's own counts
+                expected[at][name] = found[name]
             wrong = different(found, expected[at], expected[at - 1] if at else start, tolerance)
             if wrong:
                 return Verdict("WRONG", f"step {at}: {wrong}")
+        if verify:
+            result = gopt.verify(folder / "split", steps=2)
+            if result.outcome != "equal":
+                return Verdict({"different": "alarm"}.get(result.outcome, "unconfirmed"), str(result.to_json())[:2000])
         return Verdict("right")
     except Exception as error:
         return Verdict("WRONG", f"{error!r} {traceback.format_exc()[-900:]}")

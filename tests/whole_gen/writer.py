@@ -116,6 +116,10 @@ class Writer:
     """What the step needs of gopt, such as a loss reduction."""
     said: list[str] = field(default_factory=list)
     """The choices made, in order."""
+    refusal: str = ""
+    """A pattern of the refusal that is right for this step, too."""
+    apart: list[str] = field(default_factory=list)
+    """States of which each trainer of a split has its own."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import elementwise
+from gopt.analysis.operators import elementwise, value_reads
 from gopt.ir.constant_folding import constant_array, filled
 from gopt.ir.graph import Node
 from gopt.ir.opset import opset_of
@@ -121,7 +121,7 @@ class CouplingContext:
         if node.is_a("ConstantOfShape"):
             return True
         if node.is_a("Expand") or elementwise(node):
-            operands = node.inputs[:1] if node.is_a("Expand") else [each for each in node.inputs if each]
+            operands = node.inputs[:1] if node.is_a("Expand") else [each for each in value_reads(node) if each]
             return all(self.alike(each, axis - len(shape) + self.rank(each), mark) for each in operands)
         if node.is_a("Gather") and not self._of_data(node, axis):
             start = axis_of(node, self.rank(node.inputs[0]), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
+from gopt.analysis.operators import value_reads
 from gopt.ir.graph import Node
 
 NUMBER_OF_SAMPLES = "check that the step intends this: gopt does not rewrite it"
@@ -11,7 +12,7 @@ NUMBER_OF_SAMPLES = "check that the step intends this: gopt does not rewrite it"
 
 def pointwise(context: CouplingContext, node: Node) -> Marks:
     """Mark of the one result of an operator that works element by element after broadcasting."""
-    mark = aligned(context, node, [name for name in node.inputs if name], context.rank(node.outputs[0]))
+    mark = aligned(context, node, [name for name in value_reads(node) if name], context.rank(node.outputs[0]))
     return [changed(mark, factor=_factor(context, node, mark)) for _ in node.outputs]
 
 

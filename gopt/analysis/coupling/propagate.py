@@ -11,7 +11,7 @@ from gopt.analysis.coupling.marks import DRAWN, REDUCED, UNKNOWN, CouplingKind, 
 from gopt.analysis.coupling.reduced import reduced
 from gopt.analysis.coupling.transfer_functions import RULES
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import control_flow, random, reads_shape_only
+from gopt.analysis.operators import control_flow, random, value_reads
 from gopt.ir.graph import COMM, Graph, Node
 
 UNDECIDED = "gopt cannot tell whether it is the step of one large batch"
@@ -41,12 +41,10 @@ def start(graph: Graph, batch: Sequence[str]) -> CouplingContext:
 def propagate(context: CouplingContext, nodes: Iterable[Node]) -> None:
     """Set the marks of the results of ``nodes``, which must be in topological order."""
     for node in nodes:
-        marks = [context.marks[name] for name in node.reads if name in context.marks]
+        marks = [context.marks[name] for name in value_reads(node) if name in context.marks]
         if not marks:
             if random(node):
                 _set(context, node, [DRAWN for _ in node.outputs])
-            continue
-        if reads_shape_only(node):
             continue
         if any(mark.kind is Relation.UNKNOWN for mark in marks):
             _set(context, node, [UNKNOWN for _ in node.outputs])
@@ -71,7 +69,7 @@ def _visit(context: CouplingContext, node: Node, marks: list[Mark]) -> Marks:
     if all(mark.kind in REDUCED for mark in marks):
         made = reduced(context, node)
         return [made for _ in node.outputs]
-    for name in dict.fromkeys(node.inputs):
+    for name in dict.fromkeys(value_reads(node)):
         mark = context.marks.get(name)
         if mark is not None and mark.kind in REDUCED:
             _feed(context, node, name, mark)

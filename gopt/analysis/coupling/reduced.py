@@ -5,7 +5,7 @@ from __future__ import annotations
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, changed
-from gopt.analysis.operators import LAYOUT
+from gopt.analysis.operators import LAYOUT, value_reads
 from gopt.ir.graph import Node
 
 COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "IsNaN", "IsInf")
@@ -14,7 +14,7 @@ SAME = (*LAYOUT, "Cast", "CastLike", "Neg", "ReduceSum", "ReduceMean", "Split", 
 
 def reduced(context: CouplingContext, node: Node) -> Mark:
     """The mark of a node's result, from reduced values and values that do not depend on the batch."""
-    names = [name for name in node.inputs if name]
+    names = [name for name in value_reads(node) if name]
     marks = [context.marks[name] for name in names if name in context.marks]
     first = marks[0]
     mixed = any(mark.mixed for mark in marks)

@@ -21,7 +21,7 @@ from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
-from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.operators import reads_value
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
@@ -261,7 +261,7 @@ def _driven(context: CouplingContext, training: TrainingGraph) -> None:
         seen.add(id(node))
         for name in node.reads:
             if name in own:
-                if name in marks and not reads_shape_only(node):
+                if name in marks and reads_value(node, name):
                     context.couple(
                         CouplingKind.LOSS_DRIVEN, node,
                         f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}",

@@ -8,7 +8,6 @@ import numpy as np
 
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
-from gopt.analysis.operators import reads_shape_only
 from gopt.ir.graph import Node
 
 DEPTH = 64
@@ -82,7 +81,7 @@ class UniformFactors:
         if node.is_a("Size"):
             return self._counted(node.inputs[0], None)
         given = producers.get(node.inputs[0]) if node.inputs else None
-        if given is None or not given.is_a("Shape") or not reads_shape_only(given):
+        if given is None or not given.is_a("Shape"):
             return None
         mark = marks.get(given.inputs[0])
         if mark is None or mark.kind is not Relation.SAMPLES or given.attributes.get("start", 0):

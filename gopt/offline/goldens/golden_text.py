@@ -157,6 +157,7 @@ def _placed(manifest: Manifest) -> dict[str, list[tuple[str, int]]]:
         for state in rank.state:
             for piece in state.pieces:
                 box = "" if piece.box is None else f" of box {piece.box}"
+                box += "" if piece.every is None else f" of rows {piece.every[0]}, {sum(piece.every)}, …"
                 copy = " as a copy" if state.copy else ""
                 found.setdefault(piece.tensor, []).append((f"[{piece.start}, {piece.stop}){box}{copy}", rank.rank))
     return found

@@ -41,3 +41,11 @@ def test_a_long_fact_is_wrapped_between_its_parts() -> None:
     assert len(lines) == 3 and max(map(len, lines)) <= WIDTH and all(line[:5] == "    [" for line in lines[1:])
     assert " ".join(line.strip() for line in lines[1:]) == parts
     assert wrapped("x" * 200) == ["  " + "x" * 200]
+
+
+def test_pieces_of_a_table_by_modulo_say_which_rows() -> None:
+    split = gopt.split(source("emb_adamw"), gopt.SplitOptions(trainers=2, servers=2, tables={"emb.weight": "modulo"}))
+    asked = CaseRequest("split", ())
+    lines = golden_text(asked, split.source.training, split.manifest(), split.report(), {}, ["states"]).splitlines()
+    table = " ".join(line.strip() for line in lines if "rows" in line)
+    assert "[0, 320) of rows 0, 2, … on server 0" in table and "[0, 320) of rows 1, 3, … on server 1" in table

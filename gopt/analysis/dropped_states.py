@@ -1,0 +1,193 @@
+"""Outputs without a pair that may be new values of inputs without one: no state may pass as a metric.
+
+A state need not be made of its old value element by element: moments in eight bits are unpacked, scaled and packed
+again, a queue is shifted, the last gradient norm is made anew. Where the data flow leaves one such pair of an input and
+an output, or none, their names settle it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.gradient_fixpoint import GradientMap
+from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.name_hints import propose, says_new
+from gopt.analysis.open_pairs import OpenPairsError
+from gopt.analysis.role_hints import MOST, batch_option, others
+from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.types import FLOATS, TensorType
+
+_WALKED = 64
+"""Inputs whose readers are followed, to tell those apart that have one type."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """An output that may be the new value of one of ``names``; ``fed``: of an input that is not known as a constant."""
+
+    output: str
+    names: tuple[str, ...]
+    stored: bool = False
+    """Whether it is not made of any of them, which the file stores: they may be constants."""
+
+
+def refuse_dropped(step: StepSkeleton, training: TrainingGraph, found: GradientMap) -> None:
+    """Raise OpenPairsError for metrics that may be states whose old value their update does not read by elements."""
+    for output in training.metrics:
+        if step.index.graph.types.get(output) is None or step.index.one_element(output):
+            _refuse_doubted(step, output)
+    dropped = list(_dropped(step, training, found))
+    if not dropped:
+        return
+    narrow = _narrowed(step, dropped)
+    named = _by_name(step, {each.output: narrow[each.output] for each in dropped if not _local(step, each, found)})
+    open_ = [each for each in dropped if each.output not in named.values()]
+    surely = [each for each in open_ if not each.stored]
+    if named:
+        raise _error(step, narrow, dropped, named)
+    raise _error(step, narrow, surely or open_, {})
+
+
+def _error(
+    step: StepSkeleton, narrow: Mapping[str, Sequence[str]], dropped: Sequence[_Dropped], named: Mapping[str, str]
+) -> OpenPairsError:
+    first = dropped[0]
+    pairs = named or propose(step.index.graph, {each.output: narrow[each.output] for each in dropped})
+    more = others(len(dropped) - 1, "output")
+    if first.stored:
+        names = first.names
+        message = (
+            f"output {first.output!r}{more} may be the new value of {', '.join(map(repr, names[:MOST]))}"
+            f"{others(max(0, len(names) - MOST), 'input')}, which the file stores: the data flow does not say"
+        )
+        fixed = (
+            f"if {names[0]} is a constant, make it an initializer that is no input; if it is fed, leave its value out"
+        )
+        return OpenPairsError(message, pairs, fixed, by_name=bool(named))
+    given = next(iter(pairs)) if pairs else first.names[0]
+    return OpenPairsError(
+        f"output {first.output!r}{more} may be the new value of input {given!r}: the data flow does not say",
+        pairs,
+        f"if not, say {batch_option([*pairs] or [given])}",
+        by_name=bool(named),
+    )
+
+
+def _local(step: StepSkeleton, each: _Dropped, found: GradientMap) -> bool:
+    """Return whether an output follows a rank's own batch: how ranks agree on such a state, its name does not say."""
+    return each.output in step.tainted and each.output not in found.check.reduced
+
+
+def _dropped(step: StepSkeleton, training: TrainingGraph, found: GradientMap) -> Iterator[_Dropped]:
+    types, batch, reduced = step.index.graph.types, set(training.batch), found.check.reduced
+    free: dict[tuple[TensorType, bool], list[str]] = {}
+    for name in step.index.graph.inputs:
+        if name not in step.updated and name not in step.roles.batch and not step.index.one_element(name):
+            free.setdefault((types[name], name in batch), []).append(name)
+    gradients = frozenset(found.gradients.values())
+    scalars = _StoredScalars(step)
+    for output in training.metrics:
+        type = types.get(output)
+        if type is None or step.index.one_element(output):
+            if output not in found.check.rank_local and (output in reduced or output not in step.tainted):
+                yield from scalars.dropped(output)
+            continue
+        producer = step.index.producers.get(output)
+        inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
+        updates = output in reduced or output not in step.tainted or not inside
+        names = free.get((type, False), []) if updates or output in gradients else []
+        names = names + free.get((type, True), []) if updates else names
+        if names:
+            yield _Dropped(output, tuple(names))
+
+
+class _StoredScalars:
+    """Inputs of one element with a stored value that no output was paired with: a counter that goes through a loop, a
+    value that each step makes anew."""
+
+    def __init__(self, step: StepSkeleton) -> None:
+        self.index, graph = step.index, step.index.graph
+        taken = {*step.updated, *step.roles.batch}
+        self.names: dict[TensorType, list[str]] = {}
+        for name in graph.inputs:
+            if name in graph.initializers and name not in taken and step.index.one_element(name):
+                self.names.setdefault(graph.types[name], []).append(name)
+        self.behind: dict[TensorType, set[str]] = {}
+
+    def dropped(self, output: str) -> Iterator[_Dropped]:
+        """The output, where it has the type of one of them.
+
+        Its new value need not read the old one at its size: the rate of an averaged SGD follows the step counter, the
+        scale of moments in eight bits the moments, and a bound for norms may be the last norm. A norm that is shown
+        beside a stored rate looks the same.
+        """
+        type = self.index.graph.type_of(output)
+        names, scalars = self.names.get(type, []), type.dtype in FLOATS
+        if not names:
+            return
+        if type not in self.behind:
+            self.behind[type] = _made_of(self.index, names, scalars=scalars)
+        if output in self.behind[type]:
+            made = [name for name in names if output in _made_of(self.index, [name], scalars=scalars)]
+            yield _Dropped(output, tuple(made))
+            return
+        read = tuple(name for name in names if name in self.index.users)
+        if read:
+            yield _Dropped(output, read, stored=True)
+
+
+def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
+    """Return all that depends on values; ``scalars``: through values of one element alone."""
+    if not scalars:
+        return descendants(index, names)
+    found, stack = set(names), list(names)
+    while stack:
+        for node in index.users.get(stack.pop(), ()):
+            new = [each for each in node.outputs if index.one_element(each) and each not in found]
+            found.update(new)
+            stack.extend(new)
+    return found
+
+
+def _refuse_doubted(step: StepSkeleton, output: str) -> None:
+    """An output of one element whose comparisons choose values of the batch may be a state that they read."""
+    free = {name for name in step.index.graph.inputs if name not in step.updated and name not in step.batch}
+    for name, depth in walk_to_states(step.index, output, free, step.tainted):
+        if depth >= DOUBT_COST:
+            refuse_open(step.index, {output: [name]})
+
+
+def _narrowed(step: StepSkeleton, dropped: Iterable[_Dropped]) -> dict[str, list[str]]:
+    """For each output the inputs that it may replace: stored ones first, and of several those that it is made of."""
+    held, batch = step.index.graph.initializers, set(step.batch)
+    found = {each.output: [name for name in each.names if name in held] or list(each.names) for each in dropped}
+    told = dict.fromkeys(name for names in found.values() if len(names) > 1 for name in names if name not in batch)
+    behind = {name: descendants(step.index, [name]) for name in list(told)[:_WALKED]}
+    for output, names in found.items():
+        made = [name for name in names if output in behind.get(name, ())]
+        if made and len(names) > 1:
+            found[output] = made
+    return found
+
+
+def _by_name(step: StepSkeleton, narrow: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Input -> output where each is all that the data flow leaves the other, and the names say that they are a pair.
+
+    An input without a stored value, as other states have one, may be fed.
+    """
+    graph = step.index.graph
+    outputs: dict[str, list[str]] = {}
+    for output, names in narrow.items():
+        for name in names:
+            outputs.setdefault(name, []).append(output)
+    held = any(name in graph.initializers for name in step.updated)
+    return {
+        names[0]: output
+        for output, names in narrow.items()
+        if len(names) == 1 == len(outputs[names[0]])
+        and says_new(names[0], output)
+        and (names[0] in graph.initializers or (not held and names[0] not in step.batch))
+    }

@@ -1,0 +1,74 @@
+"""States whose shapes are not known: their elements cannot be shared out, and they look like a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.operators import ELEMENTWISE
+from gopt.analysis.role_hints import batch_option, others
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Graph
+
+
+def refuse_dynamic(index: GraphIndex, pairs: Mapping[str, str]) -> None:
+    """Raise when a state's shape is not known; ``pairs``: output -> input."""
+    for name in pairs.values():
+        if not index.graph.types[name].static:
+            raise UnsupportedError(
+                f"state {name!r} has the dynamic shape {index.graph.types[name]}: its elements cannot be shared out",
+                _known(index.graph, name),
+                f"if it is fed, say {batch_option([name])}",
+            )
+
+
+def refuse_open_shapes(step: StepSkeleton) -> None:
+    """Raise UnsupportedError for an input of an open shape, taken for a batch, that an output behind the forward is
+    made of element by element.
+
+    Shape inference may find another size for the new value, or a known one, so that the two types differ.
+    """
+    index, graph = step.index, step.index.graph
+    known = {*step.updated, *step.roles.batch}
+    open_ = {name for name, type in graph.inputs.items() if not type.static and name not in known}
+    found: dict[str, str] = {}
+    for output in graph.outputs if open_ else ():
+        node = index.producers.get(output)
+        if output not in step.replaces and node is not None and id(node) not in step.forward:
+            name = _made_of(index, output, open_, step.forward)
+            if name:
+                found.setdefault(name, output)
+    if found:
+        name, output = next(iter(found.items()))
+        raise UnsupportedError(
+            f"input {name!r}{others(len(found) - 1, 'input')} has the dynamic shape {graph.types[name]}, and output "
+            f"{output!r} is made of it element by element: a state has a known shape, and a batch no new value",
+            _known(graph, name),
+            f"if it is fed, say {batch_option(found)}",
+        )
+
+
+def _known(graph: Graph, name: str) -> str:
+    stored = graph.initializers.get(name)
+    value = f": its stored value is {stored.type}" if stored is not None else ""
+    return f"if it is a state, export the step with static shapes for parameters and states{value}"
+
+
+def _made_of(index: GraphIndex, output: str, inputs: set[str], forward: set[int]) -> str:
+    """The first of ``inputs`` that an output reads element by element, behind the forward; '' where there is none."""
+    types = index.graph.types
+    want = types.get(output)
+    if want is None or want.shape is None or not want.shape:
+        return ""
+    stack, seen = [output], set()
+    while stack:
+        name = stack.pop()
+        if name in inputs and types[name].dtype == want.dtype:
+            return name
+        node = index.producers.get(name)
+        if name in seen or node is None or id(node) in forward or not node.is_in(ELEMENTWISE):
+            continue
+        seen.add(name)
+        stack += [each for each in node.inputs if each in types and types[each].may_have_shape_of(want)]
+    return ""
