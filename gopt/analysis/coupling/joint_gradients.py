@@ -61,7 +61,7 @@ def read_backward(context: CouplingContext, training: TrainingGraph) -> Backward
                     levels[name] = found
     all_of = {name: levels.get(value, Linearity.HOMOGENEOUS) for name, value in training.gradients.items()}
     unlike = {name: each for name, each in all_of.items() if each > Linearity.SCALED}
-    known = {name: units.units.get(name) for name in training.gradients.values()}
+    known = {name: units.of(name) for name in training.gradients.values() if name in context.marks}
     return BackwardReading(
         unlike, {name: units.behind(name, unit) for name, unit in known.items() if unit is not None}, second
     )
