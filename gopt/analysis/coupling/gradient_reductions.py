@@ -64,7 +64,7 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
                 trained[unit.by] = not ancestors(context.index, [unit.by])[1].isdisjoint(states)
             known[value] = _reading(unit, trained.get(unit.by, False))
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
-    if not plain:
+    if not any(known.values()):
         return {}
     rest = plain.pop() if len(plain) == 1 else GradientReading(Relation.UNKNOWN)
     return {name: known[value] or rest for name, value in training.gradients.items()}

@@ -204,6 +204,8 @@ class GradientUnits:
         if before.kind is not Relation.SAMPLES:
             return unit
         if mark.kind is Relation.SAMPLES:
+            if node.is_a("ReduceSum") and name in self.trained:
+                return self.settled(unit, self._others(name))  # behind a broadcast of the model
             if node.is_a("ReduceMean") and unit.start:
                 return replace(unit, factor=unit.factor * self._share(node))
             return unit
@@ -211,13 +213,9 @@ class GradientUnits:
 
     def _over_samples(self, node: Node, unit: Unit, names: list[str]) -> Unit:
         """The unit of what is summed over samples, or is their mean."""
-        context, sizes = self.context, []
-        for name in names:
-            mark = context.samples(name)
-            if mark is not None:
-                shape = context.shape(name)
-                sizes = [size for place, size in enumerate(shape) if place != mark.axis] + [mark.outer, mark.inner]
-                break
+        among = [name for name in names if self.context.samples(name) is not None]
+        made = [name for name in among if self.units.get(name) is not None and name in self.trained]
+        sizes = self._others((made or among)[-1]) if among else []
         if node.is_a("ReduceMean"):
             unit = self.settled(unit, sizes)
             return replace(unit, degree=unit.degree + 1, start=False, explicit=True, sizes=())
@@ -248,15 +246,18 @@ class GradientUnits:
                 units.append(replace(unit, degree=degree, start=not degree and not unit.by and unit.factor == 1.0))
         if not units:
             return Unit(start=not reduced)
-        if len(units) > 1 and any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
+        alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
+        if alike and not all(unit.start for unit in units):
+            units = [replace(unit, start=False) for unit in units]
+        elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
             units = [self.settled(unit, self._others(name)) for unit, name in zip(units, moving)]
         first = units[0]
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
             return replace(first, coupled=coupled, start=False) if coupled else None
         free = [name for name in values if name and name not in moving and name not in self.zeros]
-        alike = first.degree == int(reduced and not first.by) and (reduced or not first.by)
-        if not alike and any(not is_zero(context.index, name) for name in free):
+        linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
+        if not linear and any(not is_zero(context.index, name) for name in free):
             return None
         unit = replace(
             first, sure=all(unit.sure for unit in units), lone=first.lone if len(units) == 1 else False, coupled=coupled
@@ -277,7 +278,8 @@ class GradientUnits:
         reduced = mark.kind is not Relation.SAMPLES
         samples = [name for name in moving if context.marks[name].kind is Relation.SAMPLES]
         found = Unit(degree=0 if samples else 1, start=True)
-        for place, name in enumerate(node.inputs[:2]):
+        ordered = sorted(enumerate(node.inputs[:2]), key=lambda each: each[1] not in moving)
+        for place, name in ordered:
             sign = -1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1
             if name in moving:
                 multiplied = self._multiplied(found, name, sign, samples=bool(samples), elementwise=node.is_a("Mul"))
@@ -341,6 +343,8 @@ class GradientUnits:
             if found.start and not factor.uniform:
                 return self.settled(found, self._others(samples[0]))
             return replace(found, factor=found.factor * factor.number**sign) if found.start else found
+        if found.by:
+            return replace(found, factor=found.factor * factor.number**sign)
         if found.explicit or not self.context.batch:
             return found
         says = division(factor.number**sign, self.context.batch, found.sizes)
