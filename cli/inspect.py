@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from .options import axis_option, axis_table, group_option, group_types, read_config, role_map, role_options
+from .options import (
+    axis_option,
+    axis_table,
+    group_option,
+    group_types,
+    read_config,
+    role_map,
+    role_options,
+    statistics_option,
+)
 from .terminal import print_json, print_note, print_text
 
 
@@ -19,6 +28,7 @@ from .terminal import print_json, print_note, print_text
 @axis_option
 @group_option
 @role_options
+@statistics_option
 def command(path: str, as_json: bool, as_text: bool, config: str | None, **given: Any) -> None:
     """Show what a training step is: parameters, the optimizer, its constants and what controls it, casts, bytes.
 
@@ -39,7 +49,9 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     if as_json and as_text:
         raise OptionError("--json cannot be combined with --text", "take one of them")
     table = read_config(config)
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
+    roles = role_map(
+        given["loss"], given["params"], given["states"], given["batch"], table, given["shared"], given["statistics"]
+    )  # fmt: skip
     if as_text:
         _print_text(Path(path), roles)
         return

@@ -65,6 +65,21 @@ def role_options(function: F) -> F:
     return function
 
 
+def statistics_option(function: F) -> F:
+    """``--statistics`` of commands that combine none: it says which states are statistics."""
+
+    def named(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+        bare = next((part for part in _items(texts) if "=" not in part), None)
+        if bare is not None:
+            raise OptionError(f"--statistics {bare!r} names no state", f"write --statistics INPUT={bare}")
+        return texts
+
+    return click.option(
+        "--statistics", multiple=True, callback=named, metavar="INPUT=mean|sum|max|min|root|local",
+        help="Say that a state follows the batch without a gradient, and how ranks combine it. May be repeated.",
+    )(function)  # fmt: skip
+
+
 def group_option(function: F) -> F:
     """``--group-type``: what the integers of collectives in the source mean."""
     return click.option(
@@ -164,10 +179,10 @@ def group_types(texts: Sequence[str]) -> dict[str, str]:
 
 def role_map(
     loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str],
-    config: dict[str, Any] | None = None, shared: Sequence[str] = (),
+    config: dict[str, Any] | None = None, shared: Sequence[str] = (), statistics: Sequence[str] = (),
 ) -> RoleMap:  # fmt: skip
     """The role map of the options, over the ``[roles]`` table of a configuration."""
-    from gopt.analysis.role_map import RoleMap
+    from gopt.analysis.role_map import RoleMap, parse_statistics
 
     table = dict((config or {}).get("roles", {}))
     given = table.get("params", {})
@@ -186,7 +201,8 @@ def role_map(
             )
     pairs = {**table.get("states", {}), **pairs}
     batches, means = ([*table.get(key, []), *_items(each)] for key, each in (("batch", batch), ("shared", shared)))
-    return RoleMap(loss or table.get("loss", ""), pairs, parameters, batches, means)
+    named = {**table.get("statistics", {}), **parse_statistics(",".join(statistics))[1]}
+    return RoleMap(loss or table.get("loss", ""), pairs, parameters, batches, means, named)
 
 
 def _items(texts: Sequence[str]) -> list[str]:

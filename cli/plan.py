@@ -16,6 +16,7 @@ from .options import (
     read_config,
     role_map,
     role_options,
+    statistics_option,
 )
 from .server_options import MODES, trainers_option
 
@@ -53,6 +54,7 @@ from .server_options import MODES, trainers_option
 @axis_option
 @group_option
 @role_options
+@statistics_option
 def command(model: str, **given: Any) -> None:
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
@@ -85,7 +87,9 @@ def command(model: str, **given: Any) -> None:
     ranks, mesh, link = given["ranks"], given["mesh"], given["link"]
     servers = plans_servers(given)
     table = read_config(given["config"])
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
+    roles = role_map(
+        given["loss"], given["params"], given["states"], given["batch"], table, given["shared"], given["statistics"]
+    )  # fmt: skip
     if servers:
         plan_servers(model, roles, None if given["memory"] is None else parse_bytes(given["memory"]), given)
         return

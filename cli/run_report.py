@@ -50,16 +50,15 @@ def report_steps(
 ) -> Iterator[Callable[[Any], None]]:  # fmt: skip
     """Loss and throughput in the terminal, the log, and a result at the end. Of a split, ``servers``: what each did, by
     then; ``roles``: how many trainers and servers there are."""
-    from gopt.runtime.engines.heartbeat import HEARTBEATS
-    from gopt.runtime.engines.launch import LIVE
+    from gopt.runtime.engines.heartbeat import LIVE, launcher_folder
     from gopt.runtime.training.run_result import RunResult
 
     from .render_run import live_run, render_run
 
     steps: list[Progress] = []
     resumed = _resume_step(job)
-    watched = os.environ.get(HEARTBEATS)
-    live_path = os.path.join(watched, LIVE) if watched else None
+    watched = launcher_folder()
+    live_path = None if watched is None else str(watched / LIVE)
     with live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live:
 
         def tell(progress: Any) -> None:

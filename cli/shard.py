@@ -49,9 +49,11 @@ from .terminal import print_json, print_text
 )
 @click.option(
     "--statistics",
-    type=click.Choice(["mean", "root", "local", "sync"]),
-    help="Combine BatchNorm statistics of ranks: average them (mean), take the first rank's (root), leave them apart "
-    "(local), or compute them over all samples (sync).  [default: mean]",
+    multiple=True,
+    metavar="auto|mean|root|local|sync|INPUT=RULE",
+    help="Combine running statistics of ranks: each as it follows the batch (auto), all by their mean, the first "
+    "rank's (root), apart (local), or over all samples (sync); INPUT=mean, sum, max, min, root or local says it of one "
+    "state. May be repeated.  [default: auto]",
 )
 @pass_settings_option
 @axis_option

@@ -42,7 +42,10 @@ class ShardRequest:
         mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
         check_mesh(mesh)
         options = shard_options(given, config, split_link(given, mesh))
-        roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
+        roles = role_map(
+            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
+            given["statistics"],
+        )  # fmt: skip
         return cls(model, mesh, options, roles, given["state"], group_types(given["group_type"]), axes)
 
     def load(self, advance: ProgressCallback) -> Source:
@@ -62,9 +65,10 @@ class ShardRequest:
 
 def shard_options(given: dict[str, Any], config: dict[str, Any], link: str | None) -> ShardOptions:
     """The options of the command line over those of a configuration. Raises OptionError."""
+    from gopt.analysis.role_map import parse_statistics
     from gopt.steps.shard_options import PASS_OPTIONS, ShardOptions
 
-    asked = given | {"link": link}
+    asked = given | {"link": link, "statistics": parse_statistics(",".join(given["statistics"]))[0]}
     chosen = {name: asked[name] for name in PASS_OPTIONS if asked[name] is not None}
     passes = {name: dict(table) for name, table in config.get("pass", {}).items()}
     for owner, option in map(PASS_OPTIONS.__getitem__, chosen):

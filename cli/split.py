@@ -12,7 +12,7 @@ from gopt.background import processes
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
-from .options import is_given, jobs_option, read_config, role_map, role_options
+from .options import is_given, jobs_option, read_config, role_map, role_options, statistics_option
 from .server_options import MODES, build_split_options, split_options
 from .terminal import print_json
 
@@ -43,6 +43,7 @@ _SERVERS_ALONE = (
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @role_options
+@statistics_option
 def command(model: str, **given: Any) -> None:
     """Split a step into one file for all trainers and one for each server: a parameter server.
 
@@ -114,7 +115,10 @@ class SplitRequest:
         config = read_config(given["config"])
         if given["accumulate"] is None:
             given = given | {"accumulate": config.get("accumulate")}
-        roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
+        roles = role_map(
+            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
+            given["statistics"],
+        )  # fmt: skip
         if given["mode"] == "allreduce":
             return cls(model, roles, given["state"], None, *_without_servers(given))
         return cls(model, roles, given["state"], build_split_options(given))

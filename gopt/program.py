@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
-from gopt.analysis.training import TrainingGraph
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report import PassRun
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType
@@ -123,6 +124,8 @@ class SpmdProgram:
     """Values that ranks average in the forward and the backward."""
     warnings: list[str] = field(default_factory=list)
     """Warnings of passes, beside their notes: options that the step contradicts."""
+    reductions: dict[str, StatisticReduction] = field(default_factory=dict)
+    """How the ranks' values of each statistic are combined."""
     statistics_of_root: bool = False
     """New running statistics are those of the first of the ranks that see different data, and not their mean."""
     split: dict[str, str] = field(default_factory=dict)
@@ -265,6 +268,26 @@ class SpmdProgram:
         names = {self.training.loss, *self.training.metrics, *self.loop_carried.values()}
         names.update(state.output for state in self.states)
         return names.union(*((held.output, held.added) for held in self.accumulators))
+
+    def phase_results(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The results of a micro-step and those of the update: output -> the value that it is."""
+        summed = {held.input for held in self.accumulators}
+        for node in self.graph.nodes:
+            if not summed.isdisjoint(node.reads):
+                summed.update(node.outputs)
+        shown = [self.training.loss, *self.training.metrics]
+        micro = {held.output: held.added for held in self.accumulators}
+        update = {held.output: held.output for held in self.accumulators}
+        statistics = {state.tensor for state in self.training.states if state.kind is StateKind.STATISTIC}
+        for state in self.states:
+            if state.input in self.loop_carried:
+                micro[state.output] = self.loop_carried[state.input]
+            moves = state.input in statistics and state.input not in self.loop_carried  # in each micro-step
+            alone = moves and state.output not in summed
+            (micro if alone else update)[state.output] = state.output
+        micro.update({name: name for name in shown if name not in summed})
+        update.update({name: name for name in shown if name in summed})
+        return micro, update
 
     def live_nodes(self) -> set[int]:
         """The nodes on which a result of the step depends, and all calls, by id. One sweep."""

@@ -36,6 +36,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
     """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
     context = build_context(step)
     wanted = _parameter_candidates(step)
+    _refuse_drawn_late(step, wanted)
     for _ in range(MAX_ITERATIONS):
         gradients = _walk(step, context, wanted)
         backward = ancestors(step.index, gradients.values())[0] - step.forward
@@ -151,6 +152,26 @@ def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
             )
 
 
+def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
+    """Refuse random numbers that updates draw themselves, beside all that depends on the batch."""
+    late = [node for node in step.random if id(node) not in step.forward and _unmoved(step, node)]
+    behind = descendants(step.index, (name for node in late for name in node.outputs)) if late else set[str]()
+    for name in parameters:
+        if step.updated[name] in behind and name not in step.roles.params:
+            needed = ancestors(step.index, [step.updated[name]])[0]
+            node = next(node for node in late if id(node) in needed)
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r} draws random numbers in the update of {name!r}: every rank would draw "
+                "its own",
+                "feed them as an input, equal on all ranks",
+            )
+
+
+def _unmoved(step: StepSkeleton, node: Node) -> bool:
+    """Return whether a node that draws reads nothing that depends on the batch, but for its shape."""
+    return not any(name in step.tainted and node.is_a("Bernoulli", "Dropout") for name in node.inputs)
+
+
 def _behind(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int]) -> set[int]:
     """Nodes of the backward that depend on a value chosen as a gradient."""
     behind, found = set(gradients.values()), set()
@@ -183,6 +204,7 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
         and name in step.forward_values
         and output in step.tainted
         and types[name].dtype in FLOATS
+        and not step.is_statistic(name)
     ]
     return sorted(named + found, key=lambda name: types[name].elements == 1)
 

@@ -11,6 +11,29 @@ from gopt.ir.types import FLOATS, TensorType, known
 from gopt.option_records import check_types
 from gopt.suggestions import did_you_mean
 
+STATISTIC_RULES = ("mean", "sum", "max", "min", "gather", "root", "local")
+"""How the ranks' values of a statistic are combined."""
+
+
+def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
+    """Parse ``sync`` or ``ema=sum,amax=max``, or both: the word for all statistics, and those that are named.
+
+    Raises OptionError for a second word, and for a statistic that is named twice.
+    """
+    word: str | None = None
+    named: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, rule = part.partition("=")
+        if not equals:
+            if word not in (None, part):
+                raise OptionError(f"--statistics says {word} and {part}", "give one word for all statistics")
+            word = part
+        elif named.setdefault(name, rule) != rule:
+            raise OptionError(
+                f"--statistics gives {name!r} two rules: {named[name]!r} and {rule!r}", "keep one of them"
+            )
+    return word, named
+
 
 @dataclass(frozen=True)
 class RoleMap:
@@ -25,6 +48,8 @@ class RoleMap:
     batch: Sequence[str] = ()
     shared: Sequence[str] = ()
     """Scalars of the forward that the update reads as means over the ranks."""
+    statistics: Mapping[str, str] = field(default_factory=dict)
+    """States that follow the batch without a gradient -> how they are combined over ranks ('' = infer it)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -32,11 +57,22 @@ class RoleMap:
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
         given = {*graph.inputs, *graph.initializers}
-        for name in (*self.states, *self.params, *self.batch):
+        for name in (*self.states, *self.params, *self.batch, *self.statistics):
             if name not in given:
                 raise OptionError(
                     f"the role map names {name!r}, which is not an input of the graph",
                     did_you_mean(name, given) or "gopt inspect MODEL --text lists the graph's inputs",
+                )
+        both = next((name for name in self.statistics if name in self.params), None)
+        if both is not None:
+            raise OptionError(
+                f"the role map says that {both!r} is a parameter and a statistic",
+                "name it once: a statistic has no gradient",
+            )
+        for name, rule in self.statistics.items():
+            if rule not in ("", *STATISTIC_RULES):
+                raise OptionError(
+                    f"statistic {name!r} cannot be combined by {rule!r}", f"write one of {', '.join(STATISTIC_RULES)}"
                 )
         for name in (*self.states.values(), *([self.loss] if self.loss else [])):
             if name not in graph.outputs:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.doubtful_pairs import refuse_doubtful
+from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
@@ -180,6 +181,7 @@ def _pair_tensors(
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != ()
     }
+    reach = without_fed(graph, reach)
     found, unsettled = match_states(reach)
     refuse_open(index, unsettled)
     refuse_crossed(index, reach, found)

@@ -35,6 +35,7 @@ def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
     training = TrainingGraph(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
+    training.reductions = {name: rule for name, rule in step.roles.statistics.items() if rule}
     refuse_dropped(step, training, found)
     training.notes = _notes(step, training) + unguarded_roots(training, step.index)
     if not found.gradients:
@@ -59,7 +60,7 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
         kind = StateKind.PARAMETER
     elif output in gradients:
         kind = StateKind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
-    elif is_rank_local:
+    elif is_rank_local or name in step.roles.statistics:
         kind = StateKind.STATISTIC
         _check_statistic(step, name)
     elif name in step.forward_values and type.shape != ():
@@ -72,10 +73,17 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
 def _check_statistic(step: StepSkeleton, name: str) -> None:
     """Raise for a state of unknown kind: it depends on the batch without a gradient, and the loss depends on it."""
     type = step.index.graph.types[name]
-    if name in step.forward_values and type.dtype in FLOATS:
+    if step.updated[name] not in step.tainted:
+        raise UnsupportedError(
+            f"statistic {name!r} does not follow the batch: its new value depends on none of "
+            f"{', '.join(map(repr, step.batch[:8]))}",
+            f"leave {name!r} out of the statistics, or say which inputs are the batch: --batch INPUT",
+        )
+    if name in step.forward_values and type.dtype in FLOATS and not step.is_statistic(name):
         raise UnsupportedError(
             f"state {name!r} follows the batch without a gradient that could be found, and the loss depends on it",
-            f"if it is a parameter, name its gradient: --params {name}=VALUE",
+            f"if it is a parameter, name its gradient: --params {name}=VALUE; if it is a statistic, say how the ranks' "
+            f"values are combined: --statistics {name}=mean, sum, max or min",
         )
     if type.dtype not in FLOATS:
         raise UnsupportedError(
@@ -95,7 +103,7 @@ def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -
         return
     behind = descendants(step.index, _made_by_backward(step, found))
     for state in statistics:
-        if state.updated in behind:
+        if state.updated in behind and state.tensor not in step.roles.statistics:
             raise UnsupportedError(
                 f"state {state.tensor!r} follows the backward, but belongs to no parameter that is updated",
                 "make the new value of its parameter an output, or take the state out of the step",
@@ -198,6 +206,11 @@ def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
     for name in graph.inputs:
         if name not in step.index.users and name not in graph.outputs:
             notes.append(f"input {name} is read by nothing")
+    for name in training.hyper:
+        if not step.index.one_element(name) and name not in step.forward_values and name in step.index.users:
+            notes.append(
+                f"input {name} is read by the update alone, and replaced by no output: all ranks are fed the same"
+            )
     for name in training.metrics:
         if not step.index.one_element(name):
             notes.append(f"output {name} replaces no input and is taken as a metric")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
+from gopt.analysis.gradient_needs import without_needs
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import MAY_DRAW, random
 from gopt.analysis.role_map import RoleMap
@@ -37,6 +39,16 @@ class StepSkeleton:
         self.batch = [name for name in graph.inputs if self._is_batch(name)]
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
         self.tainted = descendants(index, sources)
+
+    @cached_property
+    def lacking(self) -> dict[str, str]:
+        """States that follow the batch and hold no gradient of the loss -> an input that a gradient would depend on."""
+        found = without_needs(self.index, self.forward, [self.loss], self.batch, self.updated)
+        return {name: lost for name, lost in found.items() if name not in self.roles.params}
+
+    def is_statistic(self, name: str) -> bool:
+        """Return whether a state follows the batch without a gradient, by what the user says or by what it lacks."""
+        return name in self.roles.statistics or name in self.lacking
 
     def _is_batch(self, name: str) -> bool:
         if name in self.updated:

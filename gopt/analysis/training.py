@@ -57,6 +57,8 @@ class TrainingGraph:
     """Nodes of the file that change nothing in the update: their readers read their root."""
     shared: dict[str, str] = field(default_factory=dict)
     """Value that the update reads as a mean over the ranks -> the value of the forward on each rank."""
+    reductions: dict[str, str] = field(default_factory=dict)
+    """Statistic -> how the user says that it is combined over ranks."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
 from gopt.artifact.json_writer import appended, pretty_json
@@ -201,6 +202,8 @@ class Manifest:
     loss_reduction: str = field(default="mean", metadata=OPTIONAL)
     statistics: str = field(default="mean", metadata=OPTIONAL)
     """``root``: new running statistics are those of the first of the ranks that see different data."""
+    reductions: tuple[StatisticReduction, ...] = field(default=(), metadata=OPTIONAL)
+    """How the ranks' values of each statistic are combined, where ``statistics`` does not say it of all."""
     synchronised: SynchronisedValues = field(default=SynchronisedValues(), metadata=OPTIONAL)
     mesh: MeshEntry
     split: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)

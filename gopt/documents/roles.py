@@ -12,7 +12,8 @@ from gopt.documents.records import OPTIONAL, from_document, to_document
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesRecord:
-    """The loss; state -> its new value; parameter -> gradient; inputs of the batch; scalars averaged over ranks.
+    """The loss; state -> its new value; parameter -> gradient; inputs of the batch; scalars averaged over ranks;
+    statistics, and how ranks combine them.
 
     An empty loss or gradient is one that data flow finds.
     """
@@ -22,6 +23,7 @@ class RolesRecord:
     params: Mapping[str, str] = field(default_factory=dict)
     batch: tuple[str, ...] = ()
     shared: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    statistics: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
 
     @classmethod
     def parse(cls, text: str, name: str) -> RolesRecord:

@@ -8,10 +8,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import onnx
+
 from gopt.errors import InvariantError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.topological_order import topological_sort
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -173,6 +176,14 @@ class GraphRewriter:
         """Let ``node`` read ``new`` where it read ``old``."""
         node.inputs = [new if name == old else name for name in node.inputs]
         self._changed = True
+
+    def zeros(self, like: str, name: str, shape: str, sharding: Sharding = FULLY_REPLICATED) -> None:
+        """Add zeros of the type of a value; ``shape``: the name of its shape, which a rank alone may know."""
+        type = self.graph.types[like]
+        sizes = {shape: TensorType("int64", (len(type.shape or ()),))}
+        self.add("Shape", [like], sizes, sharding=sharding)
+        zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
+        self.add("ConstantOfShape", list(sizes), {name: type}, attributes={"value": zero}, sharding=sharding)
 
     def rename_output(self, node: Node, old: str, new: str) -> None:
         assert old in self._places or old in self._made  # the table is made before the first name changes

@@ -55,7 +55,8 @@ def _check_statistics(program: SpmdProgram) -> None:
     held = [state for state in program.states if state.input in statistics]
     if not held:
         return
-    following = descendants(GraphIndex(program.graph), {*program.training.batch, *program.loop_carried})
+    summed = [held.input for held in program.accumulators]
+    following = descendants(GraphIndex(program.graph), {*program.training.batch, *program.loop_carried, *summed})
     for state in held:
         for name in (program.loop_carried.get(state.input), state.output):
             if name is not None and name not in following:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gopt.analysis.training import StateKind
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, clone
 from gopt.program import SpmdProgram
@@ -32,32 +31,12 @@ def phases(program: SpmdProgram) -> list[Phase]:
     """
     if program.micro_steps == 1:
         return [Phase(STEP, 1, program.graph)]
-    summed = _behind(program, {held.input for held in program.accumulators})
-    shown = [program.training.loss, *program.training.metrics]
-    micro = {held.output: held.added for held in program.accumulators}
-    update = {held.output: held.output for held in program.accumulators}
-    statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
-    for state in program.states:
-        if state.input in program.loop_carried:
-            micro[state.output] = program.loop_carried[state.input]
-        alone = state.input in statistics and state.input not in program.loop_carried  # it is never averaged
-        (micro if alone else update)[state.output] = state.output
-    micro.update({name: name for name in shown if name not in summed})
-    update.update({name: name for name in shown if name in summed})
+    micro, update = program.phase_results()
     found = [_phase(program, MICRO, program.micro_steps, micro), _phase(program, UPDATE, 1, update)]
     for state in program.states:  # a state that nothing reads is held all the same, where its new value is made
         if all(state.input not in phase.graph.inputs for phase in found):
             maker = next(phase.graph for phase in found if state.output in phase.graph.outputs)
             maker.inputs[state.input] = program.graph.inputs[state.input]
-    return found
-
-
-def _behind(program: SpmdProgram, sources: set[str]) -> set[str]:
-    """All values that depend on one of the sources."""
-    found = set(sources)
-    for node in program.graph.nodes:
-        if any(name in found for name in node.reads):
-            found.update(node.outputs)
     return found
 
 

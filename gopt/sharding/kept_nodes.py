@@ -115,6 +115,8 @@ class _KeptNodes:
                 continue
             if node.domain == COMM and made.domain == COMM:
                 self._check_packed(node, name, made)
+            elif name in self._statistics and made.domain != COMM:
+                continue  # reduced over ranks, or made of what is: verify compares it
             elif made.domain == COMM and not made.added and made.op_type not in PACKED:
                 continue  # the source's own, which gathers or scatters in a bucket: slices of the bucket make it
             elif not (node.is_a("Identity") and self.renamed.get(node.inputs[0]) == name):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from gopt.analysis.role_map import parse_statistics
 from gopt.errors import OptionError
 from gopt.option_records import check_types
 from gopt.option_types import is_whole
@@ -32,14 +33,13 @@ class ShardOptions:
 
     ``stage``: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 parameters too. ``partition``: where tensors may
     be cut: ``flat``, ``rows`` or ``whole``. ``bucket_mb``: cap of a bucket in MiB; 0 is one tensor a call.
-    ``statistics`` of BatchNorm: ``mean``, ``root``, ``local`` or ``sync``. ``loss_reduction``: ``mean``, ``sum``,
-    ``weighted:VALUE``, ``sum:PARAMETER,PARAMETER`` or ``auto``. ``accumulate``: micro-steps of one update. ``link``:
-    links between ranks for tensor parallelism, such as ``200GB/s:5us``. ``only_ranks``: the ranks that are made; None:
-    all. ``passes``: options of passes, such as ``{"shard": {"style": "broadcast"}}``; ``gopt passes`` lists them.
-    ``pipeline``: passes in order, each with options that go before those of ``passes``; None: the default passes. A
-    Pipeline has all its options.
-    ``verify_each``: check the graph after every pass, not only at the end. ``after_each``: called after each pass with
-    its name and the program.
+    ``statistics``: ``auto``, ``mean``, ``root``, ``local`` or ``sync``, and ``NAME=RULE`` for single states.
+    ``loss_reduction``: ``mean``, ``sum``, ``weighted:VALUE``, ``sum:PARAMETER,PARAMETER`` or ``auto``. ``accumulate``:
+    micro-steps of one update. ``link``: links between ranks for tensor parallelism, such as ``200GB/s:5us``.
+    ``only_ranks``: the ranks that are made; None: all. ``passes``: options of passes, such as ``{"shard": {"style":
+    "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order, each with options that go before those
+    of ``passes``; None: the default passes. A Pipeline has all its options. ``verify_each``: check the graph after
+    every pass, not only at the end. ``after_each``: called after each pass with its name and the program.
     """
 
     stage: int | None = None
@@ -66,6 +66,11 @@ class ShardOptions:
                 f"--accumulate cannot be {self.accumulate}", "it is the number of micro-steps of one update"
             )
 
+    @property
+    def named_statistics(self) -> dict[str, str]:
+        """The states that ``statistics`` names, and how ranks combine them."""
+        return parse_statistics(self.statistics or "")[1]
+
     def passes_to_run(self) -> Pipeline:
         """The pipeline of these options. Raises OptionError for an option that is given twice, or has no pass."""
         if isinstance(self.pipeline, Pipeline):
@@ -85,7 +90,8 @@ class ShardOptions:
 
     def _pass_options(self) -> list[tuple[str, str, Any]]:
         """Pass, option and value of each field that is given."""
-        given = ((name, getattr(self, name)) for name in PASS_OPTIONS)
+        word = {"statistics": parse_statistics(self.statistics or "")[0]}
+        given = ((name, word[name] if name in word else getattr(self, name)) for name in PASS_OPTIONS)
         return [(*PASS_OPTIONS[name], value) for name, value in given if value is not None]
 
     def _cap_fused(self, options: dict[str, dict[str, Any]]) -> None:

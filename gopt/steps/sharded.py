@@ -30,7 +30,7 @@ from gopt.preflight import check_passes
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
-from gopt.steps.source import Source, as_source, on_mesh
+from gopt.steps.source import Source, as_source, on_mesh, with_statistics
 from gopt.steps.stored_roles import roles_text
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def shard(
     from gopt.artifact.report_builder import begin_source_figures, find_removed
 
     asked = changed(options, ShardOptions, changes)
-    source, mesh = as_source(source), Mesh.of(mesh)
+    source, mesh = with_statistics(as_source(source), asked.named_statistics), Mesh.of(mesh)
     training = on_mesh(source, mesh)
     pipeline = asked.passes_to_run()
     program = SpmdProgram.start(training, mesh, asked.accumulate)

@@ -178,6 +178,16 @@ def _supply(training: TrainingGraph, path: Path) -> None:
         graph.initializers.setdefault(name, tensor)
 
 
+def with_statistics(source: Source, named: Mapping[str, str]) -> Source:
+    """The source with more states named as statistics, and how ranks combine them: its roles are found again."""
+    if all(source.roles.statistics.get(name) == rule for name, rule in named.items()):
+        return source
+    roles = replace(source.roles, statistics={**source.roles.statistics, **named})
+    training = recover(source.training.graph, roles)
+    training.notes = source.training.notes
+    return replace(source, training=training, roles=roles)
+
+
 def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
     """The step as a mesh shards it: collectives of the source that gopt makes itself are adopted.
 

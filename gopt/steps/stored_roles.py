@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
-from gopt.analysis.training import TrainingGraph
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.documents.roles import RolesRecord
 from gopt.errors import InputError, OptionError
 from gopt.ir.graph import ROLES, Graph
@@ -16,12 +16,14 @@ from gopt.ir.graph import ROLES, Graph
 
 def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata of the kept source: after sharding they cannot be recovered."""
+    named = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
     return RolesRecord(
         loss=training.loss,
         states={state.tensor: state.updated for state in training.states},
         params=training.gradients,
         batch=tuple(training.batch),
         shared=tuple(training.shared.values()),
+        statistics={name: training.reductions.get(name, "") for name in named} or None,
     ).text()
 
 
@@ -31,7 +33,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
     record = RolesRecord.parse(text, f"{name}: gopt.roles")
-    roles = RoleMap(record.loss, record.states, record.params, record.batch, record.shared)
+    roles = RoleMap(record.loss, record.states, record.params, record.batch, record.shared, record.statistics or {})
     try:
         roles.check(graph)
     except OptionError as error:
@@ -66,7 +68,8 @@ def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:
     return RoleMap(
         roles.loss or stored.loss,
         {**stored.states, **roles.states},
-        {**stored.params, **roles.params},
+        {**{name: value for name, value in stored.params.items() if name not in roles.statistics}, **roles.params},
         [*roles.batch, *(name for name in stored.batch if name not in roles.batch)],
         roles.shared or stored.shared,
+        {**{name: rule for name, rule in stored.statistics.items() if name not in roles.params}, **roles.statistics},
     )

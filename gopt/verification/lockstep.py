@@ -1,17 +1,18 @@
-"""The local part of the source on all data ranks at once, where ranks average values on the way (statistics sync).
+"""The local part of the source on all data ranks at once, where ranks reduce values on the way (statistics).
 
 Which values, the manifest says: it shares the list with the ranks, and nothing of how their graphs were rewritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
 
+from gopt.analysis.statistic_points import StatisticReduction, path_nodes
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node, clone
@@ -54,6 +55,47 @@ def with_shared_means(graph: Graph, shared: SynchronisedValues) -> Graph:
                 Node("AllReduce", [name], [f"{name}.mean"], domain=COMM, attributes=given, made_by=VERIFIER_CALL)
             )
     return replace(graph, nodes=nodes, types=types)
+
+
+def with_reduced_statistics(
+    graph: Graph, reductions: Iterable[StatisticReduction], updated: Mapping[str, str]
+) -> Graph:
+    """The graph whose new statistics are made of values that the group ``shard`` reduces; all else reads a rank's own.
+
+    ``updated``: statistic -> its new value, an output.
+    """
+    producers, old = graph.producers(), list(graph.nodes)
+    nodes, types = [clone(node) for node in old], dict(graph.types)
+    made: dict[str, str] = {}
+    for reduction in reductions if producers else ():
+        for point in reduction.points:
+            name = f"{point.value}.{point.reduce}"
+            if point.value not in producers:
+                raise InputError(
+                    f"the manifest says that ranks reduce {point.value!r}, which the source does not have",
+                    "verify the folder with the step that it was made from",
+                )
+            if name not in types:
+                types[name] = types[point.value]
+                given = {"group": "shard", "reduce": point.reduce}
+                nodes.append(
+                    Node("AllReduce", [point.value], [name], domain=COMM, attributes=given, made_by=VERIFIER_CALL)
+                )
+        new, renamed = updated[reduction.tensor], {p.value: f"{p.value}.{p.reduce}" for p in reduction.points}
+        for node in path_nodes(old, producers, list(renamed), new):
+            copy = clone(node)
+            copy.inputs = [renamed.get(name, name) for name in node.inputs]
+            renamed |= {name: f"{name}.of.{reduction.tensor}" for name in node.outputs if name}
+            copy.outputs = [renamed.get(name, name) for name in node.outputs]
+            types |= {renamed[name]: graph.types[name] for name in node.outputs if name}
+            nodes.append(copy)
+        made[new] = renamed[new]
+    own = {name: f"{name}.local" for name in made}
+    for node in nodes:
+        node.inputs = [own.get(name, name) for name in node.inputs]
+        node.outputs = [own.get(name, name) for name in node.outputs]
+    nodes += [Node("Identity", [own.get(value, value)], [name]) for name, value in made.items()]
+    return replace(graph, nodes=nodes, types=types | {own[name]: types[name] for name in made})
 
 
 @dataclass(frozen=True, slots=True)

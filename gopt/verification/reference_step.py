@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -17,7 +18,7 @@ from gopt.runtime.session import SessionCache
 from gopt.verification.compare import Values
 from gopt.verification.conditions import Condition, condition_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
-from gopt.verification.lockstep import run_in_lockstep, with_shared_means
+from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
 from gopt.verification.reference_graphs import local_graph, update_graph
 from gopt.verification.source_members import Feeds, SourceMembers, run_source
 from gopt.verification.variants import Variant
@@ -59,9 +60,10 @@ class ReferenceProgram:
     def __init__(
         self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, conditions: Sequence[Condition] = (),
         reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
-        statistics: str = "mean", lazy: Sequence[LazyTable] = (),
+        statistics: str = "mean", reductions: Sequence[StatisticReduction] = (), lazy: Sequence[LazyTable] = (),
     ) -> None:  # fmt: skip
-        """``statistics``: the ranks of which new statistics are: their ``mean``, or those of the ``root``.
+        """``statistics``: the ranks of which new statistics are: their ``mean``, or those of the ``root``;
+        ``reductions``: of single statistics.
 
         ``lazy``: tables whose rows stay unchanged unless they were pushed.
         """
@@ -69,6 +71,10 @@ class ReferenceProgram:
         self.reduction = reduction
         self.shared = shared
         self.statistics_rule, self.lazy = statistics, lazy
+        self.rules = {each.tensor: each.rule for each in reductions if not each.points}
+        met = [each for each in reductions if each.points]
+        self.rules |= dict.fromkeys((each.tensor for each in met), "root")  # the same on all ranks
+        self.meeting = bool(met) or shared != SynchronisedValues()
         self.call = SourceMembers(mesh)
         self.mesh, self.cache = mesh, cache
         self.gradients = set(training.gradients.values())
@@ -77,7 +83,11 @@ class ReferenceProgram:
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
         self.condition_outputs = condition_outputs(update_graph(training), conditions)
         local = local_graph(training, reduction.value, [name for table in lazy for name in table.ids])
-        self._local = Executor(local if shared == SynchronisedValues() else with_shared_means(local, shared), cache)
+        if shared != SynchronisedValues():
+            local = with_shared_means(local, shared)
+        if met:
+            local = with_reduced_statistics(local, met, {s.tensor: s.updated for s in self.statistics})
+        self._local = Executor(local, cache)
         self._update = Executor(update_graph(training, self.condition_outputs), cache)
 
     def combined_by(self, reduction: LossReduction) -> ReferenceProgram:
@@ -139,7 +149,8 @@ class ReferenceProgram:
         for state in self.training.states:
             if state.kind is StateKind.STATISTIC:
                 each = [own[state.tensor] for own in local.statistics]
-                new[state.tensor] = each[0] if self.statistics_rule == "root" else mean_of(each)
+                rule = self.rules.get(state.tensor, self.statistics_rule)
+                new[state.tensor] = each[0] if rule == "root" else mean_of(each)
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
         new = with_kept_rows(self.lazy, states, new, local.touched)
@@ -158,7 +169,7 @@ class ReferenceProgram:
 
     def _locals(self, values: Sequence[Feeds]) -> list[Values]:
         """Run the local part of every data rank: one by one, or together where they share values on the way."""
-        if self.shared == SynchronisedValues():
+        if not self.meeting:
             return [self._run(self._local, each) for each in values]
         inputs = self._local.graph.inputs
         feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]

@@ -107,7 +107,7 @@ class Verifier:
         shared = self.manifest.synchronised
         self.reference = ReferenceProgram(
             self.training, self.mesh, self.cache, self.conditions, reduction, shared, self.manifest.statistics,
-            lazy_tables(self.training, plan),
+            self.manifest.reductions, lazy_tables(self.training, plan),
         )  # fmt: skip
         self.reference.refuse_inputs(self.random_inputs.fed)
         self.ranks = self._read_ranks(source, advance)

@@ -161,7 +161,7 @@ def test_planted_imports_are_caught():
         "gopt.analysis.update_subgraphs": "from gopt.passes import shard",
         "gopt.ir.types": "def late():\n    import gopt.runtime.session",
         "gopt.passes.prune": "from gopt.passes.shard.plan import make_plan",
-        "gopt.passes.statistics": "from . import prune",
+        "gopt.passes.hoist_casts": "from . import prune",
         "gopt.pipeline": "import rich.table",
         "gopt.api": "from click import echo",
         "gopt.verification.verify": "import onnxruntime as ort",

@@ -120,7 +120,7 @@ def judged(
     """``make``: the step for so many samples, of so many ranks."""
     w = make(samples, 1)
     parts = int(np.prod([int(each.split("=")[1]) for each in how.mesh.split(",") if each[:2] in ("dp", "sh")] or [1]))
-    micro = how.options.get("accumulate", 1)
+    micro = w.options.get("accumulate", how.options.get("accumulate", 1))
     whole = make(samples * parts * micro, parts * micro)
     assert whole.states == w.states and whole.said == w.said
     folder = Path(tempfile.mkdtemp(prefix="attack-", dir="/tmp"))
@@ -131,8 +131,9 @@ def judged(
             shutil.copy(path, keep)
         feeds = feeds_of(w, parts, micro, seed, samples)
         try:
-            roles = RoleMap(states=dict(w.states) if how.told else {},
-                            params={n: g.name for n, g in w.gradients.items()} if how.named else {})  # fmt: skip
+            roles = RoleMap(states=dict(w.states) if how.told or w.told else {},
+                            params={n: g.name for n, g in w.gradients.items()} if how.named else {},
+                            statistics=w.stated)  # fmt: skip
             sharded = gopt.shard(gopt.load(str(path), roles=roles), how.mesh, **{**how.options, **w.options})
             sharded.write(folder / "ranks")
         except InvariantError as error:

@@ -114,6 +114,10 @@ class Writer:
     tape: list[Record] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     """What the step needs of gopt, such as a loss reduction."""
+    stated: dict[str, str] = field(default_factory=dict)
+    """Statistic to how gopt is told that ranks combine it."""
+    told: bool = False
+    """Whether gopt has to be told which output replaces which state."""
     said: list[str] = field(default_factory=list)
     """The choices made, in order."""
     refusal: str = ""

@@ -146,6 +146,9 @@ def reduction(context: CouplingContext, node: Node) -> Marks:
     context.origins[out] = node
     if node.op_type in SUMS:
         return [summed(context, node, mark if linear else changed(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
+    extreme = {"ReduceMax": Relation.MAX, "ReduceMin": Relation.MIN}.get(node.op_type)
+    if extreme is not None:
+        return [Mark(extreme, origin=out, mixed=mark.mixed, even=False)]
     average = node.is_a("ReduceMean")
     count = context.batch * prod(sizes) * mark.outer * mark.inner
     return [Mark(Relation.MEAN if average else Relation.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]

@@ -9,6 +9,7 @@ is made of values summed over them must be linear in these.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -26,11 +27,14 @@ class BackwardReading:
     """What the marks tell of the backward.
 
     ``levels``: parameter -> how the value taken for its gradient depends on sums over samples, where it is not in
-    proportion. ``units``: gradient -> its unit, where it has one. ``second``: a value made of sums over samples by
-    more than proportion, such as a weight moved along a gradient, and the node of single samples that reads it.
+    proportion. ``counts``: parameter -> a sum over samples that divides its gradient behind the sum that this is, and
+    that neither the forward knows nor a parameter changes. ``units``: gradient -> its unit, where it has one.
+    ``second``: a value made of sums over samples by more than proportion, such as a weight moved along a gradient, and
+    the node of single samples that reads it.
     """
 
     levels: Mapping[str, Linearity] = field(default_factory=dict)
+    counts: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, Unit] = field(default_factory=dict)
     second: tuple[str, Node] | None = None
 
@@ -47,12 +51,17 @@ def read_backward(context: CouplingContext, training: TrainingGraph) -> Backward
     units = GradientUnits(context, [training.loss], trained)
     levels: dict[str, Linearity] = {}
     second: tuple[str, Node] | None = None
+    counts: dict[str, str] = {}
+    known = trained | {name for node in training.graph.nodes if node.phase is Phase.FORWARD for name in node.outputs}
     for node in training.graph.nodes:
         if node.phase is not Phase.BACKWARD:
             continue
         propagate(context, [node])
         units.visit(node)
         second = second or _second(context, node, levels)
+        count = _count(context, node, known, counts)
+        if count:
+            counts.update(dict.fromkeys(node.outputs, count))
         for name in node.outputs:
             mark = context.marks.get(name)
             if mark is not None and name in trained:
@@ -61,10 +70,10 @@ def read_backward(context: CouplingContext, training: TrainingGraph) -> Backward
                     levels[name] = found
     all_of = {name: levels.get(value, Linearity.HOMOGENEOUS) for name, value in training.gradients.items()}
     unlike = {name: each for name, each in all_of.items() if each > Linearity.SCALED}
-    known = {name: units.of(name) for name in training.gradients.values() if name in context.marks}
-    return BackwardReading(
-        unlike, {name: units.behind(name, unit) for name, unit in known.items() if unit is not None}, second
-    )
+    divided = {name: counts[value] for name, value in training.gradients.items() if value in counts}
+    each = {name: units.of(name) for name in training.gradients.values() if name in context.marks}
+    behind = {name: units.behind(name, unit) for name, unit in each.items() if unit is not None}
+    return BackwardReading(unlike, divided, behind, second)
 
 
 def _second(context: CouplingContext, node: Node, levels: Mapping[str, Linearity]) -> tuple[str, Node] | None:
@@ -72,6 +81,16 @@ def _second(context: CouplingContext, node: Node, levels: Mapping[str, Linearity
     if not any(context.samples(name) is not None for name in node.outputs):
         return None
     return next(((name, node) for name in node.inputs if levels.get(name, CONSTANT) > Linearity.SCALED), None)
+
+
+def _count(context: CouplingContext, node: Node, known: AbstractSet[str], counts: Mapping[str, str]) -> str:
+    """The count that divides the sum which a node makes, or one that its operands hold; '' where there is none."""
+    marks = [context.marks.get(name) for name in node.inputs]
+    if any(mark is not None and mark.kind not in REDUCED for mark in (*marks, context.marks.get(node.outputs[0]))):
+        return ""
+    if node.is_a("Div") and None not in marks and node.inputs[1] not in known:
+        return node.inputs[1]
+    return next((counts[name] for name in node.inputs if name in counts), "")
 
 
 def _level(context: CouplingContext, node: Node, mark: Mark, levels: dict[str, Linearity]) -> Linearity | None:

@@ -1,7 +1,8 @@
 """How values depend on the samples of a batch, and the records of where samples are coupled.
 
 A value without a mark does not depend on the batch. With the batches of N ranks concatenated, a ``SAMPLES`` value is
-the concatenation of the ranks' values, ``SUM`` their sum, ``MEAN`` their mean, ``WEIGHTED`` a mean by another value.
+the concatenation of the ranks' values, ``SUM`` their sum, ``MEAN`` their mean, ``WEIGHTED`` a mean by another value,
+``MAX`` and ``MIN`` their extremes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Relation(Enum):
     MEAN = "mean"
     WEIGHTED = "weighted"
     """Mean by the value ``by``."""
+    MAX = "max"
+    MIN = "min"
     GATE = "gate"
     """A comparison of values reduced over samples."""
     JOINT = "joint"
@@ -32,7 +35,8 @@ class Relation(Enum):
     UNKNOWN = "unknown"
 
 
-REDUCED = frozenset((Relation.SUM, Relation.MEAN, Relation.WEIGHTED, Relation.GATE, Relation.JOINT))
+EXTREMES = frozenset((Relation.MAX, Relation.MIN))
+REDUCED = EXTREMES | {Relation.SUM, Relation.MEAN, Relation.WEIGHTED, Relation.GATE, Relation.JOINT}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
-from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, changed
+from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
 from gopt.analysis.operators import LAYOUT, value_reads
 from gopt.ir.graph import Node
 
@@ -24,6 +24,8 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         return changed(joint, kind=Relation.GATE)
     if node.captures or any(mark.kind not in REDUCED for mark in marks):
         return joint
+    if any(mark.kind in EXTREMES for mark in marks):
+        return _extreme(node, marks) or joint
     if node.is_in(SAME) and names[0] in context.marks and len(marks) == 1:
         return changed(first, factor=-first.factor) if node.is_a("Neg") else first
     found: Mark | None = None
@@ -41,6 +43,16 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         inside = [context.marks[name] for name in names[1:] if name in context.marks]
         found = changed(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
     return joint if found is None or found.kind in (Relation.JOINT, Relation.GATE) else changed(found, mixed=mixed)
+
+
+def _extreme(node: Node, marks: list[Mark]) -> Mark | None:
+    """The mark of a function of extremes, where it is one of the same elements."""
+    first = marks[0]
+    if any(mark.kind is not first.kind for mark in marks):
+        return None
+    joins = ("Max", "ReduceMax") if first.kind is Relation.MAX else ("Min", "ReduceMin")
+    moves = node.is_in(LAYOUT) or node.is_a("Cast", "CastLike", "Identity", "Split", "Tile", "Gather")
+    return first if node.is_a(*joins) or (moves and len(marks) == 1) else None
 
 
 def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:

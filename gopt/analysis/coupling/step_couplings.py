@@ -18,11 +18,13 @@ from gopt.analysis.coupling.gradient_reductions import (
 from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
+from gopt.analysis.coupling.statistics import statistic_reductions
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
 from gopt.analysis.operators import reads_value
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -44,8 +46,11 @@ class CouplingSummary:
     readings: Readings = field(default_factory=dict)
     by: str = ""
     """The value that the loss is a mean weighted by."""
-    unlike: Mapping[str, Linearity] = field(default_factory=dict)
-    """Parameter -> how the value taken for its gradient depends on sums over samples, where it is not in proportion."""
+    unlike: BackwardReading = field(default_factory=BackwardReading)
+    statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
+    """Statistic -> how it is combined over ranks."""
+    unclear: Mapping[str, str] = field(default_factory=dict)
+    """The other statistics -> why gopt does not know."""
 
     def combined(self, training: TrainingGraph, asked: LossReduction) -> tuple[Coupling, ...]:
         """All couplings where ranks combine the gradients by a rule."""
@@ -65,16 +70,17 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
         _driven(context, training)
-        _averaged(context, training)
+        known = statistic_reductions(context, training)
         mark = context.marks.get(training.loss)
-        known, context.found = context.found, list(context.found)
+        forward_facts, context.found = context.found, list(context.found)
         backward = read_backward(context, training)
-        context.found = known
+        context.found = forward_facts
         readings = read_gradients(context, training, backward)
         if not readings:
             _loss(context, training)
         _second_pass(context, backward)
-        return CouplingSummary(tuple(context.found), readings, mark.by if mark is not None else "", backward.levels)
+        by = mark.by if mark is not None else ""
+        return CouplingSummary(tuple(context.found), readings, by, backward, *known)
 
     return training.once(COUPLINGS, find)
 
@@ -115,7 +121,17 @@ def settled_reduction(training: TrainingGraph, text: str) -> LossReduction:
 def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
     """Raise UnsupportedError for a value taken for a gradient that is none: one that is nonlinear in several gradients,
     unless the user named it, or one to which something is added where gradients are summed."""
-    for name, how in analyse_couplings(training).unlike.items():
+    unlike = analyse_couplings(training).unlike
+    for name, count in unlike.counts.items():
+        if not roles.params.get(name):
+            value = training.gradients[name]
+            raise UnsupportedError(
+                f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
+                f"{value!r}, which is divided by {count!r}, a count of the batch that the loss does not know",
+                f"if {name} is a statistic, say that ranks add up what it takes of the batch: --statistics {name}=sum; "
+                f"if it is a parameter, name its gradient: --params {name}=VALUE",
+            )
+    for name, how in unlike.levels.items():
         value = training.gradients[name]
         if how is Linearity.NONLINEAR and not roles.params.get(name):
             raise UnsupportedError(
@@ -124,7 +140,7 @@ def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduct
                 f"name its gradient: --params {name}=VALUE; an update of several losses' gradients, each clipped or "
                 "projected by itself, is not supported",
             )
-        if how is Linearity.AFFINE and reduction.rule is LossRule.SUM:
+        if how is Linearity.AFFINE and reduction.rule_of(name) is LossRule.SUM:
             raise UnsupportedError(
                 f"{value!r}, the gradient of {name!r}, holds a term that no sample enters, such as the derivative of a "
                 "penalty: --loss-reduction sum would count it once for every rank",
@@ -280,28 +296,6 @@ def _reads_gradients_alone(training: TrainingGraph, own: set[str], meant: set[st
         local.isdisjoint(node.inputs) and local.isdisjoint(node.captures)
         for node in nodes if node.phase is Phase.UPDATE
     )  # fmt: skip
-
-
-def _averaged(context: CouplingContext, training: TrainingGraph) -> None:
-    """Record statistics of which ranks take the mean, and which are a sum or a maximum over a rank's own samples."""
-    statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
-    if not statistics or context.batch < 2:
-        return
-    behind, _ = ancestors(context.index, [state.updated for state in statistics])
-    known, context.found = context.found, []  # what is told of these nodes is told of the statistic
-    propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
-    context.found = known
-    for state in statistics:
-        mark = context.marks.get(state.updated)
-        node = context.index.producers.get(state.updated)
-        if mark is None or node is None or mark.doubt or mark.mixed:
-            continue
-        if mark.kind in (Relation.SUM, Relation.JOINT):
-            context.couple(
-                CouplingKind.STATISTICS, node,
-                f"statistic {state.tensor!r} is no mean over samples, and ranks take the mean of theirs",
-                "", state.updated,
-            )  # fmt: skip
 
 
 def _trained(context: CouplingContext, training: TrainingGraph, value: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gopt.analysis.partition import MIB
 from gopt.artifact.report import PassResult
@@ -68,7 +68,20 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
 
 def _plan(program: SpmdProgram, free: Sequence[Node], order: Order, options: Options) -> Sequence[Packing]:
     cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
-    return pack([item(program.graph, node, order, program.weighed) for node in free], cap, first, options.max_tensors)
+    items = [item(program.graph, node, order, program.weighed) for node in free]
+    if program.micro_steps > 1:
+        micro = _of_micro_steps(program)
+        items = [replace(each, key=replace(each.key, micro=not micro.isdisjoint(each.node.outputs))) for each in items]
+    return pack(items, cap, first, options.max_tensors)
+
+
+def _of_micro_steps(program: SpmdProgram) -> set[str]:
+    """The values of which the results of each micro-step are made: the others belong to the update."""
+    needed = set(program.phase_results()[0].values())
+    for node in reversed(program.graph.nodes):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.reads)
+    return needed
 
 
 def _check(options: Options) -> None:

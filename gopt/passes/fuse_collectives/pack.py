@@ -34,6 +34,8 @@ class Key:
     reduce: str
     sharding: Sharding
     """The members that make the call: one owner, or all."""
+    micro: bool = False
+    """The call is made in each of several micro-steps."""
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Key:
@@ -144,9 +146,9 @@ def pack(items: Sequence[Item], cap: int | None, first: int | None, tensors: int
     return found
 
 
-def _first(each: Item) -> tuple[str, str, int, str, str, str]:
+def _first(each: Item) -> tuple[str, str, int, str, str, str, bool]:
     key = each.key
-    return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.sharding)
+    return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.sharding), key.micro
 
 
 def _next_fit(items: Sequence[Item], limits: Limits) -> list[Bucket]:

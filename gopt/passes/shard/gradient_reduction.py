@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import onnx
-
 from gopt.analysis.loss_reduction import LossRule
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType, dtype_code, numpy_dtype
+from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.passes.shard.loss_weights import LossWeights
 from gopt.program import Accumulator, SpmdProgram
@@ -149,10 +146,7 @@ class GradientReduction:
         term = self._as(value, type.dtype, f"{root}_term", sharding)
         term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, sharding)
         rewriter.add("Add", [held.input, term], {held.added: type}, sharding=sharding)
-        sizes = {f"{root}_sizes": TensorType("int64", (len(type.shape or ()),))}
-        rewriter.add("Shape", [held.input], sizes, sharding=sharding)
-        zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
-        rewriter.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, sharding=sharding)
+        rewriter.zeros(held.input, held.output, f"{root}_sizes", sharding)
         self.program.accumulators.append(held)
         if self.weights.rule is LossRule.SUM:
             return held.input

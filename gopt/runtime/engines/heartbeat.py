@@ -10,7 +10,7 @@ import io
 import mmap
 import os
 import select
-import shutil
+import stat
 import struct
 import sys
 import threading
@@ -28,13 +28,17 @@ from gopt.runtime.engines.watchdog import Watchdog
 HEARTBEATS = "GOPT_HEARTBEATS"
 """Environment variable: the folder in which ranks publish their positions."""
 LAUNCHER = "launcher"
-"""File in that folder: number of the launcher's process. Its ranks end when it has."""
+"""File in that folder, its marker: the launcher's process. Its ranks end when it has."""
+LIVE = "live"
+"""File in that folder: a line of JSON for each step of the first rank."""
 ERROR_CLAIMED = "said"
 """File in that folder: created by the rank that reports why the job ends, with its exit code and process."""
 ERROR_TEXT = "why"
 """File in that folder: what that rank says. The launcher prints it: it ends ranks before it has read their output."""
 ERROR_GRACE = 1.0
 """Seconds that the others leave to a rank that is about to create that file."""
+_MARK = "gopt-launcher"
+"""First word of the marker."""
 _PASSING = 0.1
 """Seconds that a user's own launcher has to take what a rank prints, before the rank ends the job."""
 _EXPLAINS = 60.0
@@ -43,6 +47,55 @@ _RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""
 RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
 """Status of a rank: running; ended well; reported an error; waiting for others in a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher's process; ``start``: when it started, in the ticks of the system, as numbers of processes return."""
+
+    process: int
+    start: int
+
+
+def mark(folder: Path) -> None:
+    """Make a folder that of the launcher in this process."""
+    Path(folder, LAUNCHER).write_text(f"{_MARK} {os.getpid()} {start_of(os.getpid())}")
+
+
+def read_marker(folder: Path) -> Launcher | None:
+    """Return the launcher whose folder this is; None for any other folder."""
+    with suppress(OSError, ValueError):
+        number = os.open(folder / LAUNCHER, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(number, "rb") as file:
+            about = os.fstat(number)
+            if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+                word, process, start = file.read(100).decode().split()
+                return Launcher(int(process), int(start)) if word == _MARK else None
+    return None
+
+
+def launcher_folder() -> Path | None:
+    """Return the folder of the gopt that launched this process; None without one, also where the variable names a
+    folder that no gopt has marked."""
+    text = os.environ.get(HEARTBEATS)
+    folder = Path(text) if text else None
+    return folder if folder is not None and read_marker(folder) is not None else None
+
+
+def start_of(process: int) -> int:
+    """When a process started, in ticks since the system did; 0 where it is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].split()[19])
+    return 0
+
+
+def _remove(folder: Path) -> None:
+    """Remove what launcher and ranks wrote into their folder, and the folder where nothing else is in it."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            if path.name.isdigit() or path.name.partition(".")[0] in (LAUNCHER, LIVE, ERROR_CLAIMED, ERROR_TEXT):
+                path.unlink()
+        folder.rmdir()
 
 
 class StatusPublisher:
@@ -67,10 +120,9 @@ class StatusPublisher:
     @classmethod
     def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> StatusPublisher:
         """Open a rank's heartbeat. ``gather``: returns the item of every rank of the job; all ranks call it."""
-        folder = os.environ.get(HEARTBEATS)
-        if not folder:
+        home = launcher_folder()
+        if home is None:
             return cls._in_memory(rank, gather)
-        home = Path(folder)
         beat = cls(os.open(home / f"{rank}", os.O_RDWR | os.O_CREAT, 0o600), home)
         beat.others = lambda: read(home)
         threading.Thread(target=beat.follow, name="launcher", daemon=True).start()
@@ -95,15 +147,18 @@ class StatusPublisher:
     def follow(self) -> None:
         """End this rank when the launcher has ended: a launcher that is killed cannot end its ranks."""
         assert self.folder is not None
-        try:
-            handle = os.pidfd_open(int((self.folder / LAUNCHER).read_text()))
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # gone already, and perhaps its folder with it
-        except OSError:
-            return  # the system gives no handle: nothing to follow
-        else:
-            select.select([handle], [], [])
-        shutil.rmtree(self.folder, ignore_errors=True)
+        launcher = read_marker(self.folder)
+        if launcher is not None:
+            try:
+                handle = os.pidfd_open(launcher.process)
+            except ProcessLookupError:
+                pass  # gone already, and perhaps its folder with it
+            except OSError:
+                return  # the system gives no handle: nothing to follow
+            else:
+                if start_of(launcher.process) == launcher.start:
+                    select.select([handle], [], [])
+        _remove(self.folder)
         os._exit(RunError("").exit_code)
 
     def at(self, step: int, call: int, how: int = RUNNING) -> None:

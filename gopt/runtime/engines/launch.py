@@ -24,18 +24,17 @@ from gopt.limits import LINE_BYTES
 from gopt.runtime.engines.heartbeat import (
     ENDED,
     HEARTBEATS,
-    LAUNCHER,
+    LIVE,
     REPORTED,
     WAITING,
     RankStatus,
+    mark,
     read,
     read_claim,
     read_explanation,
     waiting,
 )
 
-LIVE = "live"
-"""File in the folder of heartbeats: a line of JSON for each step of the first rank."""
 COPYING = 20.0
 """Seconds that the last output of ranks has to come, once all have ended."""
 CLEANING = 20.0
@@ -72,7 +71,7 @@ def launch(
     without a message, or when no rank makes progress for twice the deadline; StoppedError at a stop signal.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals(patient) as caught:
-        Path(folder, LAUNCHER).write_text(f"{os.getpid()}")
+        mark(Path(folder))
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting

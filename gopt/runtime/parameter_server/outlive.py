@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gopt.errors import OptionError
-from gopt.runtime.engines.heartbeat import HEARTBEATS
+from gopt.runtime.engines.heartbeat import launcher_folder
 
 FLAG = "-disable-auto-cleanup"
 _PROXY = "hydra_pmi_proxy"
@@ -52,7 +52,7 @@ def ended_together(above: Sequence[Sequence[str]]) -> bool | None:
 
 def check_launcher(processes: int, above: Sequence[Sequence[str]]) -> None:
     """Raise OptionError where a run is to continue without a lost trainer, and its launcher would end all processes."""
-    if HEARTBEATS not in os.environ and ended_together(above):
+    if launcher_folder() is None and ended_together(above):
         raise OptionError(
             "--on-trainer-loss continue: this mpiexec ends all processes when one dies",
             f"start it with mpiexec {FLAG} -n {processes} gopt run …, or with gopt run … --launch {processes}",
@@ -65,7 +65,7 @@ def outlive_others(above: Sequence[Sequence[str]]) -> None:
     The parent waits and exits with the child's exit code, or 128 plus the number of the signal that ended it. Call it
     before MPI is loaded and before threads are started.
     """
-    if HEARTBEATS in os.environ or ended_together(above) is not False:
+    if launcher_folder() is not None or ended_together(above) is not False:
         return
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher sends it when a process dies
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _GROUP}

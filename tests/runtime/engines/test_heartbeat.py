@@ -112,7 +112,7 @@ def test_a_line_is_shown_once_and_when_it_is_whole(tmp_path):
     watchdog = launch._JobMonitor(None, tmp_path, 1.0, shown.append)
     watchdog._tell()
     for text, lines in (("a\nb", ["a"]), ("c\nd\n", ["a", "bc", "d"]), ("", ["a", "bc", "d"])):
-        with (tmp_path / launch.LIVE).open("a") as file:
+        with (tmp_path / heartbeat.LIVE).open("a") as file:
             file.write(text)
         watchdog._tell()
         assert shown == lines
@@ -238,6 +238,66 @@ def test_heartbeats_without_a_folder_are_seen_by_all(monkeypatch):
 
     for found in run_threads(mesh, 600.0, work):
         assert found == [(0, 0, 5, WAITING), (1, 1, 5, RUNNING), (2, 2, 5, WAITING)]
+
+
+# --- the launcher's folder ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [None, "folder", "pipe", "", "1", "gopt-launcher", "gopt-launcher 1", "gopt-launcher a b", "x 1 2", b"\xff 1 2"],
+)
+def test_a_folder_without_a_marker_is_nobodys(marker, tmp_path, monkeypatch):
+    """Whoever names the folder: nothing is written there, and nothing removed."""
+    path = tmp_path / heartbeat.LAUNCHER
+    if marker == "folder":
+        path.mkdir()
+    elif marker == "pipe":
+        os.mkfifo(path)
+    elif marker is not None:
+        path.write_bytes(marker if isinstance(marker, bytes) else marker.encode())
+    monkeypatch.setenv(heartbeat.HEARTBEATS, str(tmp_path))
+    assert heartbeat.launcher_folder() is None
+
+
+@pytest.mark.parametrize("value", ["", "/dev/zero", "/nowhere", "/", "\n", "."])
+def test_a_variable_that_names_no_launchers_folder(value, monkeypatch):
+    monkeypatch.setenv(heartbeat.HEARTBEATS, value)
+    assert heartbeat.launcher_folder() is None
+
+
+def test_a_marked_folder_is_the_launchers(tmp_path, monkeypatch):
+    heartbeat.mark(tmp_path)
+    monkeypatch.setenv(heartbeat.HEARTBEATS, str(tmp_path))
+    assert heartbeat.launcher_folder() == tmp_path
+    marked = heartbeat.read_marker(tmp_path)
+    assert marked == heartbeat.Launcher(os.getpid(), heartbeat.start_of(os.getpid())) and marked.start
+
+
+FOLLOWS = """
+import sys
+from pathlib import Path
+from gopt.runtime.engines.heartbeat import StatusPublisher
+StatusPublisher(None, Path(sys.argv[1])).follow()
+"""
+
+
+@pytest.mark.parametrize("process", ["ended", "another of its number"])
+def test_a_rank_without_its_launcher_removes_what_they_wrote_alone(process, tmp_path):
+    number = os.getpid()
+    if process == "ended":
+        with subprocess.Popen(["true"]) as gone:
+            number = gone.pid
+    for name in ("0", "12", "live", "said", "said.12", "why.12", "why"):
+        (tmp_path / name).write_text("")
+    (tmp_path / heartbeat.LAUNCHER).write_text(f"gopt-launcher {number} 1")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "0").write_text("kept")
+    (tmp_path / "0.onnx").write_text("kept")
+    ended = subprocess.run([sys.executable, "-P", "-c", FOLLOWS, str(tmp_path)], timeout=600)
+    assert ended.returncode == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.onnx", "precious"]
+    assert (tmp_path / "precious" / "0").read_text() == "kept"
 
 
 # --- threads --------------------------------------------------------------------------------------------------------

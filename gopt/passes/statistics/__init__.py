@@ -8,23 +8,26 @@ from enum import Enum
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling import refuse_other_sums
+from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
-from gopt.analysis.training import State, StateKind
+from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
+from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.artifact.report import PassResult
 from gopt.collectives.node import format_shape
-from gopt.errors import OptionError
+from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.passes.base import Pass
+from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
 from gopt.program import SpmdProgram
 
 
 class StatisticPolicy(str, Enum):
     """Policy for the ranks' statistics."""
 
+    AUTO = "auto"
     MEAN = "mean"
     ROOT = "root"
     LOCAL = "local"
@@ -33,18 +36,20 @@ class StatisticPolicy(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``mean`` averages new statistics over the ranks that see different data, ``root`` takes those of the first of
-    them, ``local`` leaves them apart, ``sync`` takes every value over samples over the samples of all ranks, in forward
-    and backward."""
+    """``auto`` combines each new statistic as it follows the batch: by mean, sum, maximum or minimum over the ranks
+    that see different data; ``mean`` averages all of them, ``root`` takes those of the first rank, ``local`` leaves
+    them apart, ``sync`` takes every value over samples over the samples of all ranks, in forward and backward."""
 
-    statistics: StatisticPolicy = StatisticPolicy.MEAN
+    statistics: StatisticPolicy = StatisticPolicy.AUTO
 
 
 def statistics(program: SpmdProgram, options: Options) -> PassResult:
-    """Average the new statistics over the ranks that see different data, in one packed call per dtype.
+    """Combine the new statistics over the ranks that see different data.
 
-    Guarantees: replicated statistics are equal after every step, or marked local in the manifest. On the wire:
-    2(N-1)/N of their bytes; ``root``, a broadcast from the group's first rank: (N-1)/N. ``sync``: what single samples
+    Guarantees: replicated statistics are equal after every step, or marked local in the manifest. ``auto`` refuses
+    those of which nothing says how they are combined. On the wire: means of new values go in one packed call per dtype,
+    2(N-1)/N of their bytes; sums and extremes of what a statistic takes of the batch one call each, in every
+    micro-step; ``root``, a broadcast from the group's first rank: (N-1)/N. ``sync``: what single samples
     read of other samples is averaged where it is made, so that the step is that of one large batch: 2(N-1)/N of
     the bytes of those values, as many calls behind one another as normalisations stand behind one another, forward and
     backward. Refused where that would not be exact.
@@ -57,16 +62,60 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
         return _synchronised(program, group)
     if not states:
         return PassResult(note="no statistics")
-    if options.statistics is StatisticPolicy.LOCAL:
-        names = {state.tensor for state in states}
-        program.set_states([replace(h, local=True) if h.input in names else h for h in program.states])
-        return PassResult(facts={"local": len(states)})
-    return _alike(program, group, states, options.statistics)
-
-
-def _alike(program: SpmdProgram, group: str, states: list[State], policy: StatisticPolicy) -> PassResult:
-    """Let all ranks hold the mean of the new statistics, or those of the group's first rank."""
+    program.reductions = _reductions(program.source, options.statistics)
+    by_rule: dict[str, list[State]] = {}
+    update = readers_in_update(program.source)
+    apart = update if program.micro_steps > 1 else {}
+    for state in states:
+        reduction = program.reductions[state.tensor]
+        if reduction.rule == "mean" and state.tensor in apart and not reduction.points:
+            point = StatisticPoint(state.updated, "mean")  # the update reads it: equal on ranks in each micro-step
+            program.reductions[state.tensor] = reduction = replace(reduction, points=(point,))
+        by_rule.setdefault("points" if reduction.points else reduction.rule, []).append(state)
+    local = {state.tensor for state in by_rule.get("local", ())}
+    refuse_apart(by_rule.get("local", ()), update, "--statistics local")
+    refuse_apart(by_rule.get("root", ()), apart, "--statistics root over micro-steps")
     rewriter = GraphRewriter(program.graph, "statistics")
+    made: dict[str, str] = {}
+    calls = sum(_alike(program, rewriter, group, by_rule.get(rule, []), rule, made) for rule in ("mean", "root"))
+    emitted = StatisticCalls(program, group, rewriter, made)
+    emitted.emit(by_rule.get("points", ()), {name: [n.first_output for n in nodes] for name, nodes in apart.items()})
+    rewriter.finish()
+    program.set_states([replace(h, local=True) if h.input in local else h for h in program.states])
+    calls += len(emitted.reduced)
+    program.statistics_of_root = options.statistics is StatisticPolicy.ROOT
+    figures = {"averaged": "mean", "of_root": "root", "local": "local", "reduced": "points"}
+    facts = {name: len(by_rule[rule]) for name, rule in figures.items() if rule in by_rule}
+    return PassResult(facts=facts | ({"calls": calls} if calls else {}))
+
+
+def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, StatisticReduction]:
+    """How each statistic is combined: as the user says, and the others by the policy."""
+    states = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
+    found = analyse_couplings(training)
+    asked = states if policy is StatisticPolicy.AUTO else [name for name in states if name in training.reductions]
+    unclear = [name for name in asked if name in found.unclear]
+    if unclear:
+        named = ",".join(f"{name}=mean" for name in unclear)
+        said = training.reductions.get(unclear[0], "")
+        raise UnsupportedError(
+            f"gopt cannot tell how ranks combine the statistic {unclear[0]!r}: {found.unclear[unclear[0]]}"
+            if not said
+            else f"--statistics {unclear[0]}={said} is not supported: {found.unclear[unclear[0]]}",
+            f"say how: --statistics {named}, where mean may be "
+            + ("mean, root or local" if said else "mean, sum, max, min, root or local"),
+        )
+    plain = {name: StatisticReduction(name, policy.value) for name in states}
+    return plain | {name: found.statistics[name] for name in asked}
+
+
+def _alike(
+    program: SpmdProgram, rewriter: GraphRewriter, group: str, states: list[State], rule: str, made: dict[str, str]
+) -> int:
+    """Let all ranks hold the mean of new statistics, or those of the group's first rank; returns the number of calls.
+
+    ``made`` gets the names of what a rank makes of each alone.
+    """
     by_dtype: dict[str, list[State]] = {}
     for state in states:
         by_dtype.setdefault(program.graph.types[state.updated].dtype, []).append(state)
@@ -74,25 +123,22 @@ def _alike(program: SpmdProgram, group: str, states: list[State], policy: Statis
     for number, held in enumerate(by_dtype.values()):
         inputs = []
         for place, state in enumerate(held):
-            name, local = state.updated, f"gopt.statistics.b{number}.local{place}"
+            name, local = state.updated, f"gopt.statistics.{'b' if rule == 'mean' else 'root'}{number}.local{place}"
             rewriter.rename_output(producers[name], name, local)
+            made[name] = local
             for reader in users.get(name, ()):
                 rewriter.rewire(reader, name, local)
             if program.micro_steps > 1:
                 program.loop_carried[state.tensor] = local  # the mean is taken of what the last micro-step left
             inputs.append(state.tensor if program.micro_steps > 1 else local)
         types = {state.updated: program.graph.types[state.updated] for state in held}
-        if policy is StatisticPolicy.ROOT:
+        if rule == "root":
             shapes = [format_shape(type.dims) for type in types.values()]
             attributes = {"group": group, "root": 0, "dtype": next(iter(types.values())).dtype, "shapes": shapes}
             rewriter.add("Broadcast", inputs, types, domain=COMM, attributes=attributes)
         else:
             rewriter.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
-    rewriter.finish()
-    program.statistics_of_root = policy is StatisticPolicy.ROOT
-    return PassResult(
-        facts={"of_root" if policy is StatisticPolicy.ROOT else "averaged": len(states), "calls": len(by_dtype)}
-    )
+    return len(by_dtype)
 
 
 def _synchronised(program: SpmdProgram, group: str) -> PassResult:

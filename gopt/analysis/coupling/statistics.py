@@ -1,0 +1,176 @@
+"""How statistics follow the batch: by sums, means or extremes over samples, which ranks combine each in its own way.
+
+The walk goes back from a new value to the first values of which the marks say how that of the large batch follows from
+those of the ranks. They are reduced, and all that lies behind them is computed alike on every rank.
+"""
+
+from __future__ import annotations
+
+from math import isclose
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, products
+from gopt.analysis.coupling.propagate import propagate
+from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
+from gopt.ir.graph import Node
+
+_REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Relation.MIN: "min"}
+_AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
+
+
+class Unclear(Exception):
+    """Raised where nothing says how the ranks' values of a statistic are combined; the text gives the reason."""
+
+
+def statistic_reductions(
+    context: CouplingContext, training: TrainingGraph
+) -> tuple[dict[str, StatisticReduction], dict[str, str]]:
+    """Statistic -> how it is combined over ranks; and the others, each with the reason why that is not known.
+
+    ``context`` has the marks of the forward. What is told of the nodes behind it is told of the statistic.
+    """
+    states = [state for state in training.states if state.kind is StateKind.STATISTIC]
+    found: dict[str, StatisticReduction] = {}
+    unclear: dict[str, str] = {}
+    if not states:
+        return found, unclear
+    behind, _ = ancestors(context.index, [state.updated for state in states])
+    known, context.found = context.found, []
+    propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
+    context.found = known
+    for state in states:
+        try:
+            found[state.tensor] = _reduction(context, state, training.reductions.get(state.tensor, ""))
+        except Unclear as error:
+            unclear[state.tensor] = str(error)
+    return found, unclear
+
+
+def _reduction(context: CouplingContext, state: State, stated: str) -> StatisticReduction:
+    if stated in ("mean", "root", "local"):
+        return StatisticReduction(state.tensor, stated)
+    if stated == "gather":
+        raise Unclear("gopt does not gather rows of ranks")
+    walk = _Walk(context, state, stated)
+    points = walk.points()
+    rules = "+".join(dict.fromkeys(point.reduce for point in points))
+    if [point.value for point in points] == [state.updated] and rules == "mean":
+        return StatisticReduction(state.tensor, rules)
+    return StatisticReduction(state.tensor, rules, tuple(points))
+
+
+class _Walk:
+    """One walk back from a new value; ``stated``: the user's own word for every value that is reduced."""
+
+    def __init__(self, context: CouplingContext, state: State, stated: str) -> None:
+        self.context, self.state, self.stated = context, state, stated
+        self.found: dict[str, str] = {}
+
+    def points(self) -> list[StatisticPoint]:
+        stack: list[tuple[str, float | None]] = [(self.state.updated, None)]
+        seen: set[str] = set()
+        while stack:
+            name, old = stack.pop()
+            mark = self.context.marks.get(name)
+            if mark is None or name in seen:
+                continue
+            seen.add(name)
+            rule = self._rule(name, mark, old)
+            if rule:
+                self.found[name] = rule
+                continue
+            node = self.context.index.producers[name]
+            old = self._old_factor(node)
+            stack += [(each, old) for each in node.reads]
+        order = self.context.index.defined_at
+        return [StatisticPoint(name, self.found[name]) for name in sorted(self.found, key=order)]
+
+    def _rule(self, name: str, mark: Mark, old: float | None) -> str:
+        """How ranks combine a value; '' where what it is made of must say. Raises Unclear."""
+        node = self.context.index.producers.get(name)
+        if mark.kind is Relation.SAMPLES:
+            raise Unclear(f"{name!r} keeps values of single samples")
+        if mark.kind is Relation.UNKNOWN and (self.stated or node is None or not self._averages(name)):
+            if self.stated in ("max", "min") and name == self.state.updated:
+                return self.stated
+            where = f" ({node.op_type})" if node is not None else ""
+            raise Unclear(f"the samples cannot be followed to {name!r}{where}")
+        if mark.kind not in REDUCED and mark.kind is not Relation.UNKNOWN:
+            raise Unclear(f"{name!r} is random")
+        if self.stated:
+            return self.stated if mark.kind in _REDUCE or name in self.context.origins else ""
+        if mark.kind is Relation.UNKNOWN:
+            return "mean"
+        if mark.kind in (Relation.SUM, Relation.MEAN) and not mark.even and name not in self.context.origins:
+            return ""  # a count that is kept from being zero: of the large batch's, not of each rank's
+        if mark.kind is Relation.SUM:
+            return self._of_sum(name, mark, old)
+        if mark.kind is Relation.MEAN:
+            self._refuse_rate(name, node, old)
+        elif mark.kind not in _REDUCE and name in self.context.origins:
+            raise Unclear(f"{name!r} ({self.context.origins[name].op_type}) is no sum, mean or extreme over samples")
+        return _REDUCE.get(mark.kind, "")
+
+    def _averages(self, name: str) -> bool:
+        """Return whether all that a value takes of the batch comes from means, where samples cannot be followed."""
+        stack, seen = [name], set()
+        while stack:
+            value = stack.pop()
+            node = self.context.index.producers.get(value)
+            if value in seen or value not in self.context.marks:
+                continue
+            seen.add(value)
+            if node is None or len(seen) > 64:
+                return False
+            if not node.is_a(*_AVERAGES):
+                if node.phase is Phase.FORWARD:
+                    return False
+                stack.extend(node.reads)
+        return True
+
+    def _old_factor(self, node: Node) -> float | None:
+        """By how much a sum takes the old value; None where it takes it otherwise."""
+        if not node.is_a("Add", "Sub"):
+            return None
+        for name in node.inputs:
+            made = self.context.index.producers.get(name)
+            if name == self.state.tensor:
+                return 1.0
+            if made is not None and made.is_a("Mul") and self.state.tensor in made.inputs and len(made.inputs) == 2:
+                return self.context.scalar(made.inputs[made.inputs[0] == self.state.tensor]) or None
+        return None
+
+    def _of_sum(self, name: str, mark: Mark, old: float | None) -> str:
+        """A sum over samples times a constant, which may divide by their number."""
+        if mark.doubt or self.context.batch == 1:
+            raise Unclear(f"{name!r} may be a sum or a mean over the samples of a batch of this size")
+        first = self.context.marks.get(mark.origin, mark)
+        inside, factor = abs(first.factor), abs(mark.factor / first.factor) if first.factor else 0.0
+        rate = 1 - old if old is not None else 0.0
+        sizes = [self.context.batch * size for size in products(mark.sizes)]
+        if rate and factor and any(isclose(factor * size, rate, rel_tol=1e-5) for size in sizes):
+            return "mean"
+        for by in (inside, 0.0 if isclose(factor, rate, rel_tol=1e-5) else factor):
+            if any(_digits(by * size) < _digits(by) for size in sizes):
+                raise Unclear(
+                    f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
+                    "number"
+                )
+        return "sum"
+
+    def _refuse_rate(self, name: str, node: Node | None, old: float | None) -> None:
+        """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
+        if old is None or node is None or not node.is_a("Mul", "Div") or len(node.inputs) != 2:
+            return
+        for value, constant in (node.inputs, node.inputs[::-1]):
+            mark, by = self.context.marks.get(value), self.context.scalar(constant)
+            by = 1 / by if by and node.is_a("Div") else by
+            if mark is not None and mark.kind is Relation.SUM and isclose(abs(by), 1 - old, rel_tol=1e-5):
+                raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
+
+
+def _digits(number: float) -> int:
+    """Significant digits of a number as a 32-bit constant has them."""
+    return len(f"{number:.5e}".partition("e")[0].replace(".", "").rstrip("0")) or 1

@@ -1,0 +1,30 @@
+"""Inputs without a stored value that an update adds beside stored states: noise, anchors, what is fed in each step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gopt.analysis.state_matching import FACTOR_COST, match_states
+from gopt.ir.graph import Graph
+
+Reach = Mapping[str, Mapping[str, int]]
+
+
+def without_fed(graph: Graph, reach: Reach) -> dict[str, dict[str, int]]:
+    """The inputs that each output reads element by element, without those that are fed and no state.
+
+    Such an input has no stored value, one output alone reads it, and that output has an old value among the stored ones
+    beside it. Everything stays where an output would be left without a state.
+    """
+    kept = {output: dict(found) for output, found in reach.items()}
+    readers = Counter(name for found in reach.values() for name in found)
+    rest: dict[str, dict[str, int]] = {}
+    for output, found in kept.items():
+        old = {name: depth for name, depth in found.items() if name in graph.initializers or readers[name] > 1}
+        stored = any(name in graph.initializers and depth < FACTOR_COST for name, depth in old.items())
+        rest[output] = old if stored else found
+    if rest == kept:
+        return kept
+    pairs, unsettled = match_states(rest)
+    return kept if unsettled or any(found and output not in pairs for output, found in kept.items()) else rest

@@ -1,0 +1,133 @@
+"""The inputs that a gradient must depend on: a state whose update lacks one is a statistic, whatever it is made of.
+
+A backward multiplies derivatives along a path from the loss to a parameter, and each operator on it adds what its own
+derivative reads: a product its other factors, a curved function its operand. Two sweeps tell which inputs of the step
+that is, at least: forwards, the inputs that each value depends on; backwards, those that every path from the loss
+reads. An update that lacks one of them holds no gradient. That is certain where a backward differentiates the loss;
+what stops gradients on some paths, or passes them straight through, only makes a backward read more than is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
+
+_STEPS = frozenset(["Sign", "Round", "Floor", "Ceil"])
+"""Floating functions without a derivative: backwards pass straight through them."""
+_PLACES = frozenset(["ArgMax", "ArgMin"])
+_PRODUCTS = frozenset(["Mul", "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"])
+_LOOKUPS = frozenset(["Gather", "GatherElements", "GatherND"])
+_CURVED = frozenset(
+    [
+        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "Log",
+        "Mish", "Pow", "Reciprocal", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare",
+        "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "Softmax",
+        "LogSoftmax", "SoftmaxCrossEntropyLoss",
+    ]
+)  # fmt: skip
+"""Functions whose derivative follows their first operand smoothly."""
+_BENT = frozenset(["Abs", "LeakyRelu", "PRelu", "ReduceL1", "ReduceMax", "ReduceMin", "Relu", "MaxPool"])
+"""Functions whose derivative follows comparisons of their first operand."""
+
+
+def without_needs(
+    index: GraphIndex, forward: set[int], losses: Iterable[str], batch: Iterable[str], updated: Mapping[str, str]
+) -> dict[str, str]:
+    """Of the floating states, those whose new value cannot hold a gradient of the losses -> an input that it lacks.
+
+    ``updated``: state -> its new value; ``forward``: nodes by id, those that the losses depend on.
+    """
+    read = [name for node in index.graph.nodes if id(node) in forward for name in node.reads]
+    leaves = list(dict.fromkeys(name for name in [*batch, *read] if name in updated or name in index.graph.inputs))
+    sweep = _Dependence(index, forward, leaves)
+    losses, held = list(losses), set(read)
+    needs = _needs(sweep, losses, smooth=True)
+    if any(name in held and name not in needs for name in updated):  # a selection alone leads from it to the loss
+        needs = _needs(sweep, losses, smooth=False) | needs
+    found: dict[str, str] = {}
+    for name, output in updated.items():
+        lacking = needs.get(name, 0) & ~sweep.of.get(output, 0)
+        if lacking:
+            found[name] = leaves[(lacking.bit_length() - 1) % len(leaves)]
+    return found
+
+
+class _Dependence:
+    """Value -> the leaves that it depends on, as bits: any way, and above these through smooth functions alone.
+
+    Behind the forward an update may take signs and comparisons of a gradient: there only a place is no smooth function.
+    """
+
+    def __init__(self, index: GraphIndex, forward: set[int], leaves: list[str]) -> None:
+        self.index, self.forward, graph = index, forward, index.graph
+        self.loose = (1 << len(leaves)) - 1
+        self.of: dict[str, int] = {}
+        for place, name in enumerate(leaves):
+            self.of[name] = 1 << place | (1 << place + len(leaves)) * self.smooth(name)
+        known = {mask: mask for mask in self.of.values()}
+        """One object for each mask: a network has far fewer than values."""
+        held = self.of.get
+        for node in graph.nodes:
+            mask = 0
+            for name in node.reads:
+                mask |= held(name, 0)
+            if not mask:
+                continue
+            inside = id(node) in forward
+            for name in node.outputs:
+                steps = node.is_in(_PLACES) or (inside and (node.is_in(_STEPS) or not self.smooth(name)))
+                own = mask & self.loose if steps else mask
+                self.of[name] = known.setdefault(own, own)
+
+    def smooth(self, name: str) -> bool:
+        dtype = self.index.graph.type_of(name).dtype
+        return dtype in FLOATS or dtype == "undefined" or dtype.startswith("float")
+
+
+def _needs(sweep: _Dependence, losses: Iterable[str], *, smooth: bool) -> dict[str, int]:
+    """Value of the forward -> the leaves that derivatives along every path from a loss to it depend on; ``smooth``:
+    along paths of floating values."""
+    needs = dict.fromkeys(losses, 0)
+    for node in reversed(sweep.index.graph.nodes):
+        behind = [needs[name] for name in node.outputs if name in needs]
+        if not behind or id(node) not in sweep.forward:
+            continue
+        least = behind[0]
+        for each in behind[1:]:
+            least &= each
+        for name, more in _derivatives(sweep, node):
+            if not smooth or sweep.smooth(name):
+                needs[name] = needs.get(name, least | more) & (least | more)
+    return needs
+
+
+def _derivatives(sweep: _Dependence, node: Node) -> Iterator[tuple[str, int]]:
+    """Each operand, with the leaves that the derivative by it depends on at least."""
+    masks = [sweep.of.get(name, 0) for name in node.inputs]
+    standard = node.domain in ("", "ai.onnx")
+    for place, name in enumerate(node.inputs):
+        if not name:
+            continue
+        more = 0
+        if not standard:
+            pass
+        elif node.op_type in _PRODUCTS:
+            if not (node.op_type == "Gemm" and place == 2):
+                for other, mask in enumerate(masks[: 2 if node.op_type != "Einsum" else None]):
+                    more |= mask if other != place else 0
+        elif node.op_type == "Div":
+            more = masks[1] | (masks[0] if place else 0)
+        elif node.op_type in _LOOKUPS and place == 0:
+            more = masks[1]
+        elif node.op_type == "Where" and place:
+            more = masks[0]
+        elif node.op_type in _CURVED and place == 0:
+            more = masks[0] | (masks[1] if node.op_type == "SoftmaxCrossEntropyLoss" else 0)
+        elif node.op_type in _BENT and place == 0:
+            more = masks[0] & sweep.loose
+        yield name, more
+    for name in node.captures:
+        yield name, 0

@@ -1,0 +1,143 @@
+"""Calls for statistics that are no plain means: what ranks reduce, and what every rank computes alike from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.statistic_points import path_nodes
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.program import Accumulator, SpmdProgram
+
+
+def readers_in_update(training: TrainingGraph) -> dict[str, list[Node]]:
+    """Statistic whose old value the update of other states reads -> the nodes that do."""
+    names = {state.tensor for state in training.states if state.kind is StateKind.STATISTIC}
+    updating = [
+        node for node in training.graph.nodes if node.phase is Phase.UPDATE and not names.isdisjoint(node.reads)
+    ]
+    if not updating:
+        return {}
+    others = [state.updated for state in training.states if state.tensor not in names]
+    needed = ancestors(GraphIndex(training.graph), others)[0]
+    found: dict[str, list[Node]] = {}
+    for node in updating:
+        for name in names.intersection(node.reads) if id(node) in needed else ():
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def refuse_apart(states: Iterable[State], read: Collection[str], rule: str) -> None:
+    """Raise UnsupportedError where the update would read a value that each rank has of its own."""
+    name = next((state.tensor for state in states if state.tensor in read), None)
+    if name is not None:
+        raise UnsupportedError(
+            f"the update of parameters reads the statistic {name!r}, which ranks hold apart with {rule}",
+            f"combine it: --statistics {name}=mean, sum, max or min",
+        )
+
+
+class StatisticCalls:
+    """Emits the calls of some statistics, each in every micro-step; readers in the step keep the rank's own values."""
+
+    def __init__(
+        self, program: SpmdProgram, group: str, rewriter: GraphRewriter, local: dict[str, str]
+    ) -> None:  # fmt: skip
+        """``local``: new value of a statistic -> the name of what a rank makes of it alone."""
+        self.program, self.group, self.rewriter, self.local = program, group, rewriter, local
+        self.graph = program.graph
+        self.producers, self.users = self.graph.producers(), self.graph.users()
+        self.nodes = list(self.graph.nodes)
+        self.reduced: dict[tuple[str, str], str] = {}
+        """Value and reduction -> the reduced value."""
+
+    def emit(self, states: Sequence[State], held: Mapping[str, Collection[str]]) -> None:
+        """Emit the calls of statistics, and what makes their new values of the results.
+
+        ``held``: statistic -> the nodes of the update, by first output, that read its old value after micro-steps.
+        """
+        points = {s.tensor: self.program.reductions[s.tensor].points for s in states}
+        paths = {
+            s.tensor: path_nodes(self.nodes, self.producers, [self._own(p.value) for p in points[s.tensor]], s.updated)
+            for s in states
+        }
+        for state in states:
+            name, local = state.updated, f"gopt.statistics.of.{state.tensor}.local"
+            self.rewriter.rename_output(self.producers[name], name, local)
+            for reader in self.users.get(name, ()):
+                self.rewriter.rewire(reader, name, local)
+            self.producers[local], self.local[name] = self.producers[name], local
+        for state in states:
+            values = {self._own(p.value): self._call(state, self._own(p.value), p.reduce) for p in points[state.tensor]}
+            self._emit(state, values, paths[state.tensor], held.get(state.tensor, ()))
+
+    def _own(self, name: str) -> str:
+        return self.local.get(name, name)
+
+    def _emit(self, state: State, values: dict[str, str], path: list[Node], held: Collection[str]) -> None:
+        name, type = state.updated, self.graph.types[state.updated]
+        prefix = f"gopt.statistics.of.{state.tensor}"
+        moved = self._moved(state, prefix, held) if held else state.tensor
+        new = self._repeated(state, values | {state.tensor: moved}, path, prefix)
+        if not held:
+            self.rewriter.add("Identity", [new], {name: type})
+            return
+        term, sum_, out = f"{prefix}.term", f"{prefix}.sum", f"{prefix}.zero"
+        self.rewriter.add("Sub", [new, moved], {term: type})
+        self.rewriter.add("Add", [sum_, term], {f"{prefix}.next": type})
+        self.rewriter.zeros(sum_, out, f"{prefix}.shape")
+        self.rewriter.add("Add", [state.tensor, sum_], {name: type})
+        self.program.accumulators.append(Accumulator(sum_, out, f"{prefix}.next", type, reduced=True))
+
+    def _call(self, state: State, value: str, reduce: str) -> str:
+        """The reduced value; one call for all statistics that reduce it alike."""
+        made = self.reduced.get((value, reduce))
+        if made is not None:
+            return made
+        producer = self.producers.get(value)
+        if producer is None:
+            raise UnsupportedError(
+                f"statistic {state.tensor!r} follows {value!r}, which this mesh splits: its {reduce} over ranks is not "
+                "supported",
+                "leave out the axes that split the computation",
+            )
+        made = f"gopt.statistics.reduced{len(self.reduced)}"
+        self.rewriter.add(
+            "AllReduce", [value], {made: self.graph.types[value]}, domain=COMM,
+            attributes={"group": self.group, "reduce": reduce}, after=producer,
+        )  # fmt: skip
+        self.reduced[value, reduce] = made
+        return made
+
+    def _repeated(self, state: State, values: dict[str, str], path: list[Node], prefix: str) -> str:
+        """Write the nodes between reduced values and the new value once more; returns what they make.
+
+        Nodes of the step that nothing else reads are left without readers: prune removes them.
+        """
+        renamed = dict(values)
+        for place, node in enumerate(path):
+            if not renamed.keys().isdisjoint(node.captures):
+                raise UnsupportedError(
+                    f"statistic {state.tensor!r}: the body of {node.op_type} {node.label!r} reads a value that ranks "
+                    "reduce",
+                    f"combine the new values themselves: --statistics {state.tensor}=mean",
+                )
+            outputs = {name: f"{prefix}.{place}.{at}" for at, name in enumerate(node.outputs) if name}
+            types = {new: self.graph.types[old] for old, new in outputs.items()}
+            copy = self.rewriter.repeat(node, [renamed.get(name, name) for name in node.inputs], types, node.sharding)
+            copy.origin = None
+            renamed |= outputs
+        return renamed[self._own(state.updated)]
+
+    def _moved(self, state: State, prefix: str, held: Collection[str]) -> str:
+        """The old value plus what earlier micro-steps moved it by; all but the update read it."""
+        type, moved = self.graph.types[state.tensor], f"{prefix}.moved"
+        self.graph.types[f"{prefix}.sum"] = type
+        self.rewriter.add("Add", [state.tensor, f"{prefix}.sum"], {moved: type})
+        for reader in self.users.get(state.tensor, ()):
+            if reader.first_output not in held:
+                self.rewriter.rewire(reader, state.tensor, moved)
+        return moved

@@ -1,0 +1,26 @@
+"""Drawn steps whose states follow the batch without a gradient, against the source on the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+from products import part
+from whole_gen import kinds
+from whole_gen.judge import drawn, judged
+from whole_gen.writer import Writer
+
+NAMES = sorted(name for name, step in kinds.load_all().items() if step.__module__ == "whole_gen.kinds_roles")
+REFUSED = ("may be the new value", "may divide by their number", "a rate, or one over their number", "may replace any")
+"""What a step may be refused for: all else is a defect."""
+
+
+@pytest.mark.parametrize("seed", part(range(len(NAMES), 8 * len(NAMES)), 12))
+def test_every_state_is_that_of_the_whole_batch(seed):
+    name = NAMES[seed % len(NAMES)]
+
+    def make(samples: int, scale: int) -> Writer:
+        w = Writer(seed, samples, scale)
+        kinds.KINDS[name](w)
+        return w
+
+    found = judged(make, drawn(seed, w=make(4, 1)), seed)
+    assert found.kind == "right" or (found.kind == "refused" and any(map(found.text.__contains__, REFUSED))), found

@@ -1,0 +1,55 @@
+"""Steps whose states follow the batch without a gradient (fixtures/cases): roles, rules, and every number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gopt
+from gopt.errors import UnsupportedError
+
+CASES = Path(__file__).parents[2] / "fixtures/cases"
+RULES = {
+    "b1_max_read": {"amax": "max"}, "b1_max_unread": {"amax": "max"}, "c08_scale_ema": {"amax": "max"},
+    "brn": {"rm": "mean", "rs": "mean"}, "c03_expert_bias_linear": {"expert_bias": "sum"}, "moe_bias": {"bias": "sum"},
+    "kfac_old": {"kA": "mean", "kG": "mean"}, "sumloss_read2": {"c": "mean"}, "sumloss_unread": {"c": "mean"},
+}  # fmt: skip
+VERIFIED = [name for name in RULES if name != "brn"]  # its gradients stop at the ratio of two statistics
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_ranks_combine_each_as_it_follows_the_batch(name):
+    sharded = gopt.shard(CASES / f"roles/{name}.onnx", 2)
+    assert {each.tensor: each.rule for each in sharded.program.reductions.values()} == RULES[name]
+    assert RULES[name].keys().isdisjoint(sharded.source.training.gradients)
+
+
+@pytest.mark.parametrize(
+    ("name", "accumulate"),
+    [("kfac_old", 2), ("b1_max_read", 1)]
+    + [pytest.param(name, k, marks=pytest.mark.slow) for name in VERIFIED for k in (1, 2)],
+)
+def test_ranks_equal_the_source(name, accumulate, tmp_path):
+    sharded = gopt.shard(CASES / f"roles/{name}.onnx", 2, accumulate=accumulate)
+    assert gopt.verify(sharded, steps=2).outcome == "equal"
+
+
+def test_what_divides_a_sum_by_a_count_of_its_own_is_no_gradient():
+    """Centres of classes; the hint settles it."""
+    with pytest.raises(UnsupportedError, match="count of the batch that the loss does not know") as caught:
+        gopt.shard(CASES / "roles/centre_loss.onnx", 2)
+    assert "--statistics centres=sum" in caught.value.hints[0]
+    sharded = gopt.shard(CASES / "roles/centre_loss.onnx", 2, statistics="centres=sum")
+    assert "centres" not in sharded.source.training.gradients and gopt.verify(sharded, steps=2).outcome == "equal"
+
+
+def test_the_users_rule_goes_first(tmp_path):
+    sharded = gopt.shard(CASES / "roles/b1_max_unread.onnx", 2, statistics="amax=mean")
+    assert sharded.program.reductions["amax"].rule == "mean"
+    assert gopt.shard(CASES / "roles/b1_max_unread.onnx", 2, statistics="local").program.states[-1].local
+
+
+def test_an_update_cannot_read_what_ranks_hold_apart():
+    with pytest.raises(UnsupportedError, match=r"reads the statistic 'k[AG]', which ranks hold apart"):
+        gopt.shard(CASES / "roles/kfac_old.onnx", 2, statistics="local")
