@@ -94,7 +94,7 @@ def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
         report_steps(job, server_job.endpoints, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
     ):
-        hooks = RunHooks(tell, report_resume(job), stop, _print_report)
+        hooks = RunHooks(tell, report_resume(job, server_job.manifest.startup), stop, _print_report)
         step, stopped = train_endpoints(server_job, options.deadline, hooks)
     if stopped:
         raise stopped_error(job, step, stopped)
@@ -135,7 +135,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     try:
         chief = 0 in hub.roster.local(world.rank)
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
-            start = report_resume(job)
+            start = report_resume(job, server_job.manifest.startup)
             if chief:
                 with report_steps(
                     job, server_job.endpoints, given, "mpi", servers=servers, roles=_roles(server_job)

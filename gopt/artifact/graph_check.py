@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
+from gopt.artifact.message_plan_check import wrong_messages
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InputError
@@ -17,7 +18,7 @@ from gopt.mesh import AxisKind, Mesh
 from gopt.sanitize import show
 from gopt.sharding.boxes import box_shape
 
-_EDITED = "a file of the folder was edited or comes from another one: write the folder again"
+EDITED = "a file of the folder was edited or comes from another one: write the folder again"
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -43,18 +44,22 @@ def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str],
 
 def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str]) -> None:
     """Compare the manifest's entry of a rank with the rank's graphs, by phase; raises InputError on a difference."""
-    name, where = str(Path(home, MANIFEST_FILE)), f"rank {rank.rank}"
+    name = str(Path(home, MANIFEST_FILE))
+    where = f"rank {rank.rank} ({', '.join(Path(file).name for file in rank.files.values())})"
     for graph in graphs.values():
         if (told := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
             _refuse(name, where, f"its file is that of rank {show(told)}")
     inputs = {key: type for graph in graphs.values() for key, type in graph.inputs.items()}
-    outputs = {key for graph in graphs.values() for key in graph.outputs}
+    outputs = {key: type for graph in graphs.values() for key, type in graph.outputs.items()}
     dtypes = {state.tensor: state.dtype for state in manifest.states}
     states = manifest.states_of(rank)
     for state in states:
         type = inputs.get(state.input)
-        if type is None or type.elements != state.elements or state.output not in outputs:
+        new = outputs.get(state.output)
+        if type is None or type.elements != state.elements or new is None:
             _refuse(name, where, f"its files and the manifest disagree on {show(state.input)}")
+        if new.dtype != type.dtype or (new.static and new.elements != type.elements):
+            _refuse(name, where, f"{show(state.output)} is of another type than {show(state.input)}, which it replaces")
         if not state.copy and {dtypes[piece.tensor] for piece in state.pieces} - {type.dtype}:
             _refuse(name, where, f"its files and the manifest disagree on the type of {show(state.input)}")
     for each in rank.accumulators:
@@ -73,17 +78,20 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
         _refuse(name, "common.inputs", f"{show(min(unlisted))}, an input of {where}, is missing")
     if manifest.loss not in outputs and rank.role != "server":
         _refuse(name, "loss", f"{where} has no output {show(manifest.loss)}")
-    mesh, member = manifest.mesh.mesh(), rank.rank
-    if rank.role == "server" and manifest.parameter_server is not None:
-        servers = manifest.parameter_server.servers
-        mesh, member = Mesh((("server", servers),), (("server", AxisKind.DATA),)), rank.rank - mesh.ranks
+    mesh, member, plan = manifest.mesh.mesh(), rank.rank, manifest.parameter_server
+    server = rank.rank - mesh.ranks if rank.role == "server" and plan is not None else None
+    if server is not None and plan is not None:
+        mesh, member = Mesh((("server", plan.servers),), (("server", AxisKind.DATA),)), server
+    files = {phase: str(Path(home, Path(rank.files.get(phase, MANIFEST_FILE)).name)) for phase in graphs}
     for phase, graph in graphs.items():
-        file = str(Path(home, Path(rank.files.get(phase, MANIFEST_FILE)).name))
         for node in graph.nodes:
             if node.domain == COMM and node.op_type in MESSAGES:
-                _check_message(file, graph, node)
+                _check_message(files[phase], graph, node)
             elif node.domain == COMM:
-                _check_call(file, mesh, member, graph, node)
+                _check_call(files[phase], mesh, member, graph, node)
+    if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
+        phase, where, what = wrong
+        _refuse(files[phase], where, what)
 
 
 def _check_message(file: str, graph: Graph, node: Node) -> None:
@@ -111,4 +119,4 @@ def _check_call(file: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> N
 
 
 def _refuse(name: str, key: str, what: str, *hints: str) -> NoReturn:
-    raise InputError(f"{name}: {key}: {what}", *hints, _EDITED)
+    raise InputError(f"{name}: {key}: {what}", *hints, EDITED)

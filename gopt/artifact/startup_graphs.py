@@ -1,5 +1,6 @@
 """Start-up graphs compute first values of states: ``startup.onnx`` those of the source,
-``rank_0000.startup.onnx`` those that a rank holds. They have no inputs; an output has the name of the state that it
+``rank_0000.startup.onnx`` those that a rank holds, ``trainer.startup.onnx`` and ``server_0000.startup.onnx`` those of
+trainers and of a server. They have no inputs; an output has the name of the state that it
 sets.
 
 A rank's graph has the nodes that its states need, and slices what they make. A state of which only some tensors are
@@ -9,12 +10,14 @@ computed takes the others from ``states.bin``.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from gopt.artifact.manifest import Manifest
+from gopt.artifact.pieces import Piece, place_shape
 from gopt.artifact.serialize import model_bytes
 from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.disk.files import write_new
@@ -23,7 +26,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_code
 from gopt.lower.rank_graph import RankGraph, RankState, ShardRange
-from gopt.program import SpmdProgram
+from gopt.mesh import Mesh
 from gopt.sharding.boxes import box_shape, ranges_of
 
 STARTUP_FILE = "startup.onnx"
@@ -31,43 +34,59 @@ FORMAT = "gopt-startup/1"
 _NAME = "gopt.startup"
 
 
-def startup_file(rank: int) -> str:
-    return f"rank_{rank:04d}.startup.onnx"
+@dataclass(frozen=True, slots=True)
+class StartupFile:
+    """The start-up graph of one rank, or of several that hold the same. ``parts``: state -> the piece of a tensor that
+    it is, where its own pieces do not say so."""
+
+    name: str
+    ranks: tuple[int, ...]
+    metadata: Mapping[str, str]
+    states: Sequence[RankState]
+    parts: Mapping[str, Piece] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, startup: Graph, name: str, ranks: Iterable[int], metadata: Mapping[str, str], held: Iterable[RankState],
+        parts: Mapping[str, Piece] = MappingProxyType({}),
+    ) -> StartupFile:  # fmt: skip
+        """The file for those of the held states of which the start-up graph of the source computes elements."""
+        states = [state for state in held if any(piece.tensor in startup.outputs for piece in state.pieces)]
+        return cls(name, tuple(ranks), metadata, states, parts)
+
+
+def files_of_ranks(
+    startup: Graph, mesh: Mesh, common: Sequence[RankState], ranks: Iterable[RankGraph]
+) -> list[StartupFile]:
+    """The start-up graphs of ranks, whose phases hold the same; ``common``: states that all ranks hold."""
+    shared = StartupFile.of(startup, "", (), {}, common).states
+    return [
+        StartupFile.of(
+            startup, f"rank_{rank.rank:04d}.startup.onnx", [rank.rank],
+            {"gopt.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
+        )
+        for rank in {each.rank: each for each in ranks}.values()
+    ]  # fmt: skip
 
 
 def write_startup(
-    folder: Path, program: SpmdProgram, startup: Graph, values: StatesFile, common: Sequence[RankState],
-    ranks: Iterable[RankGraph],
-) -> None:  # fmt: skip
-    """Write the start-up graphs of the source and of ranks; ``common``: states that all ranks hold. Raises OSError."""
+    folder: Path, startup: Graph, types: Mapping[str, TensorType], values: StatesFile, files: Iterable[StartupFile]
+) -> None:
+    """Write the start-up graph of the source, whose values have these types, and those of ranks. Raises OSError."""
     write_new(folder / STARTUP_FILE, model_bytes(startup, {}, "", {"gopt.format": FORMAT}))
-    writer = _Writer(startup, program.source.graph.types, values)
-    for rank, held in _set_by_rank(startup, common, ranks).items():
-        metadata = {"gopt.format": FORMAT, "gopt.mesh": str(program.mesh), "gopt.rank": str(rank)}
-        graph, offsets = writer.graph(held)
-        write_new(folder / startup_file(rank), model_bytes(graph, offsets, STATES_FILE, metadata))
+    writer = _Writer(startup, types, values)
+    for file in files:
+        if file.states:
+            graph, offsets = writer.graph(file)
+            metadata = {"gopt.format": FORMAT, **file.metadata}
+            write_new(folder / file.name, model_bytes(graph, offsets, STATES_FILE, metadata))
 
 
-def with_startup(
-    manifest: Manifest, startup: Graph, common: Sequence[RankState], ranks: Iterable[RankGraph]
-) -> Manifest:
+def with_startup(manifest: Manifest, files: Iterable[StartupFile]) -> Manifest:
     """The manifest with the files of ``write_startup``."""
-    found = _set_by_rank(startup, common, ranks)
-    entries = tuple(
-        replace(each, startup=startup_file(each.rank)) if each.rank in found else each for each in manifest.ranks
-    )
+    found = {rank: file.name for file in files if file.states for rank in file.ranks}
+    entries = tuple(replace(each, startup=found.get(each.rank)) for each in manifest.ranks)
     return replace(manifest, startup=STARTUP_FILE, ranks=entries)
-
-
-def _set_by_rank(startup: Graph, common: Sequence[RankState], ranks: Iterable[RankGraph]) -> dict[int, list[RankState]]:
-    """The states of each rank of which a start-up graph computes elements, without ranks that have none."""
-
-    def computed(states: Iterable[RankState]) -> list[RankState]:
-        return [state for state in states if any(piece.tensor in startup.outputs for piece in state.pieces)]
-
-    shared = computed(common)
-    found = {rank.rank: [*shared, *computed(rank.states)] for rank in ranks}
-    return {rank: states for rank, states in found.items() if states}
 
 
 class _Writer:
@@ -77,16 +96,16 @@ class _Writer:
         self.startup, self.types, self.values = startup, types, values
         self._place = {name: place for place, node in enumerate(startup.nodes) for name in node.outputs}
 
-    def graph(self, states: Sequence[RankState]) -> tuple[Graph, dict[str, int]]:
+    def graph(self, file: StartupFile) -> tuple[Graph, dict[str, int]]:
         """The graph for states of a rank, and where in ``states.bin`` its stored values begin."""
         part = _RankPart(self.startup.outputs, self.types, self.values)
-        for state in states:
-            part.add(state)
+        for state in file.states:
+            part.add(state, file.parts.get(state.input))
         nodes, stored = self._needed(part.read), self.startup.initializers
         read = dict.fromkeys(name for node in nodes for name in node.reads if name in stored)
         graph = replace(
             self.startup, nodes=[*part.renamed(nodes), *part.nodes],
-            outputs={state.input: state.type for state in states},
+            outputs={state.input: state.type for state in file.states},
             initializers={name: stored[name] for name in read} | part.constants,
         )  # fmt: skip
         return graph, part.offsets
@@ -126,19 +145,21 @@ class _RankPart:
             made.append(node)
         return made
 
-    def add(self, state: RankState) -> None:
-        """Compute a state from its pieces."""
+    def add(self, state: RankState, part: Piece | None = None) -> None:
+        """Compute a state from its pieces, or as ``part`` of a tensor."""
         flat, start = [], 0
-        for piece in state.pieces:
+        for piece in state.pieces if part is None else ():
             count = piece.stop - piece.start
             own = piece.tensor in self.computed
             flat.append(self._computed(piece, state) if own else self._stored(state, start, count))
             start += count
+        if part is not None:
+            flat.append(self._computed(part, state))
         joined = flat[0] if len(flat) == 1 else self._new("Concat", flat, axis=0)
         shape = self._constant(np.array(state.type.dims, np.int64))
         self.nodes.append(Node("Reshape", [joined, shape], [state.input]))
 
-    def _computed(self, piece: ShardRange, state: RankState) -> str:
+    def _computed(self, piece: ShardRange | Piece, state: RankState) -> str:
         """The flat elements of a piece of a tensor that the start-up graph makes."""
         self.read.add(piece.tensor)
         name, type = _whole(piece.tensor), self.types[piece.tensor]
@@ -150,6 +171,10 @@ class _RankPart:
                     parts = [self._slice(name, start, stop, axis) for start, stop in ranges_of(ends)]
                     name = parts[0] if len(parts) == 1 else self._new("Concat", parts, axis=axis)
             shape = box_shape(piece.box)
+        if isinstance(piece, Piece) and piece.every is not None:
+            first, step = piece.every
+            name = self._slice(name, first, shape[0], 0, step)
+            shape = place_shape(piece.place, shape)
         flat = self._new("Reshape", [name, self._constant(np.array([-1], np.int64))])
         if (piece.start, piece.stop) != (0, int(np.prod(shape))):
             flat = self._slice(flat, piece.start, piece.stop, 0)
@@ -170,8 +195,9 @@ class _RankPart:
             self.constants[name] = Tensor(TensorType(state.type.dtype, (state.type.elements,)))
         return self._slice(name, start, start + count, 0)
 
-    def _slice(self, name: str, start: int, stop: int, axis: int) -> str:
+    def _slice(self, name: str, start: int, stop: int, axis: int, step: int = 1) -> str:
         ends = [self._constant(np.array([each], np.int64)) for each in (start, stop, axis)]
+        ends += [self._constant(np.array([step], np.int64))] if step > 1 else []
         return self._new("Slice", [name, *ends])
 
     def _constant(self, value: np.ndarray) -> str:

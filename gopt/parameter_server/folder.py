@@ -17,10 +17,12 @@ from gopt.artifact.pieces import cut
 from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
+from gopt.artifact.startup_graphs import StartupFile, with_startup, write_startup
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
 from gopt.artifact.table_parts import part_piece
 from gopt.artifact.written import write_report, write_values
 from gopt.disk.files import write_new
+from gopt.ir.graph import Graph
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankState
@@ -33,12 +35,13 @@ TRAINER_FILES = RankFiles("trainer", alone=True)
 SERVER_FILES = RankFiles("server")
 
 
-def split_manifest(split: SplitStep) -> Manifest:
-    """Return the manifest of a split: ranks 0 to T-1 are trainers, the servers follow."""
+def split_manifest(split: SplitStep, startup: Graph | None = None) -> Manifest:
+    """Return the manifest of a split: ranks 0 to T-1 are trainers, the servers follow. ``startup``: the start-up graph
+    of the source."""
     training, options = split.training, split.options
     phases = [part.phase for part in split.trainer_graphs.ranks]
     many = len(phases) > 1
-    return Manifest(
+    made = Manifest(
         accumulate=options.accumulate,
         phases=tuple(PhaseEntry(phase.name, phase.times) for phase in phases) if many else None,
         loss_reduction=str(options.loss_reduction),
@@ -50,13 +53,14 @@ def split_manifest(split: SplitStep) -> Manifest:
         common=common_entry(training, ()),
         ranks=tuple(_entries(split)),
     )
+    return made if startup is None else with_startup(made, list(_startup_files(split, startup)))
 
 
 def _entries(split: SplitStep) -> Iterator[RankEntry]:
     graphs = split.trainer_graphs
     files = {part.phase.name: TRAINER_FILES.of(0, part.phase) for part in graphs.ranks}
     sums = local_accumulators(graphs.ranks[0])
-    local = [replace(state, copy=state.pieces[0].tensor in split.placement.served) for state in graphs.common]
+    local = [replace(state, copy=_served(split, state)) for state in graphs.common]
     held = tuple(map(local_state, local))
     for trainer in range(split.options.trainers):
         yield RankEntry(trainer, "trainer", files, held, sums)
@@ -65,6 +69,27 @@ def _entries(split: SplitStep) -> Iterator[RankEntry]:
         number = split.options.trainers + part.rank
         own = tuple(_table_state(split, state) or local_state(state) for state in part.states)
         yield RankEntry(number, "server", {part.phase.name: SERVER_FILES.of(part.rank, part.phase)}, (*shared, *own))
+
+
+def _startup_files(split: SplitStep, startup: Graph) -> Iterator[StartupFile]:
+    """Yield the start-up graphs of trainers, and of each server; rows from a seed are in none."""
+    drawn = {name for served in split.plan.tables.served for name in served.init}
+    trainers, common = range(split.options.trainers), split.server_graphs.common
+    local = [each for each in split.trainer_graphs.common if split.sync is not None or not _served(split, each)]
+    yield StartupFile.of(startup, "trainer.startup.onnx", trainers, {"gopt.role": "trainer"}, local)
+    parts = {name: part_piece(layout, "", server) for name, (layout, server) in split.table_states.items()}
+    for part in split.server_graphs.ranks:
+        own = [state for state in part.states if state.pieces and state.pieces[0].tensor not in drawn]
+        pieces = {
+            state.input: replace(parts[state.input], tensor=state.pieces[0].tensor)
+            for state in own if state.input in parts
+        }  # fmt: skip
+        name, metadata = f"server_{part.rank:04d}.startup.onnx", {"gopt.role": "server", "gopt.server": str(part.rank)}
+        yield StartupFile.of(startup, name, [len(trainers) + part.rank], metadata, [*common, *own], pieces)
+
+
+def _served(split: SplitStep, state: RankState) -> bool:
+    return state.pieces[0].tensor in split.placement.served
 
 
 def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
@@ -81,11 +106,13 @@ def write_split(
     folder: str | os.PathLike[str],
     source: SourceEntry,
     roles: str,
+    startup: Graph | None = None,
     *,
     force: bool,
     advance: ProgressCallback = no_progress,
 ) -> Report:
-    """Write the folder, whole or not at all; returns the report. ``roles``: the roles as metadata of the source.
+    """Write the folder, whole or not at all; returns the report. ``roles``: the roles as metadata of the source;
+    ``startup``: its start-up graph.
 
     Raises OptionError, RunError and StoppedError as ``output_folder`` does.
     """
@@ -101,8 +128,11 @@ def write_split(
         for program, parts in split.trainer_files():
             write_ranks(staged, program, local, trainers.common, parts, TRAINER_FILES)
         write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES, advance)
+        if startup is not None:
+            types = split.training.graph.types
+            write_startup(staged, startup, types, values, _startup_files(split, startup))
         write_new(staged / SOURCE_FILE, kept.result())
-        text = Manifest.with_written(split_manifest(split).text(), write_report(staged, report, digests))
+        text = Manifest.with_written(split_manifest(split, startup).text(), write_report(staged, report, digests))
         write_new(staged / MANIFEST_FILE, text.encode())
     return report
 

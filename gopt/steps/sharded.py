@@ -18,6 +18,7 @@ from gopt.background import Task
 from gopt.disk.files import create, write_new
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
+from gopt.ir.graph import Graph
 from gopt.ir.tensor import Tensor
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
@@ -35,6 +36,7 @@ from gopt.steps.stored_roles import roles_text
 
 if TYPE_CHECKING:
     from gopt.artifact.report_builder import RemovedItems
+    from gopt.artifact.startup_graphs import StartupFile
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -80,7 +82,12 @@ class Sharded(HtmlTable):
         startup = self.source.rank_startup
         if startup is None:
             return manifest
-        return startup_graphs.with_startup(manifest, startup, self.common, self.ranks)
+        return startup_graphs.with_startup(manifest, self._startup_files(startup))
+
+    def _startup_files(self, startup: Graph) -> list[StartupFile]:
+        from gopt.artifact.startup_graphs import files_of_ranks
+
+        return files_of_ranks(startup, self.program.mesh, self.common, self.ranks)
 
     def explain(self, value: str) -> list[str]:
         """Where the placement of a value came from, a line for each step; raises OptionError for an unknown value."""
@@ -119,7 +126,8 @@ class Sharded(HtmlTable):
             ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, advance=advance)
             startup = self.source.rank_startup
             if startup is not None:
-                startup_graphs.write_startup(staged, self.program, startup, stored, self.common, self.ranks)
+                types, files = self.program.source.graph.types, self._startup_files(startup)
+                startup_graphs.write_startup(staged, startup, types, stored, files)
             source = serialize.source_model(self.program, stored, roles, annotate=annotate)
             with create(staged / serialize.SOURCE_FILE) as file:
                 file.writelines(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gopt import background
@@ -41,7 +41,7 @@ class Split(HtmlTable):
         """The manifest as it is written."""
         from gopt.parameter_server.folder import split_manifest
 
-        return split_manifest(self.step)
+        return split_manifest(self.step, self.source.rank_startup)
 
     def report(self) -> Report:
         """The report as it is written."""
@@ -64,7 +64,9 @@ class Split(HtmlTable):
 
         roles = roles_text(self.step.training)
         with background.processes(jobs) if jobs is not None else nullcontext():
-            return write_split(self.step, folder, self.source.entry(), roles, force=force, advance=advance)
+            return write_split(
+                self.step, folder, self.source.entry(), roles, self.source.rank_startup, force=force, advance=advance
+            )
 
 
 @gc_paused()
@@ -85,9 +87,6 @@ def split(
     source = as_source(source)
     advance("splitting")
     training = source.training
-    if source.rank_startup is not None:
-        note = "start-up graphs are written for ranks alone: trainers and servers start from the stored values"
-        training = replace(training, notes=[*training.notes, note])
     if options.trainers > 1 or options.accumulate > 1:
         refuse_unlike(training, source.roles, options.loss_reduction)
     return Split(source, split_step(training, options))

@@ -55,6 +55,8 @@ def _states(
     made = {} if name is None else startup_values(folder / name, types, deadline)
     wanted = rank.feeds(start)
     for state in rank.states:
+        if rank.record.role == "trainer" and state.copy and not state.local:
+            continue  # it is pulled before the first step
         if state.input in made or any(piece.tensor in whole for piece in state.pieces):
             yield state, made.get(state.input), wanted[state.input]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,17 @@ import onnxruntime
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
+from helpers import source as fixture
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from training_info_models import model_of, saved
 
 import gopt
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pieces import cut
+from gopt.artifact.server_entries import Mode, PullAt
+from gopt.ir.load import load
 from gopt.ir.types import TensorType
+from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.training.startup import startup_values
 
 ROWS, COLUMNS = 40, 12
@@ -375,12 +380,6 @@ def test_what_ranks_cannot_compute_alike_is_not_run_with_a_note(tmp_path: Path):
     assert gopt.load(saved(in_functions(infinite), tmp_path)).rank_startup is not None
 
 
-def test_trainers_and_servers_say_that_they_start_from_stored_values(tmp_path: Path):
-    source = gopt.load(saved(starting("w", "b"), tmp_path))
-    report = gopt.split(source, gopt.SplitOptions(trainers=2, servers=1, minimum=16)).write(tmp_path / "split")
-    assert any("trainers and servers start from the stored values" in note for note in report.notes)
-
-
 def test_a_start_that_is_not_finite_is_not_confirmed(tmp_path: Path):
     path, folder = saved(starting("w", scale=float("inf")), tmp_path), tmp_path / "ranks"
     gopt.shard(gopt.load(path), 2).write(folder)
@@ -502,3 +501,62 @@ def test_halves_and_micro_steps(options: dict, tmp_path: Path):
                 np.testing.assert_array_equal(found[state.input].reshape(-1), wide.astype(np.float16))
     assert (copies > 0) == (options["stage"] == 1)
     assert gopt.verify(folder, path).equal
+
+
+ALL = ("w", "b", "count")
+SPLITS = [("sync", 16, "end", ALL), ("sync", 1, "start", ("b",)), ("async", 16, "start", ALL), ("geo", 1, "end", ALL)]
+
+
+@pytest.mark.parametrize(("mode", "minimum", "pull", "bound"), SPLITS)
+def test_servers_and_trainers_compute_what_they_hold(
+    mode: str, minimum: int, pull: str, bound: tuple[str, ...], tmp_path: Path
+):
+    """A run of one trainer has, after two steps, the states of one from the same values, stored."""
+    found = []
+    first = expected(bound)
+    plain = model_of("adam", first["w"], first["b"])
+    given = {each.name: each for each in starting().training_info[0].algorithm.initializer}
+    given["count"] = numpy_helper.from_array(first["count"], "count")
+    for each in plain.training_info[0].algorithm.initializer:
+        each.CopyFrom(given[each.name])
+    onnx.save(plain, tmp_path / "plain.onnx")
+    for path in (saved(starting(*bound), tmp_path), tmp_path / "plain.onnx"):
+        options = SplitOptions(trainers=1, servers=2, minimum=minimum, mode=Mode(mode), pull=PullAt(pull))
+        folder = tmp_path / f"split{len(found)}"
+        gopt.split(gopt.load(path), options).write(folder)
+        run = gopt.run(folder, dict(np.load(samples(tmp_path))), 2, settings={"lr": "0.05"})
+        last = tmp_path / f"last{len(found)}.onnx"
+        gopt.merge(run, last)
+        found.append({each.name: numpy_helper.to_array(each) for each in onnx.load(last).graph.initializer})
+        assert mode != "sync" or gopt.verify(folder, path).equal
+    for name in found[1]:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+    assert any(each.startup for each in read_manifest(tmp_path / "split0")[0].ranks)
+
+
+@pytest.mark.parametrize(
+    "layout", ["modulo", *(pytest.param(each, marks=pytest.mark.slow) for each in ("range", "columns", "whole"))]
+)
+def test_servers_compute_their_parts_of_a_table(layout: str, tmp_path: Path):
+    step = fixture("emb_adamw")
+    name = next(each for each in step.training.gradients if "emb" in each)
+    type = step.training.graph.types[name]
+    first = numpy_helper.from_array(np.arange(type.elements, dtype="f4").reshape(type.dims), "first")
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["first"], [name])], "startup", [],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, type.dims)], [first],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "s.onnx")
+    step = replace(step, startup=load(tmp_path / "s.onnx"))
+    options = SplitOptions(trainers=2, servers=3, tables={name: layout})
+    gopt.split(step, options).write(tmp_path / "split")
+    manifest, _ = read_manifest(tmp_path / "split")
+    whole, found = numpy_helper.to_array(first), []
+    for rank in manifest.ranks[2:]:
+        values = made(tmp_path / "split" / rank.startup) if rank.startup else {}
+        (state,) = [state for state in rank.state if state.pieces[0].tensor == name] or [None]
+        if state is not None:
+            found.append(values[state.input].reshape(-1))
+            np.testing.assert_array_equal(found[-1], cut(state.pieces[0], whole))
+    assert sorted(np.concatenate(found)) == sorted(whole.reshape(-1))
+    assert gopt.verify(tmp_path / "split").equal

@@ -48,7 +48,7 @@ def test_files_of_two_ranks_that_were_exchanged_are_refused(folder):
     text = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(text)
-    with pytest.raises(InputError, match="rank 0: its file is that of rank '1'"):
+    with pytest.raises(InputError, match=r"rank 0 \(rank_0000.onnx\): its file is that of rank '1'"):
         gopt.verify(folder, options=QUICK)
     batch = {"x": np.zeros((48, 32), np.float32), "y": np.zeros(48, np.int64)}
     with pytest.raises(gopt.GoptError, match="its file is that of rank"):

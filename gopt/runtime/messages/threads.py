@@ -106,7 +106,7 @@ def run_threads(
     """Run each endpoint's work in a thread; returns what each returns.
 
     Raises the first failure, with the name of its endpoint. An endpoint in ``may_end`` that fails is lost, and returns
-    None.
+    None, unless it refuses a file: all have the same.
     """
     results: list[T | None] = [None] * hub.roster.size
     found: list[tuple[int, BaseException]] = []
@@ -116,7 +116,7 @@ def run_threads(
             hub.start(number)
             results[number] = work(hub.endpoint(number))
         except BaseException as error:
-            if may_end(number):
+            if may_end(number) and not isinstance(error, InputError):
                 hub.lose(number, Failure.of(number, error).text)
             else:
                 found.append((number, error))

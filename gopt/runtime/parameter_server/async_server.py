@@ -18,7 +18,7 @@ import numpy as np
 from gopt.artifact.server_entries import KeyEntry, Mode, PullAt
 from gopt.errors import RunError
 from gopt.ir.types import numpy_dtype
-from gopt.parameter_server.blocks import TablePart, find_blocks
+from gopt.parameter_server.blocks import TablePart
 from gopt.runtime.device import Host
 from gopt.runtime.memory import unpack_views
 from gopt.runtime.merge import Contribution
@@ -63,10 +63,9 @@ class AsyncServer:
         graphs = server_job.graphs(endpoint.number)
         loaded = self.checkpoints.load() if job.resume else None
         tables = ServerTables(server_job, endpoint.number)
-        states = tables.initial(graphs, job.state) if loaded is None else loaded
+        states = tables.initial(graphs) if loaded is None else loaded
         hyper = hyper_parameters(manifest, job.settings)
-        replaces = {state.input: state.output for state in self.entry.state}
-        blocks = find_blocks(graphs["step"], plan, self.number, replaces, {each.name for each in hyper})
+        blocks = server_job.blocks(self.number, graphs["step"], {each.name for each in hyper})
         device = Host(tuning_of(job.tuning))
         cache = device.sessions()
         self.keys = {

@@ -6,23 +6,28 @@ from __future__ import annotations
 import base64
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gopt.artifact import manifest_check
-from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.graph_check import EDITED, check_rank
+from gopt.artifact.manifest import LocalState, Manifest, RankEntry
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.server_entries import ServerPlanEntry
-from gopt.errors import OptionError, RunError
+from gopt.errors import InputError, InvariantError, OptionError, RunError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
+from gopt.parameter_server.blocks import Block, find_blocks
 from gopt.parameter_server.roles import Roles
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.roster import Roster
 from gopt.runtime.parameter_server.faults import FaultOptions
+from gopt.runtime.session import Array
+from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job
+from gopt.runtime.training.startup import startup_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +107,37 @@ class ServerJob:
         return self.manifest.ranks[endpoint]
 
     def graphs(self, endpoint: int) -> dict[str, Graph]:
-        """The graphs of an endpoint by phase, newly loaded; raises RunError where a file is missing."""
+        """The graphs of an endpoint by phase, newly loaded; raises RunError where a file is missing, InputError where
+        one does not fit the manifest."""
         found = {}
         for phase, name in self.entry(endpoint).files.items():
             path = self.job.folder / Path(name).name
             if not path.is_file():
                 raise RunError(f"there is no file {path}", "split again, or copy it here")
             found[phase] = load(path, own=True)
+        check_rank(self.manifest, self.entry(endpoint), found, self.job.folder)
         return found
+
+    def initial_states(
+        self, endpoint: int, states: Sequence[LocalState], graphs: Mapping[str, Graph]
+    ) -> dict[str, Array]:  # fmt: skip
+        """States of an endpoint at the first step: of its start-up graph, stored, or of --state, as
+        ``initial_states``."""
+        made: Mapping[str, Array] = {}
+        file = self.entry(endpoint).startup
+        if self.job.startup and file is not None:
+            types = {name: type for graph in graphs.values() for name, type in graph.inputs.items()}
+            made = startup_values(self.job.folder / Path(file).name, types)
+        return initial_states(states, graphs, self.job.state, made)
+
+    def blocks(self, number: int, graph: Graph, hyper: Collection[str]) -> list[Block]:
+        """The blocks of the keys of a server; raises InputError where its file has others than were written."""
+        entry = self.entry(self.server(number))
+        try:
+            return find_blocks(graph, self.plan, number, {each.input: each.output for each in entry.state}, hyper)
+        except (InvariantError, UnsupportedError) as error:
+            path = self.job.folder / Path(entry.files["step"]).name
+            raise InputError(f"{path}: {error.message}", EDITED) from error
 
 
 @dataclass(slots=True)

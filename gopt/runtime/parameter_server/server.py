@@ -61,7 +61,7 @@ class SyncServer:
         start = self.checkpoints.load() if job.resume else None
         self.version = self.checkpoints.step
         self.tables = ServerTables(server_job, endpoint.number)
-        self.held: dict[str, Any] = self.tables.initial(graphs, job.state) if start is None else start
+        self.held: dict[str, Any] = self.tables.initial(graphs) if start is None else start
         for number in self.tables.lazy:
             self.graph = self.tables.take_out(number, self.graph, self.held, merges=True)
         self._touched: dict[int, Array] = {}

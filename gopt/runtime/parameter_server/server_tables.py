@@ -16,7 +16,6 @@ from gopt.parameter_server.tables import Rows
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.touched_rows import RowSource, RowStore, TouchedTable, take_out
 from gopt.runtime.session import Array
-from gopt.runtime.training.initial_states import initial_states
 
 
 class ServerTables:
@@ -24,6 +23,7 @@ class ServerTables:
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
         self.server = endpoint - server_job.trainers
+        self._job, self._endpoint = server_job, endpoint
         self._states: Sequence[LocalState] = server_job.entry(endpoint).state
         tables = server_job.plan.tables
         self.entries = {number: each for number, each in enumerate(tables) if self.server in each.servers}
@@ -52,11 +52,11 @@ class ServerTables:
         place = entry.servers.index(self.server)
         return entry.states[place].inputs if entry.states else entry.inputs[place : place + 1]
 
-    def initial(self, graphs: Mapping[str, Graph], path: str | None) -> dict[str, Array]:
-        """The server's states at the first step, as ``initial_states``, without rows that are created when they are
-        touched."""
+    def initial(self, graphs: Mapping[str, Graph]) -> dict[str, Array]:
+        """The server's states at the first step, as ``ServerJob.initial_states``, without rows that are created when
+        they are touched."""
         stored = [state for state in self._states if state.input not in self.sources]
-        found = initial_states(stored, graphs, path)
+        found = self._job.initial_states(self._endpoint, stored, graphs)
         for each in self.entries.values():
             if each.update != Rows.LAZY.value:
                 names = [name for name in self._inputs(each) if name in self.sources]

@@ -31,7 +31,6 @@ from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
 from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.hyper_parameters import hyper_parameters
-from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Progress
 from gopt.runtime.tuning.tuning import tuning_of
 
@@ -84,7 +83,8 @@ class PushPullTrainer:
         self._copies = [state for state in self.entry.state if state.copy and not state.local]
         kept = [state for state in self.entry.state if not state.copy or state.local]
         loaded = self.checkpoints.load() if job.resume else None
-        self.held: dict[str, Any] = initial_states(kept, self.graphs, job.state) if loaded is None else loaded
+        first = server_job.initial_states(endpoint.number, kept, self.graphs) if loaded is None else loaded
+        self.held: dict[str, Any] = first
         sums = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.entry.accumulators}
         self.held.update(sums)
         self._device = Host(tuning_of(job.tuning))
