@@ -192,7 +192,7 @@ def two_terms(w: Writer) -> None:
     how = w.pick("mean", "sum"), w.pick("mean", "sum", "counted")
     loss = reduced(w, each, mask, how[0]) + reduced(w, other, mask, how[1]) * w.pick(1.0, 0.4)
     g = dict(zip(p, gradients(loss, list(p.values()))))
-    w.out("loss", loss if w.pick(True, False) else each.mean())
+    w.out("loss", loss)
     updated(w, p, g)
 
 
