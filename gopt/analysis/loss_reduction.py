@@ -9,6 +9,7 @@ from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.types import FLOATS
+from gopt.suggestions import did_you_mean
 
 INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uint32", "uint64", "bool"})
 
@@ -73,7 +74,10 @@ class LossReduction:
         """Raise OptionError where the value cannot be a rank's weight, or a name is no parameter's."""
         odd = next((name for name in self.summed if name not in training.gradients), None)
         if odd is not None:
-            raise OptionError(f"--loss-reduction {self}: {odd!r} is no parameter that has a gradient")
+            raise OptionError(
+                f"--loss-reduction {self}: {odd!r} is no parameter that has a gradient",
+                did_you_mean(odd, training.gradients) or "gopt inspect names the parameters",
+            )
         if self.rule is not LossRule.WEIGHTED:
             return
         why = _unfit(training, self.value)

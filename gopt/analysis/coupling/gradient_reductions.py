@@ -111,7 +111,7 @@ def rule_for(reading: GradientReading) -> LossReduction | None:
 def couplings_of(
     training: TrainingGraph, readings: Readings, asked: LossReduction, *, joint: bool
 ) -> Iterator[Coupling]:  # fmt: skip
-    """What differs from the step of one large batch in how gradients are combined; ``joint``: also those that no rule
+    """The differences from the step of one large batch in how gradients are combined; ``joint``: also those that no rule
     combines exactly."""
     exact = exact_reduction(readings)
     groups = unfit(readings, asked)
@@ -125,7 +125,7 @@ def couplings_of(
 
 
 def told_of(reading: GradientReading, names: Sequence[str], readings: Readings, asked: LossReduction) -> str:
-    """What is told of the gradients of some parameters."""
+    """The sentence on the gradients of some parameters."""
     return _told(reading, _who(names, readings), asked.rule_of(names[0]), asked.value, "")[1]
 
 

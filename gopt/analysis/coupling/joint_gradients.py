@@ -1,4 +1,4 @@
-"""What the values taken for gradients are: sums or means over samples, or no linear function of such sums.
+"""Reads what the values taken for gradients are: sums or means over samples, or no linear function of such sums.
 
 The walk back from an update ends at the value through which all of it depends on the batch. Where an update multiplies
 two gradients, clips each of several losses' gradients, or divides gradients that stand in one row, that value is no
@@ -24,7 +24,7 @@ from gopt.ir.graph import COMM, Node
 
 @dataclass(frozen=True, slots=True)
 class BackwardReading:
-    """What the marks tell of the backward.
+    """Facts of the backward that the marks tell.
 
     ``levels``: parameter -> how the value taken for its gradient depends on sums over samples, where it is not in
     proportion. ``counts``: parameter -> a sum over samples that divides its gradient behind the sum that this is, and
