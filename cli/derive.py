@@ -139,6 +139,12 @@ SCHEDULE_OPTIONS = ("total_steps", "start_factor", "end_factor", "min_lr", "step
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the batches on which gradients are checked."
 )
+@click.option(
+    "--data",
+    default="",
+    metavar="FILE",
+    help="Check gradients on batches of yours instead: .npz, .safetensors or module:function, as gopt run takes them.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(forward: str, output: str, force: bool, as_json: bool, **given: Any) -> None:
@@ -187,7 +193,7 @@ def options_of(given: dict[str, Any]) -> DeriveOptions:
         "label_smoothing",
     )
     return DeriveOptions(
-        **{name: given[name] for name in (*same, "trainable", "freeze", "seed")},
+        **{name: given[name] for name in (*same, "trainable", "freeze", "seed", "data")},
         optimizer_options={**own, **_betas(given["betas"])},
         loss_scale=loss_scale(given["loss_scale"]),
         schedule_options={name: given[name] for name in SCHEDULE_OPTIONS if given[name] is not None},

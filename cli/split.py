@@ -38,6 +38,7 @@ _SERVERS_ALONE = (
 @click.option(
     "--state", metavar="FILE", help="Read values of states from a .safetensors or .npz file, where the model has none."
 )
+@click.option("--mesh", hidden=True)
 @jobs_option
 @click.option("--dry-run", is_flag=True, help="Do all the work, show the report, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
@@ -112,6 +113,12 @@ class SplitRequest:
     @classmethod
     def of(cls, model: str, given: dict[str, Any]) -> SplitRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
+        if given["mesh"] is not None:
+            raise OptionError(
+                f"--mesh {given['mesh']}: a trainer is one rank, whose file has no calls to others; servers merge one "
+                "push of each",
+                "gopt shard --mesh splits the computation, without servers; --trainers T is the number of batches",
+            )
         config = read_config(given["config"])
         if given["accumulate"] is None:
             given = given | {"accumulate": config.get("accumulate")}

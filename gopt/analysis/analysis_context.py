@@ -100,7 +100,8 @@ def build_context(step: StepSkeleton) -> AnalysisContext:
     context.model = step.forward_values | of_parameters
     made = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
     context.computed = made & of_parameters - step.tainted
-    foreign = [name for name in index.graph.inputs if name not in step.forward_values and name not in step.batch]
+    known = {*step.forward_values, *step.batch, *step.roles.statistics}  # a backward may read a scale of its own
+    foreign = [name for name in index.graph.inputs if name not in known]
     # One-element states and settings are left out: a loss scale is in every gradient.
     context.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
     context.settings = {name for name in foreign if name not in step.updated}

@@ -8,6 +8,15 @@ from gopt.errors import OptionError
 from gopt.sanitize import show
 
 
+class ReplacedBatchError(OptionError):
+    """An input that is called a batch, and the output that replaces it."""
+
+    def __init__(self, name: str, output: str) -> None:
+        what = f"the role map says that {show(name)} is a batch, but it is a state"
+        super().__init__(f"{what}: output {show(output)} replaces it", f"leave {show(name)} out of --batch")
+        self.name, self.output = name, output
+
+
 def refuse_state_batches(step: StepSkeleton) -> None:
     """Raise OptionError where the role map calls an input a batch that the update replaces.
 
@@ -27,8 +36,7 @@ def refuse_state_batches(step: StepSkeleton) -> None:
         held = index.graph.initializers
         for name in reachable_states(index, output, free):
             if name in held or _adds(step, output, name):
-                what = f"the role map says that {show(name)} is a batch, but it is a state"
-                raise OptionError(f"{what}: output {show(output)} replaces it", f"leave {show(name)} out of --batch")
+                raise ReplacedBatchError(name, output)
 
 
 def _adds(step: StepSkeleton, output: str, name: str) -> bool:

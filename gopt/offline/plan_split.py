@@ -9,11 +9,12 @@ from typing import Any
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report import balance, format_bytes
 from gopt.limits import RANKS
-from gopt.parameter_server.node_placement import NodePlacement, place_nodes
+from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
-from gopt.parameter_server.plan import ServerPlan, make_plan
+from gopt.parameter_server.plan import ServerPlan
 from gopt.parameter_server.slicing import Slicing
+from gopt.parameter_server.split import place_step, pulled_beside
 
 _SLICINGS = (Slicing.BALANCED, Slicing.CLASSIC, Slicing.OFF)
 _PLACEMENTS = (Placement.BYTES, Placement.ROUND_ROBIN, Placement.HASH)
@@ -91,7 +92,7 @@ def split_choices(
     training: TrainingGraph, options: SplitOptions, advance: Callable[[str], None] = lambda _: None
 ) -> Iterator[SplitChoice]:
     """Every slicing and placement, for as many servers as asked, half and twice as many; ways that give the same as one
-    before are left out. Raises what ``make_plan`` raises."""
+    before are left out. Raises what ``place_step`` raises."""
     seen: set[tuple[object, ...]] = set()
     for servers in sorted({options.servers, max(1, options.servers // 2), min(2 * options.servers, RANKS)}):
         for slicing in _SLICINGS:
@@ -107,8 +108,7 @@ def split_choices(
 
 def weigh(training: TrainingGraph, options: SplitOptions) -> SplitChoice:
     """The cost of one choice."""
-    plan = make_plan(training, options)
-    placement = place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
+    plan, placement = place_step(training, options)
     counts = _Counts(training, options, plan, placement)
     counts.hold()
     counts.send()
@@ -170,11 +170,12 @@ class _Counts:
             self.messages += len(every)
             for server in every:
                 self.pushed[server] += self.types[made].nbytes
-        scalars = [name for name in self.placement.shared if name in self.placement.pulled]
-        self.pulled[0] += sum(self.types[name].nbytes for name in (*scalars, *self.placement.metrics))
+        for name, place in pulled_beside(self.training, self.plan, self.placement).items():
+            self.pulled[place or 0] += self.types[name].nbytes
+        self.pulled[0] += sum(self.types[name].nbytes for name in self.placement.metrics)
 
     def _part(self, parameter: str, elements: int) -> int:
-        type = self.types[parameter]
+        type = self.plan.read_type(parameter, self.types[parameter])
         return self._travels(type.dtype, type.nbytes * elements // max(type.elements, 1))
 
     def _travels(self, dtype: str, nbytes: int) -> int:

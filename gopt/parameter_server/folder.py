@@ -151,7 +151,7 @@ def _plan_states(split: SplitStep) -> StatesFile:
     drawn = {name for served in split.plan.tables.served for name in served.init}
     held: list[RankState] = [*split.server_graphs.common]
     held += [state for part in split.server_graphs.ranks for state in part.states]
-    held += [state for state in split.trainer_graphs.common if state.input not in split.placement.served]
+    held += [state for state in split.trainer_graphs.common if not _served(split, state)]
     if split.sync is not None:  # trainers have all states, and servers parts of them
         held = [state for state in split.trainer_graphs.common if state.input in source]
     for state in held:

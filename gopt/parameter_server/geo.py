@@ -110,7 +110,8 @@ def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
         piece = PlacedPiece(name, size.index, start, stop, server, whole)
         owners.setdefault(name, []).append(piece)
         dtype = types[name].dtype
-        units.append(Unit(number, server, True, (), (piece,), number, size.nbytes, (dtype, dtype)))
+        kinds = dtype, dtype, options.travels(dtype)
+        units.append(Unit(number, server, True, (), (piece,), number, size.nbytes, kinds))
     updates = find_updates(training, whole_accumulators=False)
     tables = choose_tables(training, updates, options)  # without rounds there are none
     held = {name: tuple(own) for name, own in owners.items()}

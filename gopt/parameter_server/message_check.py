@@ -29,9 +29,9 @@ def check_trainer_messages(program: SpmdProgram, plan: ServerPlan, options: Spli
     for node in program.graph.nodes:
         if node.domain == COMM and node.op_type == "Push":
             check.push(node)
-    states = {state.tensor: state.updated for state in program.training.states}
+    states = {state.slices[0].tensor: state.output for state in program.states}
     for name in plan.owners:
-        value = states.get(name, "") if options.pulls is PullAt.END else name
+        value = states.get(name, "") if options.pulls is PullAt.END else plan.read_name(name)
         if value in check.producers:
             check.parameter(name, value)
     return check.followed
@@ -101,7 +101,7 @@ class _MessageCheck:
                 row = type.elements // max(type.dims[0], 1)
                 first, last = (self._number(each) * row for each in node.inputs[1:3])
                 return base, start + first, start + last
-            elif node.is_a(*SAME, "Div"):
+            elif node.is_a(*SAME, "Div", "Mul"):
                 name = node.inputs[0]
             else:
                 raise InvariantError(f"a push has {name!r}, which {node.op_type} {node.label!r} makes")

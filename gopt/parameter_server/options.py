@@ -116,10 +116,6 @@ class SplitOptions:
             )
         if self.accumulate > 1 and self.mode is Mode.GEO:
             raise OptionError("--accumulate cannot be combined with --mode geo", "--every says how often trainers push")
-        if self.accumulate > 1 and self.loss_reduction.rule is LossRule.WEIGHTED:
-            raise OptionError(
-                f"--accumulate cannot be combined with --loss-reduction {self.loss_reduction}", "leave one of them out"
-            )
         if self.accumulate > 1 and self.pull is PullAt.START:
             raise OptionError(
                 "--pull start cannot be combined with --accumulate", "micro-steps share what was pulled once"

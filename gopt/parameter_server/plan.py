@@ -13,6 +13,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
+from gopt.ir.types import TensorType
 from gopt.parameter_server.components import components
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
@@ -46,10 +47,20 @@ class ServerPlan:
     buckets: tuple[Bucket, ...]
     owners: Mapping[str, tuple[PlacedPiece, ...]]
     tables: TableChoice = field(default_factory=TableChoice)
+    narrow: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> the type to which it is cast before it is sent: trainers read it in half precision alone."""
 
     @property
     def units(self) -> list[Unit]:
         return [unit for bucket in self.buckets for unit in bucket.units]
+
+    def read_name(self, parameter: str) -> str:
+        """Return the name under which trainers read a parameter."""
+        return f"gopt.ps.narrow.{parameter}" if parameter in self.narrow else parameter
+
+    def read_type(self, parameter: str, type: TensorType) -> TensorType:
+        """Return the type in which trainers read a parameter of a type."""
+        return replace(type, dtype=self.narrow.get(parameter, type.dtype))
 
     def __repr__(self) -> str:
         return (
@@ -57,9 +68,12 @@ class ServerPlan:
         )
 
 
-def make_plan(training: TrainingGraph, options: SplitOptions, uncut: frozenset[str] = frozenset()) -> ServerPlan:
-    """Place every parameter that has a gradient. ``uncut``: parameters that stay in one piece, with all their states.
+def make_plan(
+    training: TrainingGraph, options: SplitOptions, uncut: frozenset[str] = frozenset(), narrow: Mapping[str, str] = {}
+) -> ServerPlan:  # fmt: skip
+    """Place every parameter that has a gradient.
 
+    ``uncut``: parameters that stay in one piece, with all their states; ``narrow``: as in ``ServerPlan``.
     Raises UnsupportedError for a parameter of open shape, and in asynchronous modes for updates that belong together.
     """
     apart = not options.mode.rounds
@@ -91,8 +105,8 @@ def make_plan(training: TrainingGraph, options: SplitOptions, uncut: frozenset[s
     left = {name: each for name, each in updates.subgraphs.items() if name not in tables.parameters}
     dense = replace(updates, subgraphs=left)
     owners = _place(training, dense, {name: ranges for name, ranges in cut.items() if name not in whole}, options)
-    units = make_units(training, dense, owners, options)
-    return ServerPlan(updates, tuple(make_buckets(units, options)), owners, tables)
+    units = make_units(training, dense, owners, options, narrow)
+    return ServerPlan(updates, tuple(make_buckets(units, options)), owners, tables, narrow)
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
@@ -148,7 +162,7 @@ def _place(
 def make_buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
     """Group neighbouring units of one server and of the same types, up to the cap."""
 
-    def kind(unit: Unit) -> tuple[int, tuple[str, str]]:
+    def kind(unit: Unit) -> tuple[int, tuple[str, ...]]:
         return -1 if unit.server is None else unit.server, unit.dtypes
 
     found: list[tuple[Unit, ...]] = []

@@ -13,9 +13,8 @@ from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
-from gopt.artifact.removals import RemovalReason, Removals, role_of, roles
-from gopt.artifact.report import PassRecord, PassRun, balance, format_bytes, rank_ranges
-from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact, RemovedVarFact
+from gopt.artifact.report import PassRecord, balance, format_bytes, rank_ranges
+from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
 from gopt.artifact.report_record import (
     CallCounts,
     CallEntry,
@@ -32,18 +31,19 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
 from gopt.ir.phase import Phase
-from gopt.ir.types import TensorType
+from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.lower.rank_graph import RankGraph
 from gopt.mesh import Mesh
+from gopt.parameter_server.report_removed import Removed
 from gopt.parameter_server.role_sizes import role_sizes
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.tables import Rows
+from gopt.parameter_server.views import ROUND, ROUND_TYPE
 from gopt.program import SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
 
-_DEFAULT_REASON = RemovalReason(PASS, "trainers run forward and backward")
 _REASONS = {
     Phase.FORWARD: "the layout of pulled parameters",
     Phase.BACKWARD: "the layout of pulled parameters, for the backward",
@@ -54,7 +54,7 @@ _REASONS = {
 
 def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
     """Return the report of a split; ranks are the trainers, followed by the servers."""
-    removed_ops, removed_vars = _removed(split)
+    removed = Removed(split)
     added_ops, added_vars = _added(split)
     usages = list(_usages(split))
     servers = usages[split.options.trainers :]
@@ -66,8 +66,8 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
         pipeline=(PassRecord(PASS, _options(split), _facts(split, tuple(role_sizes(split, source, usages)))),),
         notes=(*split.training.notes, *_notes(split, couplings)),
         couplings=couplings,
-        removed_ops=group_removed_ops(removed_ops),
-        removed_vars=group_removed_vars(removed_vars),
+        removed_ops=group_removed_ops(removed.ops),
+        removed_vars=group_removed_vars(removed.variables),
         added_ops=group_added_ops(added_ops),
         added_vars=group_added_vars(added_vars),
         ranks=tuple(usages),
@@ -153,37 +153,6 @@ def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
     return open_couplings(program)
 
 
-def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
-    """Return the nodes of the source that some role does not run unchanged, and the values that go with them."""
-    trainers = range(split.options.trainers)
-    servers = range(split.options.trainers, split.options.trainers + split.options.servers)
-    on_trainers = {id(node) for node in split.placement.trainer_nodes}
-    left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
-    members = [split.servers.mesh.coordinates(number) for number in range(len(servers))]
-    removals, named = Removals([PassRun(PassRecord(PASS, {}, {}), split.result)]), roles(split.training)
-    ops: list[OpFact] = []
-    variables: list[RemovedVarFact] = []
-    for node in split.training.graph.nodes:
-        kept = left.get(id(node))
-        gone = [server for server, at in zip(servers, members) if kept is None or not kept.sharding.covers(at)]
-        rows = [] if id(node) in on_trainers else [(list(trainers), "servers run the update")]
-        if gone:
-            rows.append((gone, removals.of(node, _DEFAULT_REASON).why))
-        for ranks, why in rows:
-            head = (PASS, why, rank_ranges(ranks), role_of(node))
-            of = removals.of(node, _DEFAULT_REASON).of
-            now = next((removals.replaced[n] for n in node.outputs if n in removals.replaced), ())
-            ops.append(OpFact(*head, of, node.label, node.op_type, now))
-            for name in node.outputs:
-                if name and name not in split.training.graph.outputs:
-                    type, by = split.training.graph.type_of(name), removals.replaced.get(name, ())
-                    where, role = head[2], named.get(name, head[3])
-                    variables.append(
-                        RemovedVarFact(PASS, why, where, role, of, name, type.dtype, type.shape, type.nbytes, by)
-                    )
-    return ops, variables
-
-
 def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:
     """Return the nodes and values that messages and pieces add to each role."""
     trainers = list(range(split.options.trainers))
@@ -215,11 +184,50 @@ def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:
                     LocalShape(rank_ranges(sorted(set(ranks))), t.shape, t.nbytes) for t, ranks in held.items()
                 )
                 variables.append(AddedVarFact(PASS, why, role, of, name, next(iter(held)).dtype, per_rank))
-    return ops, variables
+    return ops, [*variables, *_added_inputs(split)]
+
+
+def _added_inputs(split: SplitStep) -> Iterator[AddedVarFact]:
+    """Yield the inputs that the files of roles have and the source has not: states in pieces, sums, the round."""
+    first, own, trainer = split.options.trainers, split.training.graph.types, split.trainer_graphs
+    kinds = {state.tensor: state.kind.value for state in split.training.states}
+    trainers = rank_ranges(list(range(first)))
+    every = rank_ranges([*range(first), *(first + graph.rank for graph in split.server_graphs.ranks)])
+    found = [(trainers, state, "what a trainer keeps of servers") for state in trainer.common]
+    found += [
+        (rank_ranges([first + graph.rank]), state, "states of pieces, as the server holds them")
+        for graph in split.server_graphs.ranks for state in graph.states
+    ]  # fmt: skip
+    for ranks, state, why in found:
+        if state.input not in own and state.pieces:
+            tensor, type = state.pieces[0].tensor, state.type
+            shape = LocalShape(ranks, type.shape, type.nbytes)
+            yield AddedVarFact(PASS, why, kinds.get(tensor, "state"), tensor, state.input, type.dtype, (shape,))
+    for graph in split.server_graphs.ranks:  # a partial result has a name of its own until servers have completed it
+        kept = (node for node in _nodes(graph) if not _made(node))
+        names = [name for node in kept for name in node.outputs if name and name not in own]
+        parts = {name: graph.types.get(name) or split.servers.graph.types[name] for name in names}
+        for name, type in parts.items():
+            shape = LocalShape(rank_ranges([first + graph.rank]), type.shape, type.nbytes)
+            yield AddedVarFact(PASS, "one server's part of a reduction", "update", None, name, type.dtype, (shape,))
+    for each in trainer.ranks[0].accumulators:
+        shape = LocalShape(trainers, each.type.shape, each.type.nbytes)
+        why = "the sum of the gradients of micro-steps"
+        yield AddedVarFact(PASS, why, "accumulator", None, each.input, each.type.dtype, (shape,))
+    shape = LocalShape(every, ROUND_TYPE.shape, ROUND_TYPE.nbytes)
+    yield AddedVarFact(PASS, "the number of the round", "communication", None, ROUND, ROUND_TYPE.dtype, (shape,))
 
 
 def _own(graph: RankGraph) -> Iterator[Node]:
-    return (node for block in graph.blocks for node in block.nodes if node.made_by)
+    return filter(_made, _nodes(graph))
+
+
+def _nodes(graph: RankGraph) -> Iterator[Node]:
+    return (node for block in graph.blocks for node in block.nodes)
+
+
+def _made(node: Node) -> bool:
+    return bool(node.made_by) or origin(node) is None
 
 
 def _purpose(node: Node) -> tuple[str, str]:
@@ -271,6 +279,13 @@ def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tu
     return pushed, pulled
 
 
+def _casts_left(split: SplitStep) -> int:
+    """Return how many casts of trained parameters to half precision a trainer makes in a step."""
+    graph = split.trainer.graph
+    left = [node for node in graph.nodes if node.is_a("Cast") and node.inputs[0] in split.training.gradients]
+    return sum(graph.types[node.outputs[0]].dtype in LOW_PRECISION for node in left)
+
+
 def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:
     """Return the figures. A trainer sends each gradient once and receives each parameter once: that is the minimum."""
     types = split.training.graph.types
@@ -281,6 +296,6 @@ def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:
     return Figures(
         Traffic(sent, {"gradients": sent}, bound, round(sent / bound, 6) if bound else 1.0),
         CallCounts(calls, max(least, 1), split.options.cap),
-        CastCounts(0, 0, 0),
+        CastCounts(0, len(split.plan.narrow), _casts_left(split)),
         Overlap(0.0, {}, 0),
     )

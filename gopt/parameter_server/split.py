@@ -27,6 +27,7 @@ from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.blocks import find_blocks
 from gopt.parameter_server.geo import NOTHING, geo_plan, geo_servers, geo_trainers, place_geo_nodes
 from gopt.parameter_server.message_check import check_trainer_messages
+from gopt.parameter_server.narrow import narrow_types
 from gopt.parameter_server.node_placement import NodePlacement, of_one_trainer, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
@@ -99,8 +100,8 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
             "leave out --accumulate, or take the value out of the update",
         )
     live = _without_dead(training)
-    plan, placement = _placed(live, options)
-    beside = _pulled_beside(live, plan, placement)
+    plan, placement = place_step(live, options)
+    beside = pulled_beside(live, plan, placement)
     _check_late(placement, options)
     _check_apart(placement, beside, options)
     _check_own(plan, placement)
@@ -191,8 +192,9 @@ def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
             )
 
 
-def _placed(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan, NodePlacement]:
-    """Return the plan and the placement of nodes. A parameter stays whole where trainers read one of its states."""
+def place_step(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan, NodePlacement]:
+    """Return the plan and the placement of nodes. A parameter stays whole where trainers read one of its states, and is
+    sent in half precision where they read it so alone."""
     mine = _without_own(training)
     plan = make_plan(mine, options)
     placement = place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
@@ -201,13 +203,14 @@ def _placed(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan,
         subgraph.parameter.tensor for unit in plan.units if unit.split for subgraph in unit.subgraphs
         if not read.isdisjoint(state.tensor for state in subgraph.states)
     )  # fmt: skip
-    if not whole:
+    narrow = narrow_types(training, placement, options)
+    if not whole and not narrow:
         return plan, placement
-    plan = make_plan(mine, options, whole)
+    plan = make_plan(mine, options, whole, narrow)
     return plan, place_nodes(training, plan.updates, options.loss_reduction.value, plan.tables)
 
 
-def _pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> dict[str, int | None]:
+def pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> dict[str, int | None]:
     """Return the states beside parameters that trainers read, each with its server, None where every server has it."""
     where: dict[str, int | None] = dict.fromkeys(placement.shared)
     for unit in plan.units:
@@ -306,7 +309,7 @@ def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEnt
     pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
     return KeyEntry(
         key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype,
-        options.travels(key.type.dtype), key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
+        unit.dtypes[2], key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
     )  # fmt: skip
 
 

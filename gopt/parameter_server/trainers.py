@@ -56,12 +56,18 @@ def trainer_program(
     view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
     view.metrics += placement.metrics
     view.graph.outputs.update((name, training.graph.types[name]) for name in placement.metrics)
-    view.states += held
-    for state in held:
-        view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
-        view.graph.outputs[state.updated] = view.graph.types[state.updated] = training.graph.types[state.tensor]
+    pulled = {state.tensor: _as_read(state, plan) for state in held}
+    view.states += (state for name, state in pulled.items() if name not in plan.narrow)
+    for name, state in pulled.items():
+        if name not in plan.narrow:
+            view.graph.inputs[name] = training.graph.types[name]
+            view.graph.outputs[state.updated] = view.graph.types[state.updated] = training.graph.types[name]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
+    for name in plan.narrow if at_end else ():
+        type = plan.read_type(name, training.graph.types[name])
+        program.graph.types.update(dict.fromkeys((pulled[name].tensor, pulled[name].updated), type))
     writer = TrainerWriter(program, training, plan, placement, options)
+    writer.remove_casts()
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
     for served in plan.tables.served:
         tables.pull(served)
@@ -72,20 +78,36 @@ def trainer_program(
     for served in plan.tables.served:
         done = tables.push(served, done, writer.weight)
     if at_end:
-        done = writer.pull_at_end(scalars, done, {state.tensor: state.updated for state in held})
+        done = writer.pull_at_end(scalars, done, {name: state.updated for name, state in pulled.items()})
     done = writer.metrics(scalars, done)
     writer.rewriter.add("Identity", [done], {DONE: ROUND_TYPE})
     writer.rewriter.finish()
-    types = view.graph.types
-    program.set_states([
+    types = program.graph.types
+    states = [
         ShardedState(
-            state.tensor, state.updated, types[state.tensor].dtype,
-            (BucketSlice(state.tensor, 0, types[state.tensor].elements),),
+            state.tensor, state.updated, types[state.tensor].dtype, _whole(state.tensor, types[state.tensor]),
             local=state.kind is StateKind.STATISTIC,
         )
         for state in view.states
-    ])  # fmt: skip
+    ]  # fmt: skip
+    states += [
+        ShardedState(state.tensor, state.updated, plan.narrow[name], _whole(name, types[state.tensor]), copy=True)
+        for name, state in pulled.items() if name in plan.narrow
+    ]  # fmt: skip
+    program.set_states(states)
     return program
+
+
+def _whole(name: str, type: TensorType) -> tuple[BucketSlice, ...]:
+    return (BucketSlice(name, 0, type.elements),)
+
+
+def _as_read(state: State, plan: ServerPlan) -> State:
+    """Return a state as trainers keep it: a narrow one under other names, because its type is another."""
+    if state.tensor not in plan.narrow:
+        return state
+    name = plan.read_name(state.tensor)
+    return replace(state, tensor=name, updated=f"{name}_out")
 
 
 def _held(training: TrainingGraph, placement: NodePlacement) -> list[State]:
@@ -112,6 +134,16 @@ class TrainerWriter:
         self.types = program.graph.types
         self.nodes = TrainerNodes(self.rewriter, options)
 
+    def remove_casts(self) -> None:
+        """Remove casts of parameters that are pulled in the type of the casts."""
+        users = self.program.graph.users()
+        for node in self.program.training.graph.nodes:
+            if node.is_a("Cast") and node.inputs[0] in self.plan.narrow:
+                made, name = node.outputs[0], self.plan.read_name(node.inputs[0])
+                self.rewriter.remove(node, "the parameter is pulled in this type", of=node.inputs[0], by={made: name})
+                for reader in users.get(made, ()):
+                    self.rewriter.rewire(reader, made, name)
+
     # --- pulls ------------------------------------------------------------------------------------------------------
 
     def pull_at_start(self, scalars: Scalars) -> None:
@@ -131,7 +163,7 @@ class TrainerWriter:
                 (order.get(p.parameter, last) for u in bucket.units for p in u.pieces), default=last
             ),
         )
-        self._pull(buckets, scalars.states, ROUND, "before", {name: name for name in first}, head)
+        self._pull(buckets, scalars.states, ROUND, "before", {name: self.plan.read_name(name) for name in first}, head)
 
     def pull_at_end(self, scalars: Scalars, done: str, names: Mapping[str, str]) -> str:
         """Pull values as they are after the update; return the token. ``names``: state -> what is pulled of it."""
@@ -157,7 +189,8 @@ class TrainerWriter:
             self._pull_node(bucket.server or 0, bucket.number, keys, round, version, made, before)
         for name, found in parts.items():
             if name in names:
-                self._join(names[name], self.types[name], sorted(found, key=lambda item: item[0].index), before)
+                type = self.plan.read_type(name, self.types[name])
+                self._join(names[name], type, sorted(found, key=lambda item: item[0].index), before)
         for name, (number, server) in states.items():
             # In its own type: a loss scale of 65536 is infinite in half precision.
             self._pull_node(server or 0, number, [name], round, version, {names[name]: self.types[name]}, before)
@@ -175,7 +208,7 @@ class TrainerWriter:
         self.rewriter.add("Pull", [round], made, domain=COMM, attributes=attributes, before=before)
 
     def _pulled_type(self, unit: Unit, piece: PlacedPiece) -> TensorType:
-        type = self.types[piece.parameter]
+        type = self.plan.read_type(piece.parameter, self.types[piece.parameter])
         shape = piece_shape(type.dims, piece.start, piece.stop)
         return self.nodes.on_wire(TensorType(type.dtype, shape))
 
@@ -201,7 +234,7 @@ class TrainerWriter:
 
     def accumulate(self) -> dict[str, str]:
         """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update. Halves are summed
-        in float32 and rounded once."""
+        in float32 and rounded once. A weighted mean is divided by the sum of the weights, which is pushed with it."""
         found: dict[str, str] = {}
         merged = dict.fromkeys(self.training.gradients[name] for name in self.plan.owners)
         mean = self.options.loss_reduction.rule is not LossRule.SUM
@@ -211,6 +244,8 @@ class TrainerWriter:
             held = Accumulator(root, f"{root}_out", f"{root}_next", type)
             self.types[held.input] = type
             term = self._as(gradient, type, f"{root}_term")
+            if self.weighted:
+                term = self._weighed(term, type, f"{root}_weighed")
             self.rewriter.add("Add", [held.input, term], {held.added: type})
             zeros = {"value": constant_value([0.0], type.dtype)}
             self.rewriter.add(
@@ -218,13 +253,47 @@ class TrainerWriter:
             )
             self.program.accumulators.append(held)
             found[gradient] = held.input
-            if mean:
+            if self.weighted:
+                divisor = self._as(self._divisor, TensorType(type.dtype, ()), f"{root}_weights")
+                self.rewriter.add("Div", [held.input, divisor], {f"{root}_mean": type})
+                found[gradient] = f"{root}_mean"
+            elif mean:
                 count = {"value": constant_value(float(self.options.accumulate), type.dtype)}
                 self.rewriter.add("Constant", [], {f"{root}_count": TensorType(type.dtype, ())}, attributes=count)
                 self.rewriter.add("Div", [held.input, f"{root}_count"], {f"{root}_mean": type})
                 found[gradient] = f"{root}_mean"
             found[gradient] = self._as(found[gradient], own, f"{root}_rounded")
         return found
+
+    def _weighed(self, value: str, type: TensorType, name: str) -> str:
+        """Return a value of a micro-step times its weight."""
+        weight = self._as(self._own_weight, TensorType(type.dtype, ()), f"{name}_by")
+        self.rewriter.add("Mul", [value, weight], {name: type})
+        return name
+
+    @cached_property
+    def _weights(self) -> str:
+        """Return the sum of the weights of all micro-steps, in the update."""
+        type, root = TensorType("float32", ()), "gopt.ps.weights"
+        held = Accumulator(root, f"{root}_out", f"{root}_next", type)
+        self.types[held.input] = type
+        self.rewriter.add("Add", [held.input, self._own_weight], {held.added: type})
+        zeros = {"value": constant_value(0.0, "float32")}
+        self.rewriter.add("Constant", [], {held.output: type}, attributes=zeros)
+        self.program.accumulators.append(held)
+        return held.input
+
+    @cached_property
+    def _divisor(self) -> str:
+        """Return the sum of the weights, or one where it is zero: the sum of the gradients is zero then, too."""
+        type, flag = TensorType("float32", ()), TensorType("bool", ())
+        for name, value in (("zero", 0.0), ("one", 1.0)):
+            made = {f"gopt.ps.weights.{name}": type}
+            self.rewriter.add("Constant", [], made, attributes={"value": constant_value(value, "float32")})
+        self.rewriter.add("Equal", [self._weights, "gopt.ps.weights.zero"], {"gopt.ps.weights.none": flag})
+        operands = ["gopt.ps.weights.none", "gopt.ps.weights.one", self._weights]
+        self.rewriter.add("Where", operands, {"gopt.ps.weights.divisor": type})
+        return "gopt.ps.weights.divisor"
 
     def _as(self, value: str, type: TensorType, name: str) -> str:
         """Return a value in another type; itself where it has it."""
@@ -295,11 +364,20 @@ class TrainerWriter:
             self._pull_node(0, bucket, [name], done, "after", {name: type}, None)
         return done
 
-    @cached_property
+    @property
+    def weighted(self) -> bool:
+        return self.options.loss_reduction.rule is LossRule.WEIGHTED
+
+    @property
     def weight(self) -> str:
         """Return this trainer's weight in merges, or ''."""
-        if self.options.loss_reduction.rule is not LossRule.WEIGHTED:
+        if not self.weighted:
             return ""
+        return self._weights if self.options.accumulate > 1 else self._own_weight
+
+    @cached_property
+    def _own_weight(self) -> str:
+        """Return the weight of the batch at hand, a float32 scalar."""
         value, made = self.options.loss_reduction.value, "gopt.ps.weight"
         due = self.rewriter.latest([value])
         self.rewriter.add(

@@ -50,8 +50,8 @@ class Unit:
     """Place of the node that completes the last gradient."""
     nbytes: int
     """Bytes of the gradients."""
-    dtypes: tuple[str, str]
-    """Of gradients and parameters."""
+    dtypes: tuple[str, str, str]
+    """Of gradients, of parameters, and of parameters as trainers pull them."""
 
     @property
     def elements(self) -> int:
@@ -64,10 +64,12 @@ class Unit:
 
 
 def make_units(
-    training: TrainingGraph, updates: Updates, owners: Mapping[str, tuple[PlacedPiece, ...]], options: SplitOptions
-) -> list[Unit]:
-    """The units of placed pieces, in the order in which their gradients are complete."""
-    found = _UnitMaker(training, updates, owners, options).all()
+    training: TrainingGraph, updates: Updates, owners: Mapping[str, tuple[PlacedPiece, ...]], options: SplitOptions,
+    narrow: Mapping[str, str],
+) -> list[Unit]:  # fmt: skip
+    """The units of placed pieces, in the order in which their gradients are complete; ``narrow``: as in
+    ``ServerPlan``."""
+    found = _UnitMaker(training, updates, owners, options, narrow).all()
     ordered = sorted(found, key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
     return [replace(unit, number=number) for number, unit in enumerate(ordered)]
 
@@ -78,6 +80,7 @@ class _UnitMaker:
     updates: Updates
     owners: Mapping[str, tuple[PlacedPiece, ...]]
     options: SplitOptions
+    narrow: Mapping[str, str]
 
     def all(self) -> Iterator[Unit]:
         """Yield every unit, in no particular order; their numbers are not set."""
@@ -123,7 +126,7 @@ class _UnitMaker:
         if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
             subgraphs = self._closed(subgraphs, index)
         server = None if self._seen_outside(subgraphs) else self._placed(subgraphs[0]).server
-        alike: dict[tuple[str, str], list[UpdateSubgraph]] = {}
+        alike: dict[tuple[str, str, str], list[UpdateSubgraph]] = {}
         for each in subgraphs:
             alike.setdefault(self._dtypes(each), []).append(each)
         types = self.training.graph.types
@@ -187,6 +190,7 @@ class _UnitMaker:
         gradient = self.training.graph.types[self.updates.subgraphs[piece.parameter].gradient]
         return gradient.nbytes * piece.elements // max(gradient.elements, 1)
 
-    def _dtypes(self, subgraph: UpdateSubgraph) -> tuple[str, str]:
-        types = self.training.graph.types
-        return types[subgraph.gradient].dtype, types[subgraph.parameter.tensor].dtype
+    def _dtypes(self, subgraph: UpdateSubgraph) -> tuple[str, str, str]:
+        types, name = self.training.graph.types, subgraph.parameter.tensor
+        pulled = self.narrow.get(name) or self.options.travels(types[name].dtype)
+        return types[subgraph.gradient].dtype, types[name].dtype, pulled

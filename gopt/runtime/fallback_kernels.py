@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gopt.runtime import windows
+from gopt.runtime import recurrent_layers, windows
 from gopt.runtime.resize import resize, upsample
 from gopt.runtime.windows import Array
 
@@ -148,6 +148,7 @@ FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
     "NonZero": _non_zero, "OneHot": _one_hot, "RMSNormalization": _rms_normalization,
     "Resize": lambda x, *rest, **named: (upsample if len(rest) == 1 else resize)(x, *rest, **named),
     "Upsample": upsample,
+    "RNN": recurrent_layers.rnn, "GRU": recurrent_layers.gru, "LSTM": recurrent_layers.lstm,
 })  # fmt: skip
 """Operator of the standard domain -> its function: inputs in order, attributes by name, None for what is absent."""
 

@@ -16,6 +16,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import dtype_code, known
 from gopt.opaque.expand import expand
+from gopt.runtime.blas_threads import one_blas_thread
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.fallback_kernels import operators
@@ -38,6 +39,8 @@ class Float64Graph:
         graph = expand(graph, "gopt.run")
         self._fallback_nodes: dict[int, _FallbackNode] = {}
         try:
+            if any(map(_only_built, graph.nodes)):
+                raise UnsupportedError("ONNX Runtime does not run it")
             self._program = Executor(graph, cache)
         except (RunError, UnsupportedError):
             self._program = Executor(self._substituted(graph, cache), cache)
@@ -59,7 +62,10 @@ class Float64Graph:
                 return self._fallback_nodes[index].run(inputs)
             return call(index, node, inputs)
 
-        return self._program.run(feeds, answer)
+        if not self._fallback_nodes:
+            return self._program.run(feeds, answer)
+        with one_blas_thread():
+            return self._program.run(feeds, answer)
 
     def _substituted(self, graph: Graph, cache: SessionCache) -> Graph:
         """The graph with a call in place of every node for which ONNX Runtime has no kernel."""
@@ -67,13 +73,19 @@ class Float64Graph:
         nodes: list[Node] = []
         calls = 0
         for node in graph.nodes:
-            if node.domain != COMM and not trial.accepts(node):
+            if node.domain != COMM and (_only_built(node) or not trial.accepts(node)):
                 self._fallback_nodes[calls] = _FallbackNode(node, graph)
                 reads = list(dict.fromkeys(node.reads))
-                node = Node(FALLBACK, reads, node.outputs, domain=COMM, name=node.label)
+                made = [name for name in node.outputs if name]
+                node = Node(FALLBACK, reads, made, domain=COMM, name=node.label)
             nodes.append(node)
             calls += node.domain == COMM
         return replace(graph, nodes=nodes, types=trial.types)
+
+
+def _only_built(node: Node) -> bool:
+    """Return whether ONNX Runtime builds the operator in float64, and refuses to run it."""
+    return node.is_a("RNN", "GRU", "LSTM")
 
 
 class _KernelProbe:

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 Array = np.ndarray[Any, Any]
+_PIECE = 1 << 19
+"""Elements of windows that are copied at a time: they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +85,36 @@ def conv(
 
 
 def _correlate(x: Array, w: Array, place: Window, group: int) -> Array:
-    rank = x.ndim - 2
-    n, c = x.shape[:2]
-    m, inner = w.shape[0], math.prod(w.shape[1:])
-    views = place.of(x).reshape(n, group, c // group, *place.out, *place.kernel)
-    # [group, N, out…, C / group, k…], flattened to a matrix per group.
-    order = (1, 0, *range(3, 3 + rank), 2, *range(3 + rank, 3 + 2 * rank))
-    columns = views.transpose(order).reshape(group, n * math.prod(place.out), inner)
-    product = columns @ w.reshape(group, m // group, inner).transpose(0, 2, 1)
-    spread = product.reshape(group, n, *place.out, m // group)
-    return spread.transpose(1, 0, 2 + rank, *range(2, 2 + rank)).reshape(n, m, *place.out)
+    """Products of windows and kernels, in pieces of about ``_PIECE`` elements."""
+    views = place.of(x)
+    n, c, m, rank = x.shape[0], x.shape[1], w.shape[0], x.ndim - 2
+    size, inner = math.prod(place.out), math.prod(w.shape[1:])
+    kernel = w.reshape(group, m // group, inner)
+    y = np.empty((n, m, *place.out), np.result_type(x, w))
+    if math.prod(place.kernel) > size:
+        # Windows are longer than the result, as where a kernel is differentiated by: each is a row.
+        transposed = np.ascontiguousarray(kernel.transpose(0, 2, 1))
+        step = max(1, _PIECE // max(group * inner * size, 1))
+        for first in range(0, n, step):
+            part = views[first : first + step]
+            split = part.reshape(len(part), group, c // group, *place.out, *place.kernel)
+            rows = split.transpose(1, 0, *range(3, 3 + rank), 2, *range(3 + rank, 3 + 2 * rank))
+            product = rows.reshape(group, len(part) * size, inner) @ transposed
+            spread = product.reshape(group, len(part), *place.out, m // group)
+            y[first : first + step] = spread.transpose(1, 0, 2 + rank, *range(2, 2 + rank)).reshape(
+                len(part), m, *place.out
+            )
+        return y
+    lines, across = place.out[0], math.prod(place.out[1:])
+    step = max(1, _PIECE // max(c * math.prod(place.kernel) * across, 1))
+    for sample in range(n):
+        for first in range(0, lines, step):
+            part = views[sample, :, first : first + step]
+            columns = part.transpose(0, *range(1 + rank, 1 + 2 * rank), *range(1, 1 + rank))
+            count = part.shape[1]
+            product = kernel @ columns.reshape(group, inner, count * across)
+            y[sample, :, first : first + step] = product.reshape(m, count, *place.out[1:])
+    return y
 
 
 def conv_transpose(
@@ -101,8 +123,8 @@ def conv_transpose(
     output_padding: Sequence[int] | None = None, output_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
-    """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]. It is a Conv over x with zeros between
-    its elements, as the strides say."""
+    """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]. For each place in the kernel a product,
+    added where the windows have it."""
     rank, groups = x.ndim - 2, group or 1
     steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
     extra = tuple(output_padding or (0,) * rank)
@@ -115,16 +137,16 @@ def conv_transpose(
         half = [each // 2 for each in over]
         rest = [each - each // 2 for each in over]
         begin, end = (half, rest) if auto_pad == "SAME_UPPER" else (rest, half)
-    spread = np.zeros((*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], steps))), x.dtype)
-    spread[(slice(None), slice(None), *(slice(None, None, s) for s in steps))] = x
-    before = [r - 1 - b for r, b in zip(reach, begin)]
-    after = [r - 1 - e + more for r, e, more in zip(reach, end, extra)]
-    spread = _padded_or_cut(spread, before, after)
     c, m = w.shape[:2]
-    flipped = w[(slice(None), slice(None), *(slice(None, None, -1),) * rank)]
-    split = flipped.reshape(groups, c // groups, m, *w.shape[2:])
-    kernel = np.swapaxes(split, 1, 2).reshape(groups * m, c // groups, *w.shape[2:])
-    return conv(spread, kernel, bias, dilations=holes, group=groups)
+    split = w.reshape(groups, c // groups, m, *w.shape[2:])
+    data = x.reshape(x.shape[0], groups, c // groups, -1)
+    y = np.zeros((x.shape[0], groups, m, *whole), np.result_type(x, w))
+    for offset in np.ndindex(*w.shape[2:]):
+        product = split[(slice(None),) * 3 + offset].transpose(0, 2, 1) @ data
+        reached = [slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, n, s in zip(offset, holes, x.shape[2:], steps)]
+        y[(slice(None),) * 3 + tuple(reached)] += product.reshape(*y.shape[:3], *x.shape[2:])
+    y = _padded_or_cut(y.reshape(x.shape[0], groups * m, *whole), [-b for b in begin], [-e for e in end])
+    return y if bias is None else y + bias.reshape(-1, *(1,) * rank)
 
 
 def _padded_or_cut(x: Array, before: Sequence[int], after: Sequence[int]) -> Array:

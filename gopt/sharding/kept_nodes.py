@@ -40,6 +40,7 @@ class _KeptNodes:
         self._points = frozenset(synchronised.points)
         self._corrected = frozenset((each.output, each.constant) for each in synchronised.corrected)
         self._replaced = {state.tensor for state in training.states} | set(training.gradients.values())
+        self._replaced.update(training.gradients)  # trainers pull parameters, and have none as a state
         """Values for which nodes may read others: passes reduce, gather or cast them."""
         self._carried = program.loop_carried
         self._statistics = {state.updated for state in training.states if state.kind is StateKind.STATISTIC}

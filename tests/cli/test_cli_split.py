@@ -114,6 +114,7 @@ def test_a_server_map_that_is_missing_ends_with_3(capsys, tmp_path):
         (("--trainers", "2", "--mode", "allreduce", "--wire", "float16"), "--wire has no effect"),
         (("--trainers", "2", "--mode", "allreduce", "--every", "0"), "--every has no effect"),
         ((*TWO, "--table", "fc1.weight"), "names no layout"),
+        ((*TWO, "--mesh", "tp=2"), "--mesh tp=2: a trainer is one rank"),
         (("--trainers", "0", "--mode", "allreduce"), "--trainers cannot be 0"),
         (("--mode", "allreduce"), "the number of trainers is missing"),
     ],

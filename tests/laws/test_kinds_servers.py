@@ -10,7 +10,9 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from products import part
+from split_gen.judge import Setting
 from split_gen.simulator import Simulation
+from whole_gen import odd
 from whole_gen.judge import feeds_of
 from whole_gen.kinds import load_all
 from whole_gen.splits import drawn_split, judged_split
@@ -76,3 +78,16 @@ def test_metrics_of_trainers_are_those_of_the_source(name, trainers, tmp_path):
         for each, value in zip(w.outputs, wanted, strict=True):
             if each not in w.states.values() and each != "loss":
                 np.testing.assert_allclose(simulation.outputs[trainer][each], value, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name, accumulate", [("masked_loss", 3), ("masked_loss_with_penalty", 2)])
+def test_weighted_means_over_micro_steps(name, accumulate):
+    """Micro-steps with counts of their own: their sum is the weight of what is pushed."""
+
+    def make(samples: int, scale: int) -> Writer:
+        w = Writer(accumulate, samples, scale)
+        odd.load_all()[name](w)
+        return w
+
+    how = Setting(trainers=2, servers=2, minimum=2, accumulate=accumulate)
+    assert judged_split(make, how, accumulate, told=True, verify=True).kind == "right"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from products import part
 from split_gen.judge import Setting as SplitSetting
@@ -111,7 +109,6 @@ def test_a_split_step(name):
         return w
 
     how = drawn_split(seed)
-    how = replace(how, accumulate=1) if name.startswith("masked") else how  # no counts of micro-steps
     found = judged_split(make, how, seed, told=True)
     if name in TELLS or name in SHOWN:
         assert found.kind in ("right", "refused"), found

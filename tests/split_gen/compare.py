@@ -89,7 +89,7 @@ def _copies(simulation: Simulation, when: str) -> Iterator[str]:
     whole = simulation.states()
     for trainer in range(len(simulation.trainers)):
         for name, copy in simulation.copies(trainer).items():
-            if copy.tobytes() != simulation.travelled(name, whole[name]).tobytes():
+            if copy.tobytes() != simulation.travelled(name, whole[name]).astype(copy.dtype).tobytes():
                 yield f"{when}: trainer {trainer} holds another {name} than servers"
 
 

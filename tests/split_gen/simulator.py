@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, helper
 
 from split_gen.merging import Fault, cut, merged, same, together
 from split_gen.pieces import Array, Call, Program, Values, attributes, dtype_of, has_halves
@@ -89,7 +89,11 @@ class Simulation:
         for each in self._held(record):
             if each.get("copy"):
                 (piece,) = each["pieces"]
-                found[each["input"]] = self.travelled(piece["tensor"], whole[piece["tensor"]])
+                value = self.travelled(piece["tensor"], whole[piece["tensor"]])
+                infos = [info for program in programs for info in program.model.graph.input]
+                info = next((info for info in infos if info.name == each["input"]), None)
+                kept = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type) if info else value.dtype
+                found[each["input"]] = value.astype(kept)
             else:
                 program = next(each_one for each_one in programs if each["input"] in each_one.inputs)
                 found[each["input"]] = self._value(program, each)

@@ -1,16 +1,19 @@
 """Confirms the gradients of a derived step by finite differences, or refuses the step.
 
-Differences between batches come first, many gradients at once: what ``gopt verify`` does for any step. A derived
-gradient is all of the derivative, so that one which no batch changes, or whose loss has jumps, is held against
-differences of the loss itself.
+A derived gradient is all of the derivative, so that slopes of the loss itself must be what it says: of all parameters
+together, and where those do not agree, of ever fewer. What no slope tells, such as a gradient of zero, is looked at as
+``gopt verify`` does for any step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gopt.analysis.batch_checks import ReplacedBatchError
+from gopt.analysis.operators import random
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
 from gopt.api import read_roles, with_stored_roles
@@ -19,109 +22,171 @@ from gopt.frontends.derive.options import BATCHES, DYNAMIC, DeriveOptions
 from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
+from gopt.ir.graph import Graph
+from gopt.runtime.training.data import MicroStep, open_data
 from gopt.sanitize import show
 from gopt.verification import sampling
-from gopt.verification.gradient_check import GradientCheck, check_gradients
-from gopt.verification.gradient_check.forward import Forward, Values
-from gopt.verification.gradient_check.verdict import PROPORTIONAL, UNSTEADY, ZERO
+from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
+from gopt.verification.gradient_check.forward import Forward, Precision, Values
+from gopt.verification.gradient_check.points import all_beside
+from gopt.verification.gradient_check.slopes import SlopeCheck
+from gopt.verification.gradient_check.verdict import APART, PROPORTIONAL, UNSTEADY, ZERO
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.reference_graphs import refuse_call
 
-NEAR = 0.05
-"""How far a ratio of a gradient and its finite difference may be from one: in half precision it is."""
-ALONE = 16
-"""Gradients that are held against differences of the loss itself."""
+LOOKS = (1e-3, 1e-2)
+"""Moves of the states, relative to their size, to the points at which all gradients are looked at."""
+POINTS, DIRECTIONS = 2, 2
+"""Batches of a look, and directions at each."""
+FAINT = 1e-9
+"""Below this share of the largest gradient, a value may be rounding."""
+MOST = 16
+"""Wrong gradients after which no more are looked for."""
 
 
 def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     """The number of gradients that were checked, and a remark on those that no batch changes; raises UnsupportedError
     where one is not confirmed, or the step's forward is not the model's."""
     copy, seed = step.graph.twin(), options.seed
-    training = read_roles(copy, with_stored_roles(copy, RoleMap(), "the step"))
-    sample, points = sample_gradients(training, seed), _points(training, seed)
+    training = _read(copy)
+    sample, points = sample_gradients(training, seed), _points(training, options)
     stored = {name: np.asarray(each.numpy()) for name, each in step.source.initializers.items()}
     check_same_forward(step.source, copy, {**stored, **points[0]})
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
+    names = list(sample.parameters if sample else training.gradients)
     try:
-        checks = check_gradients(training, points, seed, names=sample.parameters if sample else None)
-        wrong = [each for each in checks if not _is_gradient(each, scale)]
-        if wrong and len(wrong) <= ALONE and all(each.why != UNSTEADY for each in wrong):
-            right = _slopes(training, [each.parameter for each in wrong], points, scale, seed)
-            wrong = [each for each in wrong if each.parameter not in right]
+        wrong = _unconfirmed(training, names, points, scale, seed)
     except RunError as error:
         raise UnsupportedError(
             f"gradients cannot be confirmed by finite differences: {error.message}", *error.hints,
             "replace that operator in the model",
         ) from None  # fmt: skip
     if wrong:
-        names = ", ".join(show(each.parameter) for each in wrong[:4])
+        shown = ", ".join(show(each.parameter) for each in wrong[:4])
         raise UnsupportedError(
-            f"the gradient of {names} is not confirmed: {wrong[0].why}",
+            f"the gradient of {shown} is not confirmed: {wrong[0].why}",
             "make its random numbers an input of the model" if wrong[0].why == UNSTEADY else
-            "--freeze what is not a parameter, or derive from a model whose inputs have the sizes of real data",
+            "--freeze what is not a parameter, or give inputs as in real data (--data FILE.npz, sizes by --dim)",
         )  # fmt: skip
     apart = [name for name in step.parameters if name not in training.gradients]
     more = f", and {len(apart) - 4} more" if len(apart) > 4 else ""
-    names = ", ".join(map(show, apart[:4])) + more
-    return len(checks), [f"not confirmed, for no batch changes their gradients: {names}"] if apart else []
+    shown = ", ".join(map(show, apart[:4])) + more
+    return len(names), [f"not confirmed, for no batch changes their gradients: {shown}"] if apart else []
 
 
-def _is_gradient(check: GradientCheck, scale: float) -> bool:
+def _read(graph: Graph) -> TrainingGraph:
+    try:
+        return read_roles(graph, with_stored_roles(graph, RoleMap(), "the step"))
+    except ReplacedBatchError as error:
+        raise UnsupportedError(
+            f"output {show(error.output)} is the next value of input {show(error.name)}, as of a cache: in a step such "
+            "an input is a state, and no batch",
+            f"take the output {show(error.output)} out of the model",
+        ) from None
+
+
+def _unconfirmed(
+    training: TrainingGraph, names: Sequence[str], points: Sequence[Values], scale: float, seed: int
+) -> list[GradientCheck]:
+    """Verdicts on those of ``names`` whose gradients are not ``scale`` times the derivative."""
+    rest = list(names)
+    if not any(map(random, training.graph.nodes)):
+        slopes = _Slopes(training, points, scale, seed)
+        for amount in LOOKS:
+            rest = slopes.disagreeing(rest, amount)
+            if not rest:
+                return []
+        precision = slopes.forward.precision
+        rest = slopes.located(rest)
+    else:
+        precision = Forward(training, refuse_call).precision
+    checks = check_gradients(training, points, seed, names=rest, whole=True) if rest else []
+    found = {each.parameter: each for each in checks}
+    return [_told(found[name]) for name in rest if not _is_gradient(found[name], scale, precision)]
+
+
+def _is_gradient(check: GradientCheck, scale: float, precision: Precision) -> bool:
     """Return whether a value is ``scale`` times the gradient. ``gopt verify`` also accepts an average over ranks."""
-    right = all(abs(ratio / scale - 1) < NEAR for ratio in check.ratios)
+    right = all(abs(ratio / scale - 1) < min(10 * precision.tolerance, 0.05) for ratio in check.ratios)
     return check.holds and (check.why == ZERO or (check.why == PROPORTIONAL and right))
 
 
-def _slopes(
-    training: TrainingGraph, names: Sequence[str], points: Sequence[Values], scale: float, seed: int
-) -> set[str]:
-    """The members of ``names`` whose gradients are ``scale`` times the slope of the loss at every point, along
-    themselves and along a random direction."""
-    forward = Forward(training, refuse_call)
-    given, generator = forward.points(points), np.random.default_rng(seed + 5)
-    gradients = [forward.loss_and_gradients(point)[1] for point in given]
-
-    def agrees(name: str) -> bool:
-        pairs = [(point, found[training.gradients[name]] / scale) for point, found in zip(given, gradients)]
-        noise = generator.standard_normal(given[0][name].shape)
-        return all(
-            _is_slope(forward, point, name, slope, direction)
-            for point, slope in pairs
-            for direction in (slope, slope + float(np.linalg.norm(slope) / np.linalg.norm(noise)) * noise)
-        )
-
-    return {name for name in names if agrees(name)}
+def _told(check: GradientCheck) -> GradientCheck:
+    """The verdict, without what ``gopt verify`` would accept: that is no proof here."""
+    return replace(check, verdict=Verdict.UNCONFIRMED, why=APART) if check.holds else check
 
 
-def _is_slope(forward: Forward, point: Values, name: str, gradient: np.ndarray, direction: np.ndarray) -> bool:
-    """Return whether ⟨gradient, direction⟩ is a central difference of the loss, for one length of a step; a zero is
-    none."""
-    wanted, size = float((gradient * direction).sum()), float(np.linalg.norm(direction))
-    if not wanted or not np.isfinite(wanted):
-        return False
-    quotients = _quotients(forward, point, name, direction / size)
-    return any(abs(each * size / wanted - 1) < 10 * forward.precision.tolerance for each in quotients)
+@dataclass
+class _Slopes:
+    """The loss and the gradients of a step, at points near the given ones."""
+
+    training: TrainingGraph
+    given: Sequence[Values]
+    scale: float
+    seed: int
+    forward: Forward = field(init=False)
+    _peaks: dict[str, float] = field(default_factory=dict)
+    """The largest element of each gradient that was seen."""
+    _looks: int = 0
+
+    def __post_init__(self) -> None:
+        self.forward = Forward(self.training, refuse_call)
+
+    def disagreeing(self, names: Sequence[str], amount: float) -> list[str]:
+        """The members of ``names`` of whose groups some do not agree with slopes of the loss, near the points."""
+        self._looks += 1
+        states = [state.tensor for state in self.training.parameters]
+        turn = self._looks % len(self.given)
+        given = [*self.given[turn:], *self.given[:turn]][:POINTS]
+        points = all_beside(self.forward.points(given), states, amount, self.seed + self._looks)
+        generator = np.random.default_rng([self.seed, 5, self._looks])
+        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale, directions=DIRECTIONS)
+        right = {name for group, _ in check.agreeing(self._at(points, names), names) for name in group}
+        return [name for name in names if name not in right]
+
+    def located(self, names: Sequence[str]) -> list[str]:
+        """The members of ``names`` that do not agree alone; or in a part, once many have been found."""
+        largest = max(self._peaks.values(), default=0.0)
+        faint = [name for name in names if not self._peaks.get(name, 0.0) > FAINT * largest]
+        found: list[str] = []
+        stack = [[name for name in names if name not in set(faint)]]
+        while stack:
+            part = stack.pop()
+            if len(found) < MOST:
+                part = self.disagreeing(part, LOOKS[0]) if part else []
+            if len(part) == 1 or len(found) >= MOST:
+                found += part
+            elif part:
+                stack += [part[len(part) // 2 :], part[: len(part) // 2]]
+        return [name for name in names if name in {*found, *faint}]
+
+    def _at(
+        self, points: Sequence[Values], names: Sequence[str]
+    ) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
+        for point in points:
+            level, gradients = self.forward.loss_and_gradients(point)
+            found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
+            for name, gradient in found.items():
+                self._peaks[name] = max(self._peaks.get(name, 0.0), float(np.abs(gradient).max(initial=0.0)))
+            del gradients, gradient
+            yield point, level, found
 
 
-def _quotients(forward: Forward, point: Values, name: str, direction: np.ndarray) -> Iterator[float]:
-    value = point[name]
-    usual = max(float(np.linalg.norm(value)), 1e-3)
-    for length in forward.precision.ladder:
-        ends = [
-            forward.loss({**point, name: (value + sign * length * usual * direction).astype(value.dtype)})
-            for sign in (1, -1)
-        ]
-        yield (ends[0] - ends[1]) / (2 * length * usual)
-
-
-def _points(training: TrainingGraph, seed: int) -> list[Values]:
-    """The stored states with random batches."""
-    graph, ranges = training.graph, sampling.without_ignored(sampling.integer_ranges(training))
-    states = {name: np.array(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
+def _points(training: TrainingGraph, options: DeriveOptions) -> list[Values]:
+    """The stored states with batches: of the user's data, or random."""
+    graph, seed = training.graph, options.seed
+    states = {name: np.asarray(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
     hyper = {name: sampling.hyper(graph.types[name]) for name in training.hyper}
-    made = []
+    return [{**states, **hyper, **batch} for batch in _batches(training, options.data, seed)]
+
+
+def _batches(training: TrainingGraph, data: str, seed: int) -> Iterator[Values]:
+    types = {name: training.graph.types[name] for name in training.batch}
+    if data:
+        source = open_data(data, types, None)
+        yield from (source.batch(MicroStep(number, 0, 1)) for number in range(BATCHES))
+        return
+    ranges = sampling.without_ignored(sampling.integer_ranges(training))
     for number in range(BATCHES):
         generator = np.random.default_rng([seed, number])
-        batch = {name: sampling.draw(graph.types[name], generator, ranges.get(name)) for name in training.batch}
-        made.append({**states, **hyper, **batch})
-    return made
+        yield {name: sampling.draw(kind, generator, ranges.get(name)) for name, kind in types.items()}

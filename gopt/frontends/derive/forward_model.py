@@ -68,9 +68,11 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     del model.graph.initializer[:]
     literals = _lift_constants(model, stored)
     _bind(model, dims)
+    _without_repeated_imports(model)
     inputs = tuple(each.name for each in model.graph.input if each.name not in stored)
     outputs = tuple(each.name for each in model.graph.output)
     forward = ForwardModel(model, stored, literals, inputs, outputs, {})
+    _settle_outputs(forward)
     _fold(forward)
     while _take_branches(forward):
         forward = replace(forward, literals=forward.literals | _lift_constants(model, stored))
@@ -82,6 +84,44 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
         values = {name: np.asarray(each.numpy()) for name, each in stored.items()}
         check_conversion(given, model, values, {name: types[name] for name in inputs})
     return replace(forward, types=types)
+
+
+def unknown_shape(forward: ForwardModel, name: str) -> UnsupportedError:
+    """The refusal of a value whose shape is unknown, with the first operator of which onnx infers no shape."""
+    types = forward.types
+    needed, makers = {name}, {each: node for node in forward.model.graph.node for each in node.output}
+    stack, first = [name], makers.get(name)
+    while stack:
+        node = makers.get(stack.pop())
+        left = [each for each in (node.input if node else ()) if each and not types[each].static] if node else []
+        first = node if node is not None and not left else first
+        stack += [each for each in left if each not in needed]
+        needed.update(left)
+    what = f": onnx infers none for the result of {first.op_type} {show(first.output[0])}" if first else ""
+    return UnsupportedError(
+        f"the shape of {show(name)} is unknown{what}",
+        "export the model with fixed shapes, or without that operator: a step has fixed shapes",
+    )
+
+
+def _without_repeated_imports(model: ModelProto) -> None:
+    """Keep one import of each domain: a file may say the same twice, of which onnx converts one."""
+    versions = {each.domain.removeprefix("ai.onnx") if each.domain == "ai.onnx" else each.domain: each.version
+                for each in reversed(model.opset_import)}  # fmt: skip
+    del model.opset_import[:]
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in versions.items())
+
+
+def _settle_outputs(forward: ForwardModel) -> None:
+    """Give outputs the shapes that follow from the sizes: what a file declares may hold for other sizes alone."""
+    bare = with_constants(forward, ())
+    for info in bare.graph.output:
+        info.type.tensor_type.ClearField("shape")
+    found = {each.name: each for each in onnx.shape_inference.infer_shapes(bare, data_prop=True).graph.output}
+    for info in forward.model.graph.output:
+        kind = read_type(found[info.name].type)
+        if kind.static and kind.dtype != "undefined":
+            info.CopyFrom(value_info(info.name, kind))
 
 
 def _fold(forward: ForwardModel) -> None:

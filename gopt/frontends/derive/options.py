@@ -39,7 +39,8 @@ class DeriveOptions:
 
     ``loss``: a name in LOSSES, or a scalar output of the model. ``optimizer_options``, ``schedule_options``: such as
     ``{"eps": 1e-6}``; missing ones have their defaults. ``dims``: sizes of symbolic dimensions. ``trainable``,
-    ``freeze``: patterns of names. ``seed``: of the batches of the check.
+    ``freeze``: patterns of names. ``seed``: of the batches of the check; ``data``: batches of the user instead, as
+    ``gopt run`` reads them, or ''.
     """
 
     loss: str
@@ -62,6 +63,7 @@ class DeriveOptions:
     freeze: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    data: str = ""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -13,7 +13,7 @@ from gopt.autodiff.backward import tidy
 from gopt.autodiff.differentiate import differentiate
 from gopt.autodiff.operators import FreeNames, names_of
 from gopt.errors import OptionError
-from gopt.frontends.derive.forward_model import ForwardModel, with_constants
+from gopt.frontends.derive.forward_model import ForwardModel, unknown_shape, with_constants
 from gopt.frontends.derive.losses import LOSS, LOSSES, LossNames
 from gopt.frontends.derive.options import CRITERION, DYNAMIC, DeriveOptions, flag
 from gopt.frontends.derive.parameters import Choice, choose
@@ -103,7 +103,7 @@ def _attach_loss(
     names = LossNames(free.take(rule.target), free.take(LOSS), free.prefix("criterion"))
     kind = forward.types[prediction]
     if not kind.static:
-        raise OptionError(f"the shape of {show(prediction)} is unknown", "export the model with fixed shapes")
+        raise unknown_shape(forward, prediction)
     read = before(forward, prediction, rule.inverse, kind, options.criterion.class_axis)
     attachment = rule.attach(read or prediction, kind, names, options.criterion)
     model.graph.node.extend(attachment.nodes)
@@ -126,7 +126,9 @@ def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
     if told:
         raise OptionError(f"--loss {show(name)} is an output: nothing is attached", f"leave out {told[0]}")
     kind = forward.types[name]
-    if kind.dtype not in FLOATS or not kind.static or kind.elements != 1:
+    if not kind.static:
+        raise unknown_shape(forward, name)
+    if kind.dtype not in FLOATS or kind.elements != 1:
         raise OptionError(f"--loss {show(name)} is {kind}, no floating scalar", "name a scalar, or take --loss mse")
     return name
 

@@ -120,10 +120,11 @@ def _alike(
     for state in states:
         by_dtype.setdefault(program.graph.types[state.updated].dtype, []).append(state)
     producers, users = program.graph.producers(), program.graph.users()
+    start = len({program.graph.types[name].dtype for name in made})
     for number, held in enumerate(by_dtype.values()):
         inputs = []
         for place, state in enumerate(held):
-            name, local = state.updated, f"gopt.statistics.{'b' if rule == 'mean' else 'root'}{number}.local{place}"
+            name, local = state.updated, f"gopt.statistics.b{start + number}.local{place}"
             rewriter.rename_output(producers[name], name, local)
             made[name] = local
             for reader in users.get(name, ()):

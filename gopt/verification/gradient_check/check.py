@@ -27,11 +27,12 @@ from gopt.verification.gradient_check.difference_quotients import Candidate, Fit
 from gopt.verification.gradient_check.forward import Forward, Values
 from gopt.verification.gradient_check.layout import Layouts, turned
 from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
+from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
 from gopt.verification.reference_graphs import refuse_call
 
-TOGETHER = 64
-"""Gradients in one measurement: a wrong one shows as an eighth of it, far above the tolerance."""
+TOGETHER = 256
+"""Gradients in one measurement: a wrong one shows as a sixteenth of it, far above the tolerance."""
 SPREAD = 1e4
 """Largest over smallest change of gradients that are measured together."""
 FAINT = 1e-9
@@ -40,6 +41,10 @@ COARSE = 0.05
 """Times the tolerance: the same, where what is rounded are constants of the source (1/5 in float32)."""
 PATIENCE = 8
 """Wrong gradients that are looked into with all means."""
+LOOKS = 4
+"""Directions along which gradients are held against slopes, each at the next batch."""
+MOVING = 1e-2
+"""Least share of a value by which it differs between batches, to be held against slopes."""
 POINTS = 3
 """Batches that are compared at a time."""
 FAR, NEAR = 0.3, 1e-3
@@ -49,7 +54,7 @@ PHASE = "confirming gradients by finite differences"
 
 def check_gradients(
     training: TrainingGraph, batches: Sequence[Values], seed: int, call: CollectiveCallback = refuse_call,
-    advance: ProgressCallback = no_progress, names: Sequence[str] | None = None,
+    advance: ProgressCallback = no_progress, names: Sequence[str] | None = None, whole: bool = False,
 ) -> list[GradientCheck]:  # fmt: skip
     """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
 
@@ -61,12 +66,14 @@ def check_gradients(
     wrong takes about 100, a few times that if samples are coupled. ``advance`` is called with the progress.
 
     ``names``: parameters whose gradients are looked at; where one of them is not confirmed, all others are as well.
+    ``whole``: gradients are all of the derivative, so that an element that is always zero is none that is masked, and
+    no others than ``names`` are looked at.
     """
     forward = Forward(training, call)
     generator = np.random.default_rng(seed + 3)
     given = forward.points(batches)
     points = with_a_third(given[:POINTS], training.batch, generator)
-    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all(names)
+    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance, whole).all(names)
 
 
 @dataclass
@@ -78,11 +85,12 @@ class _GradientChecker:
     points: list[Values]
     spare: list[Values]
     advance: ProgressCallback
+    whole: bool
     found: dict[str, GradientCheck] = field(default_factory=dict)
     due: list[str] = field(default_factory=list)
     """Parameters that are looked at."""
 
-    def all(self, names: Sequence[str] | None = None) -> list[GradientCheck]:
+    def all(self, names: Sequence[str] | None) -> list[GradientCheck]:
         parameters = list(self.training.gradients)
         asked = set(parameters if names is None else names)
         self.due = [name for name in parameters if name in asked]
@@ -91,7 +99,11 @@ class _GradientChecker:
                 self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
         else:
             self.check(self.due)
-            if any(not self.found[name].holds for name in self.due) and len(self.due) < len(parameters):
+            if (
+                not self.whole
+                and any(not self.found[name].holds for name in self.due)
+                and len(self.due) < len(parameters)
+            ):
                 rest = [name for name in parameters if name not in asked]
                 self.due = parameters
                 self.check(rest)
@@ -121,6 +133,18 @@ class _GradientChecker:
             before = {name: self.found.pop(name) for name in open if name in self.found}
             self.judge(open, points) if open else None
             self.found |= {name: first for name, first in before.items() if self._open(name)}
+        self._doubt([name for name in names if self.found[name].verdict is Verdict.REFUTED])
+
+    def _doubt(self, names: list[str]) -> None:
+        """Look at refuted values once more, at other points: one is refuted that is so at both."""
+        for part in (names[:PATIENCE], names[PATIENCE:]):
+            before = {name: self.found.pop(name) for name in part}
+            if part:
+                self.judge(part, self._moved(NEAR))
+            right = {name for name in part if self.found[name].holds}
+            self.found |= {name: first for name, first in before.items() if name not in right}
+            if not right:
+                return
 
     def _open(self, name: str) -> bool:
         return self.found[name].verdict is Verdict.UNCONFIRMED
@@ -151,24 +175,35 @@ class _GradientChecker:
             else:
                 like = points[0][name]
                 share = max(map(_peak, at)) / max(largest, 1e-300)
-                part = Candidate(name, name, like, tuple(self._layouts.of(name, each, like) for each in at), share)
+                at = tuple(self._layouts.of(name, each, like) for each in at)
+                part = Candidate(name, name, like, at, share, whole=self.whole)
                 if share <= FAINT:
                     faint.append(part)
                 elif part.size == 0:
                     self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
                 else:
                     parts.append(part)
+        levels = [results[place][0] for place in usable]
         for group in _groups(parts):
-            self.check_together(group, points)
+            self.check_together(group, points, levels)
             self._tell()
-        self.zeros(faint, parts, points)
+        self.zeros(faint, parts, points, levels)
         self._tell()
 
     # --- proportional -----------------------------------------------------------------------------------------------
 
-    def check_together(self, parts: list[Candidate], points: list[Values]) -> None:
-        """Measure parts with one factor for all; halve them where that does not hold."""
+    def check_together(
+        self, parts: list[Candidate], points: list[Values], levels: Sequence[float], halved: bool = False
+    ) -> None:
+        """Measure parts with one factor for all, along slopes of the loss, then along their differences between
+        batches; halve them where neither holds."""
+        parts = self._unlike_slopes(parts, points, levels)
+        if not parts:
+            return
         check_alone = len(parts) == 1
+        if halved and not check_alone:
+            self._halves(parts, points, levels)
+            return
         fit = self.slope_meter.measure(parts, points, None if check_alone else QUICK)
         if fit.holds and (check_alone or not fit.replaces):
             self._proportional(parts, fit)
@@ -176,14 +211,35 @@ class _GradientChecker:
         left = self._not_shifted(parts, points)
         if len(left) < len(parts):
             if left:
-                self.check_together(left, points)
+                self.check_together(left, points, levels)
         elif check_alone:
             self.check_alone(parts[0], fit, points)
             self._tell()
         else:
-            middle = len(parts) // 2
-            self.check_together(parts[:middle], points)
-            self.check_together(parts[middle:], points)
+            self._halves(parts, points, levels)
+
+    def _halves(self, parts: list[Candidate], points: list[Values], levels: Sequence[float]) -> None:
+        middle = len(parts) // 2
+        for half in (parts[:middle], parts[middle:]):
+            self.check_together(half, points, levels, halved=True)
+
+    def _unlike_slopes(self, parts: list[Candidate], points: list[Values], levels: Sequence[float]) -> list[Candidate]:
+        """Settle the parts that agree with slopes of the loss; return the others.
+
+        Of a value that hardly changes between batches that would say little about what changes.
+        """
+        by_name = {part.name: part for part in parts if part.size >= MOVING * max(map(_length, part.at))}
+        forward = self.slope_meter.forward
+        check = SlopeCheck(
+            forward.loss, forward.precision, self.slope_meter.generator,
+            masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
+        )  # fmt: skip
+        turns = [place % len(points) for place in range(LOOKS)]
+        looks = ((points[k], levels[k], {name: part.at[k] for name, part in by_name.items()}) for k in turns)
+        for names, ratios in check.agreeing(looks, list(by_name)):
+            fit = Fit(True, True, ratios[0], 0.0, tuple(ratios))
+            self._proportional([by_name.pop(name) for name in names], fit)
+        return [part for part in parts if part.parameter not in self.found]
 
     def _proportional(self, parts: Sequence[Candidate], fit: Fit) -> None:
         for part in parts:
@@ -292,7 +348,9 @@ class _GradientChecker:
 
     # --- zero -------------------------------------------------------------------------------------------------------
 
-    def zeros(self, faint: list[Candidate], others: list[Candidate], points: list[Values]) -> None:
+    def zeros(
+        self, faint: list[Candidate], others: list[Candidate], points: list[Values], levels: Sequence[float]
+    ) -> None:
         """Values of next to nothing: rounding where the loss does not depend on the parameter, however far it moves."""
         if not faint:
             return
@@ -304,10 +362,10 @@ class _GradientChecker:
                     self.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
         elif len(faint) > 1:
             middle = len(faint) // 2
-            self.zeros(faint[:middle], others, points)
-            self.zeros(faint[middle:], others, points)
+            self.zeros(faint[:middle], others, points, levels)
+            self.zeros(faint[middle:], others, points, levels)
         elif faint[0].moved.any():
-            self.check_together(faint, points)
+            self.check_together(faint, points, levels)
         else:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
@@ -328,6 +386,10 @@ class _GradientChecker:
 
 def _peak(array: np.ndarray) -> float:
     return float(np.abs(array).max(initial=0.0))
+
+
+def _length(array: np.ndarray) -> float:
+    return float(np.linalg.norm(array))
 
 
 def _groups(parts: Sequence[Candidate]) -> Iterator[list[Candidate]]:

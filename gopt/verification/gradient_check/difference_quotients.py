@@ -32,6 +32,8 @@ class Candidate:
     """Its largest entry over that of all gradients."""
     inside: np.ndarray | None = None
     """Entries to move: None for all."""
+    whole: bool = False
+    """Whether entries that are always zero are moved too."""
 
     @cached_property
     def changes(self) -> list[np.ndarray]:
@@ -46,6 +48,7 @@ class Candidate:
     def moved(self) -> np.ndarray:
         """Entries that are not always zero: zero entries may be masked (a padding row) and are inconclusive."""
         moved: np.ndarray = np.logical_or.reduce([each != 0 for each in self.at])
+        moved = np.full_like(moved, True) if self.whole and moved.any() else moved
         return moved if self.inside is None else moved & self.inside
 
 

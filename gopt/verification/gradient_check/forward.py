@@ -30,17 +30,24 @@ class Precision:
     """Accuracy of a difference quotient.
 
     ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of one value of the loss; ``tolerance``: of
-    a quotient, relative.
+    a quotient, relative; ``changes``: changes of the loss in roundings, by which steps are chosen instead.
     """
 
     dtype: str
     ladder: tuple[float, ...]
     rounding: float
     tolerance: float
+    changes: tuple[float, ...]
 
 
-DOUBLE = Precision("float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4)
-SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2)
+DOUBLE = Precision(
+    "float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4, (1e6, 1e5, 1e7, 1e4, 1e8)
+)
+SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2, (1e3, 3e3, 3e2, 1e4))
+
+
+_SMALL = 1 << 20
+"""Bytes up to which a value is kept bound: large ones cost memory, and no more to bind."""
 
 
 @dataclass(slots=True)
@@ -56,7 +63,9 @@ class _PointProgram:
         for name in self.program.graph.inputs.keys() & point.keys():
             value, known = point[name], self.held.get(name)
             if known is None or known[0] is not value:
-                known = self.held[name] = value, self.program.hold({name: value})[name]
+                known = value, self.program.hold({name: value})[name]
+                if value.nbytes <= _SMALL:
+                    self.held[name] = known
             feeds[name] = known[1]
         return run_source(self.program, feeds, call)
 
@@ -118,7 +127,9 @@ class Forward:
         return _PointProgram(Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache))
 
     def _finest(self) -> tuple[Graph, Precision, _PointProgram]:
-        graph = local_graph(self.training)
+        graph, states = local_graph(self.training), {state.tensor for state in self.training.states}
+        # Points have all states.
+        graph = replace(graph, initializers={n: each for n, each in graph.initializers.items() if n not in states})
         half = any(type.dtype in LOW_PRECISION for type in graph.types.values())
         for precision in (DOUBLE, SINGLE):
             wide = widened(graph, precision.dtype)

@@ -15,6 +15,7 @@ import gopt
 from gopt.errors import UnsupportedError
 from gopt.frontends.derive import derive as front_end
 from gopt.frontends.derive.options import DeriveOptions
+from gopt.verification.gradient_check.forward import Forward, Values
 
 BESIDE = """<ir_version: 10, opset_import: ["" : 20]>
 beside (float[3, 2] x) => (float loss) <float[3, 2] w = {0.3, -0.5, 0.7, 0.2, -0.9, 0.4}> {
@@ -74,3 +75,84 @@ def test_a_zero_gradient_stays_unconfirmed(tmp_path: Path):
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(UnsupportedError, match="nothing was compared"):
         gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", OPTIONS)
+
+
+def convolutions() -> onnx.ModelProto:
+    """A net of the blocks of image models: depthwise and grouped convolutions with a shuffle between, branches that are
+    joined, both pools."""
+    random = np.random.default_rng(5)
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+    net (float[2, 3, 12, 12] x) => (float[2, 5] y) {
+      a = Conv <pads = [1,1,1,1], strides = [2,2]> (x, first, first_b)
+      b = Relu (a)
+      p = MaxPool <kernel_shape = [3,3], strides = [2,2], pads = [1,1,1,1]> (b)
+      d = Conv <group = 8, pads = [1,1,1,1]> (p, deep)
+      g = Conv <group = 2> (d, grouped, grouped_b)
+      five = Constant <value_ints = [2, 2, 4, 3, 3]> ()
+      r = Reshape (g, five)
+      t = Transpose <perm = [0, 2, 1, 3, 4]> (r)
+      four = Constant <value_ints = [2, 8, 3, 3]> ()
+      s = Reshape (t, four)
+      one = Conv (s, narrow)
+      two = Conv <pads = [1,1,1,1]> (s, wide)
+      three = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]> (s)
+      joined = Concat <axis = 1> (one, two, three)
+      k = Relu (joined)
+      m = GlobalAveragePool (k)
+      f = Flatten (m)
+      y = Gemm (f, head, head_b)
+    }""")
+    shapes = {
+        "first": (8, 3, 3, 3), "first_b": (8,), "deep": (8, 1, 3, 3), "grouped": (8, 4, 1, 1), "grouped_b": (8,),
+        "narrow": (4, 8, 1, 1), "wide": (4, 8, 3, 3), "head": (16, 5), "head_b": (5,),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        fan = max(int(np.prod(shape[1:])), 1)
+        value = random.normal(0, fan**-0.5 if len(shape) > 1 else 0.1, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
+ERRORS = {
+    "twice": lambda g: 2 * g,
+    "zero": lambda g: 0 * g,
+    "its sign": lambda g: -g,
+    "turned": lambda g: np.ascontiguousarray(np.flip(g)),
+    "a missing half": lambda g: np.where(np.arange(g.size).reshape(g.shape) % 2, g, 0),
+    "a missing element": lambda g: np.where(np.abs(g) == np.abs(g).max(), 0, g),
+}
+NET = DeriveOptions(loss="cross-entropy", optimizer="sgd", lr=1.0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_net_of_convolutions_is_confirmed_in_few_runs(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    onnx.save(convolutions(), tmp_path / "m.onnx")
+    runs: list[int] = []
+    true = Forward.loss
+    monkeypatch.setattr(Forward, "loss", lambda *given: runs.append(1) or true(*given))
+    options = DeriveOptions(loss="cross-entropy", optimizer="sgd", seed=seed)
+    assert gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", options).confirmed == 9
+    assert len(runs) <= 40, "all are moved together"
+
+
+QUICK = [("first_b", "a missing half"), ("deep", "twice"), ("wide", "a missing element")]
+PLANTED = [(name, error) for name in ("first", "first_b", "deep", "grouped", "narrow", "wide") for error in ERRORS]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in PLANTED if each not in QUICK)]
+)
+def test_an_error_in_one_gradient_of_a_net_is_found(
+    name: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    true = Forward.loss_and_gradients
+
+    def planted(forward: Forward, point: Values) -> tuple[float, Values]:
+        loss, gradients = true(forward, point)
+        key = forward.training.gradients[name]
+        return loss, {**gradients, key: ERRORS[error](gradients[key])}
+
+    monkeypatch.setattr(Forward, "loss_and_gradients", planted)
+    onnx.save(convolutions(), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedError, match=f"the gradient of '{name}' is not confirmed"):
+        gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET)

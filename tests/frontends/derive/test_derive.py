@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import onnx
 import pytest
 from derive_cases import CASES, COMBINATIONS, MODELS, RECORDED, DerivedRun, derived_run, forward_model
 from gopt.cli.main import main
+from helpers import FIXTURES
 from onnx import TensorProto, helper, numpy_helper
 from products import part
 
@@ -400,3 +402,48 @@ def test_a_tie_that_an_exporter_split_is_noted(tmp_path: Path):
     notes = derive(tmp_path / "m.onnx", tmp_path / "s.onnx", options).notes
     assert any("'w1' and 'folded' hold equal values" in note for note in notes)
     assert any("the loss does not depend on them: 'w2', 'b2'" in note for note in notes)
+
+
+FILES = {
+    "gru1": {"trainable": ("w",)},
+    "declared_rank": {"dims": {"N": 2}},
+    "declared_size": {"dims": {"N": 2}},
+    "twice_opset17": {"dims": {"N": 2}},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_the_checker_accepts_are_derived(name: str, tmp_path: Path):
+    """A GRU in front of what is trained; shapes that hold for another size; one domain imported twice."""
+    options = DeriveOptions(loss="mse", optimizer="sgd", **FILES[name])
+    assert gopt.derive(FIXTURES / f"cases/derive/{name}.onnx", tmp_path / "s.onnx", options).confirmed == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "cause"),
+    [
+        ("if_ranks_differ", {}, "'y' is unknown: onnx infers none for the result of If 'u'"),
+        ("cache_add", {"dims": {"N": 2}, "prediction": "y"}, "output 'h_out' is the next value of input 'h'"),
+    ],
+)
+def test_what_is_refused_is_told_by_its_operator(name: str, options: dict[str, object], cause: str, tmp_path: Path):
+    wanted = DeriveOptions(loss="mse", optimizer="sgd", **options)
+    with pytest.raises(UnsupportedError, match=re.escape(cause)) as caught:
+        gopt.derive(FIXTURES / f"cases/derive/{name}.onnx", tmp_path / "s.onnx", wanted)
+    assert not any("--batch" in hint for hint in caught.value.hints)
+
+
+def test_gradients_are_checked_on_batches_of_the_user(tmp_path: Path):
+    """Where random inputs leave a unit dead, real ones do not; data that fits no input is refused."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    dead (float[4, 3] x) => (float[4, 2] y) <float[3, 2] w = {0.3, -0.5, 0.7, 0.2, -0.9, 0.4}, float[1] far = {-50}>
+    { s = Add(x, far)  r = Relu(s)  y = MatMul(r, w) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    options = {"loss": "mse", "optimizer": "sgd", "trainable": ("w",)}
+    with pytest.raises(UnsupportedError, match="nothing was compared"):
+        gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", DeriveOptions(**options))
+    random = np.random.default_rng(0)
+    x, target = random.normal(50, 3, (12, 3)).astype(np.float32), random.normal(0, 1, (12, 2)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, target=target)
+    data = DeriveOptions(**options, data=str(tmp_path / "d.npz"))
+    assert gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", data).confirmed == 1

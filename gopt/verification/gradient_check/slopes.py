@@ -1,0 +1,181 @@
+"""Gradients of many parameters held against slopes of the loss itself, all moved together along gradient plus noise.
+
+A direction has for every parameter its own claimed gradient, of length one and of random sign, and noise: the share of
+the noise is NOISE of what the gradient has, so that an error of any kind shows, also one that is orthogonal to the
+gradient (a missing term). Every parameter adds about one to the slope: a small gradient does not drown in a large one.
+The loss changes by the same number of roundings in all, as little as can be measured: so short a step crosses few
+kinks (of a ReLU, of a pool).
+
+A slope agrees where it is within the tolerance of one parameter's part. Where it is rough, which is where two lengths
+of the step give slopes that differ by more, it agrees within three times that difference, up to ``ROUGH`` of one
+parameter's part: a wrong gradient of one parameter is off by about all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.verification.gradient_check.forward import Precision, Values
+
+NOISE = 0.3
+"""Share of the noise, relative to the gradient."""
+ROUGH = 3e-3
+"""Of one parameter's part: how far slopes of two lengths may be apart to stand for each other."""
+APART = 3
+"""Times that difference, which a slope may be off."""
+SPREAD = 1e4
+"""Largest over smallest change of the loss by a move of a thousandth, of parameters that are moved together."""
+FAR = 0.05
+"""Of a parameter: the longest move."""
+_GUESSES = 6
+"""Steps by which an unknown factor is looked for."""
+Loss = Callable[[Values], float]
+Gradients = Mapping[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Parameters that are moved together. ``factor``: of gradients over slopes, None until it is known."""
+
+    names: list[str]
+    weakest: float
+    factor: float | None
+    ratios: list[float] = field(default_factory=list)
+    lengths: dict[str, float] = field(default_factory=dict)
+    """The largest gradient that was seen of each."""
+
+
+@dataclass(frozen=True)
+class SlopeCheck:
+    """Moves parameters of one loss. ``factor``: a gradient over its slope; None for any that all have alike.
+
+    ``masks``: entries to move, by parameter; others are moved as a whole.
+    """
+
+    loss: Loss
+    precision: Precision
+    generator: np.random.Generator
+    factor: float | None = None
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    directions: int = 1
+    """At each look."""
+
+    def agreeing(
+        self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
+    ) -> Iterator[tuple[list[str], list[float]]]:
+        """The groups of ``names`` whose gradients agree at all looks, with their ratios.
+
+        A look: a point, its loss, and what is called gradients there, in the shapes of the parameters; they are taken
+        out of the mapping as soon as they are not needed any more.
+        """
+        groups: list[_Group] | None = None
+        for point, level, gradients in looks:
+            if not math.isfinite(level):
+                return
+            groups = self._groups(point, gradients, names) if groups is None else groups
+            groups = [group for group in groups if self._agrees(group, point, level, gradients)]
+            if not groups:
+                return
+        for group in groups or ():
+            yield [name for name in group.names if group.lengths.get(name)], group.ratios
+
+    def _groups(self, point: Values, gradients: Gradients, names: Sequence[str]) -> list[_Group]:
+        """Groups of parameters of which a relative move changes the loss by about the same."""
+        reach = {}
+        for name in names:
+            length = float(np.linalg.norm(gradients[name]))
+            if length and math.isfinite(length):
+                reach[name] = length * _usual(point[name]) / (1 + NOISE * math.sqrt(gradients[name].size))
+        groups: list[_Group] = []
+        first = 0.0
+        for name in sorted(reach, key=lambda name: -reach[name]):
+            if not groups or first > SPREAD * reach[name]:
+                groups.append(_Group([], 0.0, self.factor))
+                first = reach[name]
+            groups[-1].names.append(name)
+            groups[-1].weakest = reach[name]
+        return groups
+
+    def _agrees(self, group: _Group, point: Values, level: float, gradients: dict[str, np.ndarray]) -> bool:
+        """Return whether slopes along some directions are what the gradients say."""
+        made = [self._direction(group, gradients) for _ in range(self.directions)]
+        for name in group.names:
+            del gradients[name]
+        return all(self._is_slope(group, point, level, *each) for each in made)
+
+    def _is_slope(
+        self, group: _Group, point: Values, level: float, direction: Gradients, parts: Sequence[float]
+    ) -> bool:
+        wanted, one = sum(parts), math.sqrt(sum(part * part for part in parts) / max(len(parts), 1))
+        if not one or not math.isfinite(wanted):
+            return False
+        rounding, due = self.precision.rounding * max(abs(level), 1e-300), self.precision.tolerance * one
+        factor = group.factor or self._guess(point, direction, rounding, wanted, one * math.sqrt(len(parts)))
+        slopes: list[float] = []
+        for count in self.precision.changes:
+            step = count * rounding * abs(factor) / (one * math.sqrt(len(parts)))
+            slope = self._slope(point, direction, step) if step <= FAR * group.weakest else 0.0
+            if not math.isfinite(slope) or not slope:
+                continue
+            factor = group.factor or wanted / slope
+            error = abs(wanted - factor * slope)
+            rough = min((abs(factor) * abs(slope - other) for other in slopes), default=math.inf)
+            slopes.append(slope)
+            # Two lengths that agree make a factor known; it is what others are compared by.
+            if (rough <= ROUGH * one and error <= APART * rough) or (group.factor is not None and error <= due):
+                group.factor = factor
+                group.ratios.append(round(wanted / slope, 6))
+                return True
+        return False
+
+    def _guess(self, point: Values, direction: Gradients, rounding: float, wanted: float, total: float) -> float:
+        """About what gradients are of slopes, by a step that changes the loss as it should."""
+        factor = 1.0
+        for _ in range(_GUESSES):
+            step = self.precision.changes[0] * rounding * factor / total
+            slope = self._slope(point, direction, step)
+            if not math.isfinite(slope) or abs(slope) * step < 100 * rounding:
+                factor *= 1e4 if math.isfinite(slope) else 1e-4
+                continue
+            before, factor = factor, abs(wanted / slope)
+            if 0.5 < factor / before < 2:
+                break
+        return factor
+
+    def _direction(self, group: _Group, gradients: Gradients) -> tuple[dict[str, np.ndarray], list[float]]:
+        """A direction, and what each parameter adds to its slope."""
+        direction, parts = {}, []
+        for name in group.names:
+            gradient = gradients[name]
+            length = float(np.linalg.norm(gradient))
+            group.lengths[name] = max(length, group.lengths.get(name, 0.0))
+            noise = self.generator.standard_normal(gradient.shape, np.float32)
+            sign = 1 if self.generator.random() < 0.5 else -1
+            noise *= np.float32(NOISE)
+            if length:
+                noise += (gradient * (sign / length)).astype(np.float32)
+            if group.lengths[name]:
+                noise /= np.float32(group.lengths[name])
+            if name in self.masks:
+                noise *= self.masks[name]
+            direction[name] = noise
+            parts.append(float(np.vdot(gradient, noise)))
+        return direction, parts
+
+    def _slope(self, point: Values, direction: Gradients, step: float) -> float:
+        ends = []
+        for sign in (1, -1):
+            moved = dict(point)
+            for name, along in direction.items():
+                moved[name] = point[name] + (sign * step) * along.astype(point[name].dtype)
+            ends.append(self.loss(moved))
+        return (ends[0] - ends[1]) / (2 * step)
+
+
+def _usual(value: np.ndarray) -> float:
+    """The length of a parameter; one that is next to zero counts as a hundredth an element."""
+    return max(float(np.linalg.norm(value)), 1e-2 * math.sqrt(value.size))
