@@ -111,8 +111,10 @@ def rule_for(reading: GradientReading) -> LossReduction | None:
 def couplings_of(
     training: TrainingGraph, readings: Readings, asked: LossReduction, *, joint: bool
 ) -> Iterator[Coupling]:  # fmt: skip
-    """The differences from the step of one large batch in how gradients are combined; ``joint``: also those that no rule
-    combines exactly."""
+    """The differences from the step of one large batch in how gradients are combined.
+
+    ``joint``: also those that no rule combines exactly.
+    """
     exact = exact_reduction(readings)
     groups = unfit(readings, asked)
     producers = {name: node.op_type for node in training.graph.nodes for name in node.outputs}

@@ -40,7 +40,7 @@ class Unit:
     times the rank's share of ``by`` over all ranks.
 
     ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone. ``lone``: the
-    value is one product with the value that the loss squares, and not (False) by two that are added. ``sure``: whether
+    value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
     constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
     ``sizes``: other dimensions that were summed.
     """
