@@ -242,7 +242,7 @@ class GradientUnits:
             if context.marks[name].kind is Relation.SAMPLES or reduced:
                 units.append(unit)
             else:
-                degree = unit.degree - 1
+                degree = unit.degree - (0 if unit.by else 1)
                 units.append(replace(unit, degree=degree, start=not degree and not unit.by and unit.factor == 1.0))
         if not units:
             return Unit(start=not reduced)
@@ -250,7 +250,10 @@ class GradientUnits:
         if alike and not all(unit.start for unit in units):
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
-            units = [self.settled(unit, self._others(name)) for unit, name in zip(units, moving)]
+            settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, moving)]
+            if all(unit.start for unit in units) and not all(unit.sure for unit in settled):
+                return Unit(start=True)  # terms of a derivative of the model, such as that of an error function
+            units = settled
         first = units[0]
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
