@@ -84,9 +84,15 @@ def launcher_folder() -> Path | None:
 
 def start_of(process: int) -> int:
     """When a process started, in ticks since the system did; 0 where it is gone."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].split()[19])
-    return 0
+    fields = _stat(process)
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def _stat(process: int) -> list[bytes]:
+    """The fields that the system shows of a process of this host, behind its name; none where it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].split()
+    return []
 
 
 def _remove(folder: Path) -> None:
@@ -327,10 +333,7 @@ def _is_alive(process: int) -> bool:
 
 def is_stopped(process: int) -> bool:
     """Return whether a process of this host is stopped by a signal or a debugger."""
-    with suppress(OSError):
-        text = Path(f"/proc/{process}/stat").read_bytes()
-        return text.rpartition(b") ")[2][:1] in (b"T", b"t")
-    return False
+    return _stat(process)[:1] in ([b"T"], [b"t"])
 
 
 def waiting(seen: Iterable[RankStatus], dead: int) -> str:
