@@ -13,13 +13,12 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from members import AXIS, Array, graph_of, joined, run, simulated
+from members import AXIS, Array, bare, graph_of, joined, run, simulated
 
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
@@ -167,7 +166,7 @@ def judge(seed: int) -> Counter[str]:
     for name, each in drawn.given.items():
         if name != "x":
             graph.initializers[name] = Tensor(TensorType(str(each.dtype), each.shape), array=each)
-    step: Any = SimpleNamespace(states=[], loss="", metrics=[], gradients={}, batch=["x"])
+    step = bare(graph, ["x"])
     made = propagate(step, graph, AXIS, members, seeds)
     check(step, made.graph, AXIS, seeds)
     placed = {**seeds, **made.placements}

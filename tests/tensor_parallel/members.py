@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnxruntime
 from halo_numbers import terms_of, windowed
 from onnx import helper
 
+from gopt.analysis.training import TrainingGraph
 from gopt.collectives.reference import reduced
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, SPMD, Graph, Node
@@ -67,8 +66,12 @@ def swept(node: Node, values: Mapping[str, Array], seeds: Mapping[str, Placement
     graph = graph_of([node], known, opset)
     if node.op_type.startswith("Reduce"):  # axes are constants
         graph.initializers.update({name: Tensor(type_of(values[name]), array=values[name]) for name in node.inputs[1:]})
-    step: Any = SimpleNamespace(states=[], loss="", metrics=[], gradients={}, batch=[])
-    return propagate(step, graph, AXIS, members, seeds)
+    return propagate(bare(graph), graph, AXIS, members, seeds)
+
+
+def bare(graph: Graph, batch: Sequence[str] = ()) -> TrainingGraph:
+    """A graph that trains nothing, for what needs a step."""
+    return TrainingGraph(graph, (), [], {}, list(batch), [], [], [])
 
 
 def simulated(

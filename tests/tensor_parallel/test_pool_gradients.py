@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from members import run, simulated
+from members import bare, run, simulated
 
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
@@ -46,9 +44,8 @@ def graph(tmp_path, *changes: tuple[str, str]) -> Graph:
 
 def split(step: Graph, shard: Shard):
     """The step propagated from a split operand and split updates."""
-    nothing = SimpleNamespace(states=[], loss="", metrics=[], gradients={}, batch=[])
     seeds = {"x": shard, "u": Shard(shard.dim, {(5, 4): (3, 2), (1, 8): (1, 4), (2, 2): (2, 2)}[shard.sizes])}
-    return seeds, propagate(nothing, step, "tp", len(shard.sizes), seeds)  # type: ignore[arg-type]
+    return seeds, propagate(bare(step), step, "tp", len(shard.sizes), seeds)
 
 
 @pytest.mark.parametrize("shard", [Shard(2, (5, 4)), Shard(2, (1, 8)), Shard(3, (2, 2))], ids=str)
