@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling import analyse_couplings
+from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
@@ -148,12 +148,13 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
             "--statistics sync with --accumulate: samples of different micro-steps never meet",
             "leave one of them out",
         )
-    if program.loss_reduction.rule is not LossRule.MEAN:
+    if program.loss_reduction.rule is LossRule.WEIGHTED:
         raise OptionError(
             f"--statistics sync with --loss-reduction {program.loss_reduction}: it takes counts over all ranks itself",
             "leave --loss-reduction out",
         )
     shared = synchronise(program.training, program.mesh.size(group))
+    refuse_other_sums(program.source, program.loss_reduction)
     rewriter = GraphRewriter(program.graph, "statistics")
     producers, users = program.graph.producers(), program.graph.users()
     for number, name in enumerate(shared.points):
