@@ -58,7 +58,7 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
         if mark is None or mark.kind not in REDUCED:
             known[value] = None
         elif unit is None:
-            known[value] = GradientReading(Relation.JOINT)
+            known[value] = GradientReading(Relation.UNKNOWN)
         else:
             if unit.by and unit.by not in trained:
                 trained[unit.by] = not ancestors(context.index, [unit.by])[1].isdisjoint(states)
@@ -71,13 +71,13 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
 
 
 def _reading(unit: Unit, trained: bool) -> GradientReading:
-    if unit.coupled or trained:
-        return GradientReading(Relation.JOINT, cause=unit.coupled or unit.by)
+    if unit.coupled or trained or unit.mixed:
+        return GradientReading(Relation.JOINT, cause=unit.coupled or (unit.by if trained else ""))
     if unit.by and unit.degree == 0:
         return GradientReading(Relation.WEIGHTED, unit.by, unit.sure)
     if not unit.by and unit.degree in (0, 1):
         return GradientReading(Relation.MEAN if unit.degree else Relation.SUM, sure=unit.sure)
-    return GradientReading(Relation.JOINT)
+    return GradientReading(Relation.UNKNOWN)
 
 
 def exact_reduction(readings: Readings) -> str:

@@ -37,12 +37,14 @@ LINEAR = (
 @dataclass(frozen=True, slots=True)
 class Unit:
     """Ratio between a value of the large batch and the rank's: 1 / R to the power of ``degree``, R ranks of one size,
-    times the rank's share of ``by`` over all ranks.
+    times the rank's share of ``by`` over all ranks. A reduced value of the large batch is the sum of the ranks' values
+    times this ratio.
 
     ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone. ``lone``: the
     value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
     constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
-    ``sizes``: other dimensions that were summed.
+    ``sizes``: other dimensions that were summed. ``over``: constants that a reduced value was multiplied by since.
+    ``mixed``: terms of different units were added.
     """
 
     degree: int = 0
@@ -53,6 +55,8 @@ class Unit:
     sure: bool = True
     coupled: str = ""
     sizes: tuple[int, ...] = ()
+    over: float = 1.0
+    mixed: bool = False
     explicit: bool = False
     """Whether a size read from a shape stands in it, so that its constants hold none."""
 
@@ -131,7 +135,7 @@ class GradientUnits:
         """The unit behind the start of the backward: what its constants say of the batch."""
         if not unit.start:
             return unit
-        if unit.explicit:
+        if unit.explicit or (unit.by and unit.degree >= 0):
             return replace(unit, start=False)
         more, sure = self.terms.degree(
             unit.factor, bool(unit.lone), tuple(size for size in sizes if isinstance(size, int))
@@ -186,16 +190,16 @@ class GradientUnits:
 
     def _function(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
         """Any other function: of values that are alike in the large batch."""
-        units = [self.of(name) for name in moving]
         reduced = mark.kind is not Relation.SAMPLES
-        alike = all(unit is not None and not unit.by and unit.degree == int(reduced) for unit in units)
+        units = self._beside(moving, reduced=reduced) or []
+        alike = bool(units) and all(not unit.by and unit.degree == int(reduced) for unit in units)
         if not alike or (reduced and self.context.marks[moving[0]].kind is Relation.SAMPLES):
             return None
         if reduced:
             return Unit(1)
-        factor = 1.0 if node.is_in(ELEMENTWISE) else next(u.factor for u in units if u is not None)
-        start = all(unit is not None and unit.start for unit in units) and factor == 1.0
-        return Unit(start=start, sure=all(unit is not None and unit.sure for unit in units))
+        factor = 1.0 if node.is_in(ELEMENTWISE) else units[0].factor
+        start = all(unit.start for unit in units) and factor == 1.0
+        return Unit(start=start, sure=all(unit.sure for unit in units))
 
     def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
         unit = self.of(name)
@@ -219,7 +223,8 @@ class GradientUnits:
         if node.is_a("ReduceMean"):
             unit = self.settled(unit, sizes)
             return replace(unit, degree=unit.degree + 1, start=False, explicit=True, sizes=())
-        return replace(self.settled(unit, sizes), sizes=tuple(size for size in sizes if isinstance(size, int)))
+        summed = self.context.marks[node.outputs[0]].sizes or tuple(size for size in sizes if isinstance(size, int))
+        return replace(self.settled(unit, sizes), sizes=summed)
 
     def _share(self, node: Node) -> float:
         before, after = self.context.shape(node.inputs[0]), self.context.shape(node.outputs[0])
@@ -233,41 +238,72 @@ class GradientUnits:
         reduced = mark.kind is not Relation.SAMPLES
         values = list(node.inputs[1:] if node.is_a("Where") else node.inputs)
         values = [node.inputs[0], node.inputs[2]] if node.is_a("ScatterND", "ScatterElements") else values
-        units = []
-        for name in values:
-            if name not in moving:
-                continue
-            unit = self.of(name)
-            assert unit is not None
-            if context.marks[name].kind is Relation.SAMPLES or reduced:
-                units.append(unit)
-            else:
-                degree = unit.degree - (0 if unit.by else 1)
-                units.append(replace(unit, degree=degree, start=not degree and not unit.by and unit.factor == 1.0))
+        among = [name for name in values if name in moving]
+        units = self._beside(among, reduced=reduced)
         if not units:
-            return Unit(start=not reduced)
+            return None if among else Unit(start=not reduced)
         alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
         if alike and not all(unit.start for unit in units):
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
-            settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, moving)]
+            settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
             if all(unit.start for unit in units) and not all(unit.sure for unit in settled):
                 return Unit(start=True)  # terms of a derivative of the model, such as that of an error function
             units = settled
-        first = units[0]
+        first, sure = units[0], all(unit.sure for unit in units)
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
-            return replace(first, coupled=coupled, start=False) if coupled else None
+            of_one_kind = len({self.context.marks[name].kind is Relation.SAMPLES for name in among}) == 1
+            if not coupled and not (sure and of_one_kind):
+                return None
+            return replace(first, coupled=coupled, mixed=True, start=False)
         free = [name for name in values if name and name not in moving and name not in self.zeros]
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
         if not linear and any(not is_zero(context.index, name) for name in free):
             return None
         unit = replace(
-            first, sure=all(unit.sure for unit in units), lone=first.lone if len(units) == 1 else False, coupled=coupled
-        )
+            first, sure=sure, lone=first.lone if len(units) == 1 else False, coupled=coupled,
+            mixed=any(unit.mixed for unit in units), over=first.over if len({u.over for u in units}) == 1 else 1.0,
+        )  # fmt: skip
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
             return self._over_samples(node, unit, moving)
         return unit
+
+    def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
+        """The units of values that a node joins, as its result has them: of samples, or reduced over them."""
+        found = []
+        for name in names:
+            unit = self.of(name)
+            if unit is not None and self.context.marks[name].kind is not Relation.SAMPLES:
+                unit = self.whole(unit) if reduced else self._at_samples(name, unit)
+            if unit is None:
+                return None
+            found.append(unit)
+        return found
+
+    def whole(self, unit: Unit) -> Unit:
+        """A reduced value whose constants divide it by the number of samples is a mean."""
+        if unit.degree or unit.by or unit.explicit or not self.context.batch:
+            return unit
+        says = division(unit.over, self.context.batch, unit.sizes)
+        return replace(unit, degree=1, over=1.0) if says.by_batch and not says.by_others else unit
+
+    def _at_samples(self, name: str, unit: Unit) -> Unit | None:
+        """The unit of a reduced value where single samples read it, such as a statistic: about alike on all ranks."""
+        degree = unit.degree + int(self._by_batch(unit.over, unit.sizes))
+        start = degree == 1 and not unit.by and unit.factor == 1.0
+        if not unit.by or degree > 0:
+            return replace(unit, degree=degree - 1, start=start, over=1.0, sizes=())
+        return replace(unit, by="", start=start, over=1.0, sizes=()) if name in self.statistics else None
+
+    def _by_batch(self, number: float, sizes: tuple[int, ...]) -> bool:
+        return bool(self.context.batch) and division(number, self.context.batch, sizes).by_batch
+
+    def _over(self, found: Unit, number: float, sizes: tuple[int, ...]) -> float:
+        """The constants of a reduced value with one more: the one that divides by the number of samples is kept."""
+        if self._by_batch(found.over, sizes):
+            return found.over
+        return number if self._by_batch(number, sizes) else found.over * number
 
     def _others(self, name: str) -> list[object]:
         mark = self.context.samples(name)
@@ -303,7 +339,7 @@ class GradientUnits:
         context = self.context
         unit, kind = self.of(name), context.marks[name].kind
         assert unit is not None
-        sure, coupled = found.sure and unit.sure, found.coupled or unit.coupled
+        sure, coupled, mixed = found.sure and unit.sure, found.coupled or unit.coupled, found.mixed or unit.mixed
         if kind is Relation.SAMPLES:
             if unit.by and (found.by or sign < 0):
                 return None
@@ -312,19 +348,30 @@ class GradientUnits:
                 lone = True
             return Unit(
                 found.degree + sign * unit.degree, found.by or unit.by, found.factor * unit.factor**sign,
-                found.start and unit.start, lone, sure, coupled, explicit=found.explicit or unit.explicit,
+                found.start and unit.start, lone, sure, coupled, mixed=mixed, explicit=found.explicit or unit.explicit,
             )  # fmt: skip
-        if unit.by or self._is_count(name, sign):
-            by = unit.by or unguarded(context, name)
-            if found.by or (unit.by and sign < 0):
+        if self._is_count(name, sign):
+            if found.by:
                 return None
-            degree = found.degree + sign * unit.degree - (0 if samples else 1)
             factor = found.factor * unit.factor**sign
-            return replace(found, degree=degree, by=by, factor=factor, sure=sure, coupled=coupled)
+            return replace(
+                found, degree=found.degree - unit.degree, by=unguarded(context, name), factor=factor, sure=sure,
+                coupled=coupled, mixed=mixed,
+            )  # fmt: skip
         if name not in self.units and name not in self.statistics:
             coupled = coupled or name
-        degree, sizes = found.degree + sign * (unit.degree - 1), found.sizes or unit.sizes
-        return replace(found, degree=degree, sure=sure, coupled=coupled, sizes=sizes)
+        over, sizes = unit.over**sign, found.sizes or unit.sizes
+        read = self._at_samples(name, unit) if samples else replace(unit, degree=unit.degree - 1)
+        if samples:
+            over, sizes = 1.0, found.sizes
+        if read is None or (read.by and (found.by or sign < 0)):
+            return None
+        unit = read
+        return replace(
+            found, degree=found.degree + sign * unit.degree, by=found.by or unit.by, sure=sure, coupled=coupled,
+            sizes=sizes, over=self._over(found, over, sizes), mixed=mixed, start=found.start and not (samples and unit.degree),
+            factor=found.factor * (unit.factor**sign if unit.by else 1.0),
+        )  # fmt: skip
 
     def _is_count(self, name: str, sign: int) -> bool:
         """Return whether a divisor is a scalar sum or mean over the rank's batch that is no statistic."""
@@ -346,18 +393,14 @@ class GradientUnits:
             if found.start and not factor.uniform:
                 return self.settled(found, self._others(samples[0]))
             return replace(found, factor=found.factor * factor.number**sign) if found.start else found
-        if found.by:
-            return replace(found, factor=found.factor * factor.number**sign)
-        if found.explicit or not self.context.batch:
-            return found
-        says = division(factor.number**sign, self.context.batch, found.sizes)
-        return replace(found, degree=found.degree + int(says.by_batch and not says.by_others))
+        return replace(found, over=self._over(found, factor.number**sign, found.sizes))
 
     # --- behind the gradient ----------------------------------------------------------------------------------------
 
     def behind(self, gradient: str, unit: Unit) -> Unit:
         """The unit of a gradient with what its readers multiply it by: a division by the number of samples may stand
         there."""
+        unit = self.whole(unit)
         if unit.degree or unit.by:
             return unit
         name, total = gradient, UniformFactor()

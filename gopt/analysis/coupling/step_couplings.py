@@ -199,7 +199,7 @@ def _may_synchronise(step: SpmdProgram) -> bool:
     """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks, and not where
     ranks have parts of samples."""
     parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
-    return step.micro_steps == 1 and not step.loss_reduction.weighted and not parts
+    return step.micro_steps == 1 and step.loss_reduction.rule is not LossRule.WEIGHTED and not parts
 
 
 def _without_sync(each: Coupling) -> Coupling:
