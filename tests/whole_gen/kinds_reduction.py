@@ -272,3 +272,40 @@ def labels(w: Writer) -> None:
     loss = classes(w, act(w, x @ p["a"]) @ p["b"], y)
     w.out("loss", loss)
     updated(w, p, of_scale(w, loss, p))
+
+
+@kind
+def batch_norm(w: Writer) -> None:
+    """Batch normalisation with the backward that exporters write, under a mean, a sum or a quotient by a count."""
+    t, c = w.pick(2, 3), w.pick(3, 4)
+    x, y, mask = w.fed("x", [t, 3]), w.fed("y", [t, 2]), w.fed("mask", [t], drawn_mask(w))
+    p = {"a": parameter(w, "a", 3, c), "gamma": parameter(w, "gamma", c), "beta": parameter(w, "beta", c)}
+    p["b"] = parameter(w, "b", c, 2)
+    h, count = x @ p["a"], float(w.samples * t)
+    mean = h.mean(0, 1, keep=True)
+    var = ((h - mean) * (h - mean)).mean(0, 1, keep=True)
+    back = 1.0 / (var + 0.1).sqrt()
+    out = (h - mean) * back * p["gamma"] + p["beta"]
+    d = act(w, out) @ p["b"] - y
+    each = (d * d).sum(-1)
+    shown = w.pick("same", "mean", "sum")
+    loss = reduced(w, each, mask, w.pick("mean", "sum", "counted"))
+    up, g = gradients(loss, [out, p["b"]])
+    w.gradients.clear()
+    found = {"b": g}
+    if w.pick("pytorch", "mean") == "pytorch":  # sums of the gradient times 1 / N
+        total, dot = up.sum(0, 1), (up * (h - mean)).sum(0, 1)
+        found["beta"], r = total, back.reshape(c)
+        found["gamma"] = dot * r
+        scale = (dot * (1.0 / count)) * (r * r)
+        inner = up - (h - mean) * scale.reshape(1, 1, c) - (total * (1.0 / count)).reshape(1, 1, c)
+        down = inner * (r * p["gamma"]).reshape(1, 1, c)
+    else:
+        unit = (h - mean) * back
+        found["beta"], found["gamma"] = up.sum(0, 1), (up * unit).sum(0, 1)
+        into = up * p["gamma"]
+        down = (into - into.mean(0, 1, keep=True) - unit * (into * unit).mean(0, 1, keep=True)) * back
+    found["a"] = x.reshape(-1, 3).turn(1, 0) @ down.reshape(-1, c)
+    w.gradients.update(found)
+    w.out("loss", loss if shown == "same" else reduced(w, each, mask, shown))
+    updated(w, p, found)

@@ -48,7 +48,7 @@ Readings = Mapping[str, GradientReading]
 def read_gradients(context: CouplingContext, training: TrainingGraph, backward: BackwardReading) -> Readings:
     """The reading of every gradient; empty where none can be followed.
 
-    One that cannot be followed itself is as all others are, since all begin at one derivative of the loss.
+    One that cannot be followed itself is as all others are where there is one loss, since all begin at its derivative.
     """
     states = {state.tensor for state in training.parameters}
     trained: dict[str, bool] = {}
@@ -64,10 +64,13 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
                 trained[unit.by] = not ancestors(context.index, [unit.by])[1].isdisjoint(states)
             known[value] = _reading(unit, trained.get(unit.by, False))
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
-    if not any(known.values()):
+    if not any(each is not None and each.relation is not Relation.UNKNOWN for each in known.values()):
         return {}
-    rest = plain.pop() if len(plain) == 1 else GradientReading(Relation.UNKNOWN)
-    return {name: known[value] or rest for name, value in training.gradients.items()}
+    alone = len(plain) == 1 and len(training.losses) == 1
+    rest = plain.pop() if alone else GradientReading(Relation.UNKNOWN)
+    none = {*backward.levels, *backward.counts}
+    """Parameters whose values taken for gradients are none: a sharded step does not have them."""
+    return {name: known[value] or rest for name, value in training.gradients.items() if name not in none}
 
 
 def _reading(unit: Unit, trained: bool) -> GradientReading:
@@ -113,13 +116,13 @@ def couplings_of(
 ) -> Iterator[Coupling]:  # fmt: skip
     """The differences from the step of one large batch in how gradients are combined.
 
-    ``joint``: also those that no rule combines exactly.
+    ``joint``: also those that no rule combines exactly, and those that gopt cannot follow.
     """
     exact = exact_reduction(readings)
     groups = unfit(readings, asked)
     producers = {name: node.op_type for node in training.graph.nodes for name in node.outputs}
     for reading, names in groups.items():
-        if reading.relation is Relation.JOINT and not joint:
+        if reading.relation in (Relation.JOINT, Relation.UNKNOWN) and not joint:
             continue
         kind, what, hint = _told(reading, _who(names, readings), asked.rule_of(names[0]), asked.value, exact)
         value = training.gradients[names[0]]
@@ -142,7 +145,7 @@ def _told(reading: GradientReading, who: str, rule: LossRule, weight: str, exact
         LossRule.WEIGHTED: f"ranks weight them by {weight!r}",
     }[rule]  # fmt: skip
     if reading.relation is Relation.UNKNOWN:
-        return CouplingKind.UNKNOWN, f"gopt cannot follow the samples to {who}: others are sums and means", ""
+        return CouplingKind.UNKNOWN, f"gopt cannot follow the samples to {who}, and {ranks}", ""
     if reading.relation is Relation.JOINT:
         why = f"{reading.cause!r}, taken over a rank's own samples, enters them" if reading.cause else (
             "terms that are reduced differently are added"

@@ -356,7 +356,7 @@ class GradientUnits:
             factor = found.factor * unit.factor**sign
             return replace(
                 found, degree=found.degree - unit.degree, by=unguarded(context, name), factor=factor, sure=sure,
-                coupled=coupled, mixed=mixed,
+                coupled=coupled, mixed=mixed, sizes=found.sizes or unit.sizes,
             )  # fmt: skip
         if name not in self.units and name not in self.statistics:
             coupled = coupled or name
@@ -369,7 +369,8 @@ class GradientUnits:
         unit = read
         return replace(
             found, degree=found.degree + sign * unit.degree, by=found.by or unit.by, sure=sure, coupled=coupled,
-            sizes=sizes, over=self._over(found, over, sizes), mixed=mixed, start=found.start and not (samples and unit.degree),
+            sizes=sizes, over=self._over(found, over, sizes), mixed=mixed,
+            start=found.start and not (samples and unit.degree),
             factor=found.factor * (unit.factor**sign if unit.by else 1.0),
         )  # fmt: skip
 

@@ -218,6 +218,7 @@ def notes(couplings: Sequence[Coupling]) -> list[str]:
 def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
     """Record a coupling unless the loss is a mean over samples."""
     it = "the loss" if len(training.losses) == 1 else f"the loss {loss!r}"
+    own = " if the gradients are those of this loss" if training.gradients else ""
     mark, node = context.marks.get(loss), context.index.producers.get(loss)
     if node is None or mark is None or mark.kind in (Relation.UNKNOWN, Relation.MEAN) or mark.mixed:
         if node is not None and mark is None:
@@ -225,14 +226,16 @@ def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
         return
     if mark.kind is Relation.WEIGHTED and not _trained(context, training, mark.by):
         by = f" {mark.by!r}" if mark.by else ", which the operator does not output"
-        exact = f"--loss-reduction weighted:{mark.by} is exact" if mark.by else "write the division out in the model"
+        exact = (
+            f"--loss-reduction weighted:{mark.by} is exact{own}" if mark.by else "write the division out in the model"
+        )
         context.couple(
             CouplingKind.WEIGHTED, node,
             f"{it} is divided by a count of the rank's own batch{by}: all ranks have equal weight",
             exact, loss,
         )  # fmt: skip
     elif mark.kind is Relation.SUM:
-        _sum(context, loss, node, it)
+        _sum(context, loss, node, it, own)
     elif mark.kind is Relation.SAMPLES:
         context.couple(CouplingKind.UNKNOWN, node, f"{it} is that of one sample, no sum and no mean: {UNDECIDED}")
     else:
@@ -244,8 +247,9 @@ def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
         )  # fmt: skip
 
 
-def _sum(context: CouplingContext, loss: str, node: Node, it: str) -> None:
-    """A loss that is a sum over samples, as far as the constants in it tell; ``it``: what a note calls it."""
+def _sum(context: CouplingContext, loss: str, node: Node, it: str, own: str) -> None:
+    """A loss that is a sum over samples, as far as the constants in it tell; ``it``: what a note calls it; ``own``: the
+    condition of its advice."""
     mark = context.marks[loss]
     known = not context.batch or division(mark.factor, context.batch, mark.sizes).by_others
     if context.batch == 1 or mark.doubt:
@@ -256,7 +260,7 @@ def _sum(context: CouplingContext, loss: str, node: Node, it: str) -> None:
     elif known:
         context.couple(
             CouplingKind.SUMMED, node, f"{it} is summed over the samples, and gradients are averaged over ranks",
-            "--loss-reduction sum is exact", loss,
+            f"--loss-reduction sum is exact{own}", loss,
         )  # fmt: skip
     else:
         times = f"times {abs(mark.factor):.6g}" if mark.factor else "times a value that is not a constant"

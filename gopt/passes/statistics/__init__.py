@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -155,6 +156,7 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
         )
     shared = synchronise(program.training, program.mesh.size(group))
     refuse_other_sums(program.source, program.loss_reduction)
+    _refuse_whole(program, shared.points)
     rewriter = GraphRewriter(program.graph, "statistics")
     producers, users = program.graph.producers(), program.graph.users()
     for number, name in enumerate(shared.points):
@@ -168,6 +170,22 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
     rewriter.finish()
     program.synchronised = shared
     return PassResult(facts={"synchronised": len(shared.points)})
+
+
+def _refuse_whole(program: SpmdProgram, points: Sequence[str]) -> None:
+    """Raise UnsupportedError for a gradient that ranks would add, and that is made of means over all ranks alone."""
+    source, asked = program.source, program.loss_reduction
+    own, shared = set(source.batch), set(points)
+    for node in source.graph.nodes:
+        if not own.isdisjoint(node.reads):
+            own.update(name for name in node.outputs if name not in shared)
+    for parameter, value in source.gradients.items():
+        if asked.rule_of(parameter) is LossRule.SUM and value not in own | shared:
+            raise UnsupportedError(
+                f"--statistics sync with --loss-reduction {asked}: {value!r}, the gradient of {parameter!r}, is made "
+                "of values over all ranks' samples, and ranks would add it",
+                "write the loss as a mean over samples, or leave --statistics sync out",
+            )
 
 
 def _share(
