@@ -13,9 +13,10 @@ from gopt.analysis.coupling.step_couplings import (
     refuse_unlike,
     settled_reduction,
     unfit_reductions,
+    without_advice,
 )
 
 __all__ = [
     "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings",
-    "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions",
+    "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
 ]  # fmt: skip

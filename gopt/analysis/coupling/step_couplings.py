@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -149,20 +149,25 @@ def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduct
 def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:
     """Raise UnsupportedError where ``--statistics sync`` would average gradients that are sums, or add means."""
     readings = analyse_couplings(training).readings
+    name = next(_other_sums(readings, asked), None)
+    if name is None:
+        return
+    facts = couplings_of(training, {name: readings[name]}, asked, joint=True)
+    sums = [each for each, one in readings.items() if one.relation is Relation.SUM]
+    exact = LossRule.SUM.value if len(sums) == len(readings) else str(LossReduction(summed=tuple(sums)))
+    what = next((f"{name!r}: {fact.what}" for fact in facts), f"the gradient of {name!r} is added")
+    raise UnsupportedError(
+        f"--statistics sync cannot give the step of one large batch: {what}", f"say --loss-reduction {exact}"
+    )
+
+
+def _other_sums(readings: Readings, asked: LossReduction) -> Iterator[str]:
+    """The parameters whose gradients are sums and averaged, or are no sums and added."""
     for name, reading in readings.items():
         is_sum = reading.relation is Relation.SUM
-        if (
-            reading.sure
-            and reading.relation is not Relation.UNKNOWN
-            and is_sum != (asked.rule_of(name) is LossRule.SUM)
-        ):
-            facts = couplings_of(training, {name: reading}, asked, joint=True)
-            sums = [each for each, one in readings.items() if one.relation is Relation.SUM]
-            exact = LossRule.SUM.value if len(sums) == len(readings) else str(LossReduction(summed=tuple(sums)))
-            what = next((f"{name!r}: {fact.what}" for fact in facts), f"the gradient of {name!r} is added")
-            raise UnsupportedError(
-                f"--statistics sync cannot give the step of one large batch: {what}", f"say --loss-reduction {exact}"
-            )
+        known = reading.sure and reading.relation is not Relation.UNKNOWN
+        if known and is_sum != (asked.rule_of(name) is LossRule.SUM):
+            yield name
 
 
 def unfit_reductions(training: TrainingGraph, asked: LossReduction) -> list[tuple[LossReduction, list[str], str]]:
@@ -192,18 +197,21 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
         found = tuple(each for each in found if each.kind not in settled)
     if step.loss_reduction.rule is not LossRule.MEAN and not analyse_couplings(step.source).readings:
         found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
-    return found if _may_synchronise(step) else tuple(map(_without_sync, found))
+    return found if _may_synchronise(step) else without_advice(found, "--statistics sync")
 
 
 def _may_synchronise(step: SpmdProgram) -> bool:
-    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks, and not where
-    ranks have parts of samples."""
+    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks or another
+    reduction than the gradients have, and not where ranks have parts of samples."""
+    asked = step.loss_reduction
     parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
-    return step.micro_steps == 1 and step.loss_reduction.rule is not LossRule.WEIGHTED and not parts
+    other = any(_other_sums(analyse_couplings(step.source).readings, asked))
+    return step.micro_steps == 1 and asked.rule is not LossRule.WEIGHTED and not parts and not other
 
 
-def _without_sync(each: Coupling) -> Coupling:
-    return replace(each, exact="") if "--statistics sync" in each.exact else each
+def without_advice(couplings: Sequence[Coupling], option: str) -> tuple[Coupling, ...]:
+    """The couplings without the advice of an option that cannot be taken."""
+    return tuple(replace(each, exact="") if option in each.exact else each for each in couplings)
 
 
 def notes(couplings: Sequence[Coupling]) -> list[str]:
