@@ -297,7 +297,8 @@ class GradientUnits:
         return replace(unit, by="", start=start, over=1.0, sizes=()) if name in self.statistics else None
 
     def _by_batch(self, number: float, sizes: tuple[int, ...]) -> bool:
-        return bool(self.context.batch) and division(number, self.context.batch, sizes).by_batch
+        batch = self.context.batch
+        return bool(batch) and number != 1.0 and division(number, batch, sizes).by_batch
 
     def _over(self, found: Unit, number: float, sizes: tuple[int, ...]) -> float:
         """The constants of a reduced value with one more: the one that divides by the number of samples is kept."""
