@@ -14,6 +14,7 @@ RULES = {
     "b1_max_read": {"amax": "max"}, "b1_max_unread": {"amax": "max"}, "c08_scale_ema": {"amax": "max"},
     "brn": {"rm": "mean", "rs": "mean"}, "c03_expert_bias_linear": {"expert_bias": "sum"}, "moe_bias": {"bias": "sum"},
     "kfac_old": {"kA": "mean", "kG": "mean"}, "sumloss_read2": {"c": "mean"}, "sumloss_unread": {"c": "mean"},
+    "qk_clip_state": {"maxlogit": "max"},
 }  # fmt: skip
 VERIFIED = [name for name in RULES if name != "brn"]  # its gradients stop at the ratio of two statistics
 
