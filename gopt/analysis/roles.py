@@ -25,7 +25,7 @@ from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
 from gopt.analysis.role_map import RoleMap
-from gopt.analysis.scalar_pairs import pair_scalars, pair_shown, scalar_reach
+from gopt.analysis.scalar_pairs import may_be_carried, pair_scalars, pair_shown, scalar_reach
 from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
@@ -131,9 +131,9 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     anew = paired_anew(step, found.gradients.values())
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
-    settled = settle_losses(step, found.gradients, found.backward, named)
-    only_shown = [name for name in step.roots if name not in settled.names]
-    carried = pair_shown(index, pairs, only_shown, settled.names, losses, roles, moving)
+    doubtful = may_be_carried(index, pairs, step.roots, roles, moving)
+    settled = settle_losses(step, found.gradients, found.backward, named, doubtful)
+    carried = pair_shown(index, pairs, doubtful.difference(settled.names), settled.names, losses, roles, moving)
     if carried:
         return _recover(graph, replace(roles, states={**roles.states, **carried}))
     if len(settled.names) < len(step.roots):  # what is only shown asks nothing of a gradient

@@ -46,6 +46,16 @@ def pair_shown(
     }  # fmt: skip
 
 
+def may_be_carried(
+    index: GraphIndex, pairs: Mapping[str, str], shown: Collection[str], roles: RoleMap, moving: set[str]
+) -> set[str]:
+    """The scalars among ``shown`` that read an input without a pair as an old value."""
+    if len(shown) < 2:
+        return set()
+    reach = scalar_reach(index, pairs, (), roles, moving)
+    return {name for name in shown if any(cost < FACTOR_COST for cost in reach.get(name, {}).values())}
+
+
 def scalar_reach(
     index: GraphIndex, pairs: Mapping[str, str], losses: Collection[str], roles: RoleMap, moving: set[str]
 ) -> dict[str, dict[str, int]]:
