@@ -14,6 +14,8 @@ from gopt.runtime.reference_eval import seconds
 from gopt.verification.gradient_check.forward import Forward, Values
 from gopt.verification.reference_graphs import subgraph
 
+EVERY = -1
+"""All inputs of a node that are one value."""
 _FLAGS = (np.array(False), np.array(True))
 _BOUND = 1.0
 """Between what and its negative a gradient passes straight through a sign, where it is bounded."""
@@ -21,8 +23,8 @@ _BOUND = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A node reads a value, its input ``place``, as a constant. ``through``: or its output moves as that value does;
-    ``bounded``: where that is small."""
+    """A node reads a value, its input ``place`` or every one, as a constant. ``through``: or its output moves as that
+    value does; ``bounded``: where that is small."""
 
     node: str
     """Its first output."""
@@ -86,11 +88,13 @@ def _with_stops(graph: Graph, stops: Sequence[Stop]) -> Graph:
         by_node.setdefault(stop.node, []).append(stop)
     made = replace(graph, nodes=[], inputs=dict(graph.inputs), types=dict(graph.types))
     for node in graph.nodes:
-        own = by_node.get(node.first_output, ())
+        own, source = by_node.get(node.first_output, ()), node.inputs
         for stop in own:
             if not stop.through:
-                chosen = _choice(made, stop, stop.value, f"{stop.key}.held")
-                node.inputs = [chosen if place == stop.place else each for place, each in enumerate(node.inputs)]
+                every = [place for place, each in enumerate(source) if each == stop.value]
+                places = every if stop.place == EVERY else [stop.place]
+                chosen = _choice(made, stop, node.inputs[places[0]], f"{stop.key}.held")
+                node.inputs = [chosen if place in places else each for place, each in enumerate(node.inputs)]
         made.nodes.append(node)
         through = [stop for stop in own if stop.through]
         if through:

@@ -8,8 +8,9 @@ to the slopes that are left is then measured as of any gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
 from itertools import combinations
 
 import numpy as np
@@ -19,21 +20,23 @@ from gopt.ir.types import FLOATS
 from gopt.verification.gradient_check.computed_weights import reached, read_by
 from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, measure
 from gopt.verification.gradient_check.forward import Forward, Values
-from gopt.verification.gradient_check.held_forward import HeldForward, Stop
+from gopt.verification.gradient_check.held_forward import EVERY, HeldForward, Stop
 
 MOST = 12
 """Readings that are held, at most."""
 LIMIT = 160
 """Readings that are tried, those nearest to the parameter."""
-DIRECTIONS = 4
+DIRECTIONS = 2
 RUNGS = 4
 """Lengths of the step that are tried for what was found."""
-LOOKS = 6
-"""Sets of readings to which more are added."""
+LOOKS = 400
+"""Sets of readings that may be held."""
+BEST = 2
+"""Sets of each size that may be looked at next."""
 EFFORT = 40.0
 """Seconds that the reference evaluator would take for all runs; sessions take a fraction."""
-FEW = 40
-"""Readings up to which three at a time are tried."""
+FEW = 30
+"""Readings up to which three at a time are tried, and all pairs are measured."""
 _STEPS = frozenset(["Round", "Floor", "Ceil", "Sign", "Clip"])
 """Functions that backwards pass straight through."""
 
@@ -73,17 +76,16 @@ class StopFinder:
         """Readings with which slopes are near enough to be measured; beside known ones, or straight through steps."""
         tried = _readings(self.forward.graph, self.forward.training.losses, part.name)
         held = HeldForward(self.forward, tried)
-        cost = held.seconds * 2 * DIRECTIONS * len(points) * max(len(tried), 1)
+        cost = held.seconds * 2 * DIRECTIONS * len(points)
         straight = [stop for stop in tried if stop.through and not stop.bounded]
-        for start in [[], straight] if straight else [[]]:
-            looks = min(LOOKS, int(self.left / cost)) if tried else 0
-            if not looks:
-                return
-            search = _Search(held, part, points, self.generator, looks)
-            chosen = search.found(start)
-            self.left -= cost * (looks - search.looks)
-            if chosen:
-                yield chosen
+        for pairs in (False, True):
+            for start in [[], straight] if straight else [[]]:
+                looks = min(LOOKS, int(self.left / cost)) if tried else 0
+                search = _Search(held, part, points, self.generator, looks)
+                chosen = search.found(start, pairs)
+                self.left -= cost * (looks - search.looks)
+                if chosen:
+                    yield chosen
 
     def _fit(self, part: Candidate, points: Sequence[Values], stops: Sequence[Stop]) -> Fit:
         held, count = HeldForward(self.forward, stops), len(self.forward.training.losses)
@@ -97,7 +99,7 @@ class _Search:
     def __init__(
         self, held: HeldForward, part: Candidate, points: Sequence[Values], generator: np.random.Generator, looks: int
     ) -> None:
-        """``looks``: how many sets of readings are looked at."""
+        """``looks``: how many sets of readings may be held."""
         self.held, self.part, self.points, self.looks = held, part, held.points(points), looks
         drawn = [generator.standard_normal(part.origin.shape) * part.moved for _ in range(DIRECTIONS)]
         self.directions = [each / max(float(np.linalg.norm(each)), 1e-300) for each in drawn]
@@ -105,40 +107,52 @@ class _Search:
         self.exact = 30 * held.forward.precision.tolerance
         self.along = np.array([float(np.vdot(change, each)) for each in self.directions for change in part.changes])
 
-    def found(self, chosen: list[Stop]) -> list[Stop]:
-        """The readings to hold, ``chosen`` among them; none where no more of them end in what the value says."""
-        whole = self._slopes(chosen)
-        if self._off(whole) <= self.exact:
-            return chosen
-        if len(chosen) >= MOST or not self.looks:
-            return []
-        self.looks -= 1
-        left = {stop: self._slopes([*chosen, stop]) for stop in self.held.stops if stop not in chosen}
-        for more in self._promising(whole, left):
-            found = self.found([*chosen, *more])
-            if found:
-                return found
+    def found(self, start: list[Stop], pairs: bool) -> list[Stop]:
+        """The readings to hold, those of ``start`` among them; none where no more of them end in what the value says.
+
+        What leads nearest to it is looked at first; ``pairs``: by what two add together as well, where they are few.
+        """
+        due: list[tuple[float, int, list[Stop]]] = [(0.0, 0, start)]
+        seen: set[frozenset[Stop]] = set()
+        while due and self.looks > 0:
+            _, _, chosen = heappop(due)
+            whole = self._slopes(chosen)
+            if self._off(whole) <= self.exact:
+                return chosen
+            for off, more in self._promising(chosen, whole, pairs):
+                if frozenset([*chosen, *more]) not in seen and len(chosen) + len(more) <= MOST:
+                    seen.add(frozenset([*chosen, *more]))
+                    heappush(due, (off, len(seen), [*chosen, *more]))
         return []
 
-    def _promising(self, whole: np.ndarray, left: Mapping[Stop, np.ndarray]) -> list[tuple[Stop, ...]]:
-        """The readings that lead nearest to the value, of each number of them; as if none were behind another."""
+    def _promising(
+        self, chosen: list[Stop], whole: np.ndarray, pairs: bool
+    ) -> Iterator[tuple[float, tuple[Stop, ...]]]:
+        """The readings that lead nearest to the value, of each number of them, and how near: by what each adds."""
         adds: dict[Stop, np.ndarray] = {}
-        for stop, slopes in left.items():
-            change = whole - slopes
+        for stop in self.held.stops:
+            change = whole - self._slopes([*chosen, stop]) if stop not in chosen else 0 * whole
             if np.isfinite(change).all() and not any(self._alike(change, each) for each in (0 * whole, *adds.values())):
                 adds[stop] = change
-        sizes = range(1, 4 if len(adds) <= FEW else 3)
-        best = []
-        for size in sizes:
-            ranked = ((self._off(whole - sum(adds[stop] for stop in some)), some) for some in combinations(adds, size))
-            best.append(min(ranked, key=lambda each: each[0], default=(np.inf, ())))
-        return [some for _, some in sorted(best, key=lambda each: each[0]) if some]
+        both: dict[tuple[Stop, Stop], np.ndarray] = {}
+        if pairs and len(adds) <= FEW:
+            for one, two in combinations(adds, 2):
+                both[one, two] = adds[one] + adds[two] - (whole - self._slopes([*chosen, one, two]))
+
+        def off(some: tuple[Stop, ...]) -> float:
+            twice = sum((both[pair] for pair in combinations(some, 2)) if both else (), start=0 * whole)
+            return self._off(whole - sum((adds[stop] for stop in some), start=0 * whole) + twice)
+
+        for size in range(1, 4 if len(adds) <= FEW else 3):
+            ranked = ((off(some), some) for some in combinations(adds, size))
+            yield from nsmallest(BEST, ranked, key=lambda each: each[0])
 
     def _alike(self, one: np.ndarray, other: np.ndarray) -> bool:
         return float(np.linalg.norm(one - other)) <= self.exact * float(np.linalg.norm(self.along))
 
     def _slopes(self, on: Sequence[Stop]) -> np.ndarray:
         """Of each direction how slopes differ between the first batch and each other; of all losses together."""
+        self.looks -= 1
         points, found = self.held.on(self.points, on), []
         for direction in self.directions:
             move = self.step * direction
@@ -171,8 +185,9 @@ def _readings(graph: Graph, losses: Sequence[str], name: str) -> list[Stop]:
     sources: dict[str, str] = {}
     for node in on:
         operands = [(place, each) for place, each in enumerate(node.inputs) if each in reach]
+        twice = [(EVERY, each) for each in dict.fromkeys(node.inputs) if node.inputs.count(each) > 1 and each in reach]
         found += [
-            Stop(node.first_output, place, each) for place, each in operands
+            Stop(node.first_output, place, each) for place, each in (*twice, *operands)
             if (readers[each] > 1 or len(operands) > 1) and graph.type_of(each).dtype in FLOATS
         ]  # fmt: skip
         found += _through(graph, node, sources)
