@@ -41,7 +41,7 @@ class Stop:
         return f"gopt.stop.{self.node}.{self.place}.{self.through:d}{self.bounded:d}"
 
     def fed(self, at: Mapping[str, np.ndarray]) -> Values:
-        """What the reading is held at, given the values at a point."""
+        """Return what the reading is held at, given the values at a point."""
         value = at[self.value]
         if not self.through:
             return {f"{self.key}.held": value}
@@ -108,7 +108,7 @@ def _with_stops(graph: Graph, stops: Sequence[Stop]) -> Graph:
 
 
 def _moved(graph: Graph, stop: Stop) -> str:
-    """What moves as the value does, from where it is held."""
+    """Add a value that moves as the one that is read does, from where it is held."""
     gain, part, moved = (f"{stop.key}.{word}" for word in ("gain", "part", "moved"))
     graph.inputs[gain] = graph.types[gain] = graph.types[part] = graph.types[moved] = graph.types[stop.value]
     graph.inputs[f"{stop.key}.held"] = graph.types[f"{stop.key}.held"] = graph.types[stop.value]

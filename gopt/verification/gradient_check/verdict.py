@@ -29,7 +29,7 @@ class GradientCheck:
     verdict: Verdict
     why: str
     stops: tuple[str, ...] = ()
-    """What it takes for constants, where it is not the whole derivative."""
+    """Readings that it takes for constants, where it is not the whole derivative."""
 
     @property
     def holds(self) -> bool:
