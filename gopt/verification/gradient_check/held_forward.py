@@ -61,7 +61,7 @@ class HeldForward:
     def seconds(self) -> float:
         """About how long the reference evaluator takes for the losses."""
         estimate = seconds(self._graph)
-        return estimate if np.isfinite(estimate) else 1e-3 * len(self._graph.nodes)
+        return estimate if np.isfinite(estimate) else 1e-4 * len(self._graph.nodes)
 
     def points(self, points: Sequence[Values]) -> list[Values]:
         """The points, with what is read there."""

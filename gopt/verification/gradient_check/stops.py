@@ -130,8 +130,10 @@ class _Search:
     ) -> Iterator[tuple[float, tuple[Stop, ...]]]:
         """The readings that lead nearest to the value, of each number of them, and how near: by what each adds."""
         adds: dict[Stop, np.ndarray] = {}
+        passed = {stop.node for stop in chosen if stop.through}
         for stop in self.held.stops:
-            change = whole - self._slopes([*chosen, stop]) if stop not in chosen else 0 * whole
+            known = stop in chosen or (stop.through and stop.node in passed)
+            change = 0 * whole if known else whole - self._slopes([*chosen, stop])
             if np.isfinite(change).all() and not any(self._alike(change, each) for each in (0 * whole, *adds.values())):
                 adds[stop] = change
         both: dict[tuple[Stop, Stop], np.ndarray] = {}
@@ -184,10 +186,9 @@ def _readings(graph: Graph, losses: Sequence[str], name: str) -> list[Stop]:
     found: list[Stop] = []
     sources: dict[str, str] = {}
     for node in on:
-        operands = [(place, each) for place, each in enumerate(node.inputs) if each in reach]
-        twice = [(EVERY, each) for each in dict.fromkeys(node.inputs) if node.inputs.count(each) > 1 and each in reach]
+        operands = [(node.inputs.index(each), each) for each in dict.fromkeys(node.inputs) if each in reach]
         found += [
-            Stop(node.first_output, place, each) for place, each in (*twice, *operands)
+            Stop(node.first_output, EVERY if node.inputs.count(each) > 1 else place, each) for place, each in operands
             if (readers[each] > 1 or len(operands) > 1) and graph.type_of(each).dtype in FLOATS
         ]  # fmt: skip
         found += _through(graph, node, sources)
