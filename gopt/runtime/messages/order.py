@@ -114,7 +114,7 @@ class Recorded:
 
 
 class Replayed(Serial, Recorded):
-    """As ``Recorded``, with endpoints that run one at a time: where the record lets none continue, that is seen at once.
+    """As ``Recorded``, with endpoints that run one at a time: a record that lets none continue is seen at once.
 
     Raises OrderError at a message behind the end of the record.
     """
