@@ -13,7 +13,7 @@ from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.training.data import check_data
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.options import VerifyKeywords, VerifyOptions
-from gopt.verification.replay import replay
+from gopt.verification.replay.replay import replay
 from gopt.verification.result import Verification
 from gopt.verification.verify import Verifier
 

@@ -128,8 +128,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "trainers and servers without rounds", "runtime/parameter_server/test_async_server.py",
     ),
     **_each(
-        "verification.source_replay verification.watched_server", "what a replay is compared with",
-        "verification/test_replay.py",
+        "verification.replay.source_replay verification.replay.watched_server", "what a replay is compared with",
+        "verification/replay/test_replay.py",
     ),
     **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),

@@ -18,8 +18,8 @@ import gopt
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
 from gopt.parameter_server.options import SplitOptions
-from gopt.verification.replay import RUN
-from gopt.verification.source_replay import GRADIENTS, UPDATES
+from gopt.verification.replay.replay import RUN
+from gopt.verification.replay.source_replay import GRADIENTS, UPDATES
 
 STEPS = 4
 

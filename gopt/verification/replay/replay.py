@@ -23,8 +23,8 @@ from gopt.runtime.session import SessionCache
 from gopt.runtime.training.job import Progress
 from gopt.verification.compare import tolerance_of
 from gopt.verification.folder_check import check_roles, check_written
+from gopt.verification.replay.source_replay import SourceReplay
 from gopt.verification.result import Difference, Verification
-from gopt.verification.source_replay import SourceReplay
 from gopt.verification.verify import source_training
 
 RUN = "the recorded run"

@@ -19,7 +19,7 @@ BlockKey = tuple[int, Kind, int]
 
 
 class Watch(Protocol):
-    """What is told."""
+    """The one that is told."""
 
     def pulled(self, message: Message, key: BlockKey, own: BlockState, value: np.ndarray, ids: Any = None) -> None:
         """A server answers a pull with a ``value``, of a table with the rows ``ids``."""

@@ -1,4 +1,4 @@
-"""What servers without rounds did, held against the source: each message by itself, from the states before it.
+"""Holds what servers without rounds did against the source: each message by itself, from the states before it.
 
 - What a trainer pushed in a round must be the source's gradients of its batch, at the parameters that it had pulled.
 - What a server made of a push must be the source's update of that gradient, from the states that it had.
@@ -30,11 +30,11 @@ from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.verification.compare import Values, allowance, distance, finite, ratio
 from gopt.verification.reference_graphs import subgraph, update_graph
 from gopt.verification.reference_step import ReferenceProgram
+from gopt.verification.replay.watched_server import BlockKey, WatchedServer
 from gopt.verification.result import Difference, Verification
 from gopt.verification.sensitivity import MOST, MULTIPLE, NOISE, RUNS, apart, norm, perturbed, units
 from gopt.verification.source_members import run_source
 from gopt.verification.variants import PLAIN
-from gopt.verification.watched_server import BlockKey, WatchedServer
 
 GRADIENTS, UPDATES = "gradients of each push", "update of each push"
 """Variants of the result."""
