@@ -90,7 +90,7 @@ class Verifier:
         self.manifest, self.mesh = read_manifest(self.folder)
         check_written(self.manifest, self.folder)
         self.phases = self.manifest.schedule
-        source, self.startup = _training(self.folder, model, self.manifest, self.mesh)
+        source, self.startup = source_training(self.folder, model, self.manifest, self.mesh)
         check_roles(self.manifest, source, self.folder)
         self.random_inputs = find_random(source.graph)
         self.training = feed_training(source, self.random_inputs)
@@ -202,6 +202,7 @@ class Verifier:
             advance(PHASE, 0, len(names or self.training.gradients))
             feeds = [{**start, **settings, **each} for each in self._several(batches)]
             result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
+            result.say_stops()
             if sample is not None:
                 result.sample = replace(sample, widened=len(result.gradients) > len(sample.parameters))
         return result
@@ -260,7 +261,7 @@ class Verifier:
         return [batches.batch(each // sides, each % sides) for each in range(count)]
 
 
-def _training(
+def source_training(
     folder: Path, model: str | os.PathLike[str] | None, manifest: Manifest, mesh: Mesh
 ) -> tuple[TrainingGraph, Graph | None]:
     """The source with the roles that were settled when it was sharded, and the start-up graph of the user's model, if
