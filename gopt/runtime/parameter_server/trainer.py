@@ -107,7 +107,7 @@ class PushPullTrainer:
                 on_start()
             while self.step < self.server_job.job.steps and not self.stopped:
                 self._step(on_step)
-                if self.checkpoints.due(self.step) and not self.stopped:
+                if self.checkpoints.due(self.step):
                     self._save(engine)
             self._leave()
             self.checkpoints.finish(engine, self.step, lambda: self._save(engine))

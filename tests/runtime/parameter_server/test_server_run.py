@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from helpers import source
 
 from gopt import api
 from gopt.artifact.checkpoint_index import step_dir
-from gopt.artifact.server_entries import PullAt
+from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
 from gopt.ir.external_data import load_state
 from gopt.mesh import Mesh
@@ -18,7 +19,7 @@ from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.parameter_server.run import run_in_threads
+from gopt.runtime.parameter_server.run import Hooks, run_in_threads
 from gopt.runtime.training.job import Job, Progress
 from gopt.runtime.training.train import Trainer
 
@@ -111,3 +112,18 @@ def test_a_checkpoint_goes_on_with_any_number_of_servers(tmp_path: Path, data: s
         resplit(tmp_path / f"kept{servers}" / step_dir(2), {"servers": later}).write(target)
         rest.append(losses(target, data, steps=3))
     assert rest[0] == rest[1]
+
+
+@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode", [Mode.SYNC, *(pytest.param(mode, marks=pytest.mark.slow) for mode in Mode if mode is not Mode.SYNC)]
+)
+def test_a_signal_at_the_start_keeps_a_whole_checkpoint(mode: Mode, every: int, tmp_path: Path, data: str) -> None:
+    path = folder(tmp_path, mode=mode)
+    for when in range(1, 4):  # the n-th time that a trainer asks for a signal
+        kept, asked = tmp_path / f"kept{when}", itertools.count(1)
+        job = Job(folder=path, data=data, steps=9, settings=SET, checkpoint=kept, every=every)
+        hooks = Hooks(stop_signal=lambda asked=asked, when=when: 2 * (next(asked) >= when))
+        step, stopped = run_in_threads(ServerJob.read(job), lambda progress: None, hooks, deadline=60)
+        assert stopped == 2 and 0 < step < 9 and (kept / step_dir(step) / "index.json").exists()
+        assert len(losses(path, data, steps=step + 1, checkpoint=kept, resume=True)) == 1
