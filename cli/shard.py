@@ -42,9 +42,10 @@ from .terminal import print_json, print_text
 )
 @click.option(
     "--loss-reduction",
-    metavar="mean|sum|weighted:VALUE",
+    metavar="mean|sum|weighted:VALUE|sum:NAMES|auto",
     help="Combine the gradients of ranks: mean for a mean loss; sum for a summed loss; weighted:VALUE for a loss "
-    "divided by the count in VALUE.  [default: mean]",
+    "divided by the count in VALUE; sum:NAME,NAME for parameters whose gradients are sums where others are means; "
+    "auto for each as the step has it.  [default: mean]",
 )
 @click.option(
     "--statistics",

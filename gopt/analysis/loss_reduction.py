@@ -9,6 +9,7 @@ from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.types import FLOATS
+from gopt.suggestions import did_you_mean
 
 INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uint32", "uint64", "bool"})
 
@@ -21,18 +22,34 @@ class LossRule(str, Enum):
     WEIGHTED = "weighted"
 
 
+AUTO = "auto"
+"""Each gradient as its own structure says; it is settled before anything is written."""
+
+
 @dataclass(frozen=True, slots=True)
 class LossReduction:
     """``mean``, ``sum`` or ``weighted:VALUE``: sum of w g over sum of w, where w is a rank's ``value`` of one element.
 
-    Ranks are those that see different data; micro-steps of an update count like ranks.
+    ``summed``: parameters whose gradients are summed where all others are averaged (``sum:NAME,NAME``). Ranks are those
+    that see different data; micro-steps of an update count like ranks.
     """
 
     rule: LossRule = LossRule.MEAN
     value: str = ""
+    summed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.summed:
+            return f"{LossRule.SUM.value}:{','.join(self.summed)}"
         return f"{self.rule.value}:{self.value}" if self.value else self.rule.value
+
+    def rule_of(self, parameter: str) -> LossRule:
+        """The rule for the gradient of one parameter."""
+        return LossRule.SUM if parameter in self.summed else self.rule
+
+    def summed_gradients(self, training: TrainingGraph) -> frozenset[str]:
+        """The gradients that are summed where all others are averaged."""
+        return frozenset(training.gradients[name] for name in self.summed if name in training.gradients)
 
     @classmethod
     def parse(cls, text: str) -> LossReduction:
@@ -42,12 +59,25 @@ class LossReduction:
             return cls(LossRule(word))
         if word == LossRule.WEIGHTED.value and value:
             return cls(LossRule.WEIGHTED, value)
+        if word == LossRule.SUM.value and all(names := [each.strip() for each in value.split(",")]):
+            return cls(summed=tuple(dict.fromkeys(names)))
+        if text == AUTO:
+            raise OptionError(
+                "--loss-reduction auto is an option of gopt shard alone", "say mean, sum or weighted:VALUE"
+            )
         raise OptionError(
-            f"--loss-reduction cannot be {text!r}", "it is mean, sum, or weighted:VALUE with a value of the forward"
+            f"--loss-reduction cannot be {text!r}",
+            "it is mean, sum, weighted:VALUE with a value of the forward, sum:PARAMETER,PARAMETER, or auto",
         )
 
     def check(self, training: TrainingGraph) -> None:
-        """Raise OptionError where the value cannot be a rank's weight."""
+        """Raise OptionError where the value cannot be a rank's weight, or a name is no parameter's."""
+        odd = next((name for name in self.summed if name not in training.gradients), None)
+        if odd is not None:
+            raise OptionError(
+                f"--loss-reduction {self}: {odd!r} is no parameter that has a gradient",
+                did_you_mean(odd, training.gradients) or "gopt inspect names the parameters",
+            )
         if self.rule is not LossRule.WEIGHTED:
             return
         why = _unfit(training, self.value)

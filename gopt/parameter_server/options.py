@@ -114,6 +114,11 @@ class SplitOptions:
             raise OptionError(
                 f"--loss-reduction {self.loss_reduction} needs --mode sync", "elsewhere nothing is merged on servers"
             )
+        if self.loss_reduction.summed:
+            raise OptionError(
+                f"--loss-reduction {self.loss_reduction}: servers combine all gradients by one rule",
+                "say mean, sum or weighted:VALUE",
+            )
         if self.accumulate > 1 and self.mode is Mode.GEO:
             raise OptionError("--accumulate cannot be combined with --mode geo", "--every says how often trainers push")
         if self.accumulate > 1 and self.pull is PullAt.START:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gopt.analysis.coupling import notes as coupling_notes
-from gopt.analysis.coupling import open_couplings
+from gopt.analysis.coupling import open_couplings, without_advice
 from gopt.analysis.coupling.marks import Coupling
 from gopt.analysis.training import StateKind
 from gopt.artifact.additions import bucket_of
@@ -150,7 +150,10 @@ def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
     mesh = Mesh((("dp", split.options.trainers),))
     program = SpmdProgram.start(split.training, mesh, split.options.accumulate)
     program.loss_reduction = split.options.loss_reduction
-    return open_couplings(program)
+    found = open_couplings(program)
+    for option in ("--statistics sync", "--loss-reduction auto"):
+        found = without_advice(found, option)
+    return found
 
 
 def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:

@@ -34,12 +34,12 @@ class ShardOptions:
     ``stage``: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 parameters too. ``partition``: where tensors may
     be cut: ``flat``, ``rows`` or ``whole``. ``bucket_mb``: cap of a bucket in MiB; 0 is one tensor a call.
     ``statistics``: ``auto``, ``mean``, ``root``, ``local`` or ``sync``, and ``NAME=RULE`` for single states.
-    ``loss_reduction``: ``mean``, ``sum`` or ``weighted:VALUE``. ``accumulate``: micro-steps of one update. ``link``:
-    links between ranks for tensor parallelism, such as ``200GB/s:5us``. ``only_ranks``: the ranks that are made; None:
-    all. ``passes``: options of passes, such as ``{"shard": {"style": "broadcast"}}``; ``gopt passes`` lists them.
-    ``pipeline``: passes in order, each with options that go before those of ``passes``; None: the default passes. A
-    Pipeline has all its options. ``verify_each``: check the graph after every pass, not only at the end.
-    ``after_each``: called after each pass with its name and the program.
+    ``loss_reduction``: ``mean``, ``sum``, ``weighted:VALUE``, ``sum:PARAMETER,PARAMETER`` or ``auto``. ``accumulate``:
+    micro-steps of one update. ``link``: links between ranks for tensor parallelism, such as ``200GB/s:5us``.
+    ``only_ranks``: the ranks that are made; None: all. ``passes``: options of passes, such as ``{"shard": {"style":
+    "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order, each with options that go before those
+    of ``passes``; None: the default passes. A Pipeline has all its options. ``verify_each``: check the graph after
+    every pass, not only at the end. ``after_each``: called after each pass with its name and the program.
     """
 
     stage: int | None = None

@@ -76,6 +76,7 @@ class ReferenceProgram:
         self.rules |= dict.fromkeys((each.tensor for each in met), "root")  # the same on all ranks
         self.meeting = bool(met) or shared != SynchronisedValues()
         self.call = SourceMembers(mesh)
+        self.mesh, self.cache = mesh, cache
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
@@ -88,6 +89,10 @@ class ReferenceProgram:
             local = with_reduced_statistics(local, met, {s.tensor: s.updated for s in self.statistics})
         self._local = Executor(local, cache)
         self._update = Executor(update_graph(training, self.condition_outputs), cache)
+
+    def combined_by(self, reduction: LossReduction) -> ReferenceProgram:
+        """The same source with its gradients combined by another rule."""
+        return ReferenceProgram(self.training, self.mesh, self.cache, (), reduction, self.shared)
 
     def refuse_inputs(self, drawn: Iterable[str]) -> None:
         """Raise UnsupportedError where the update draws random numbers of its own: ranks could not agree on them."""
@@ -157,8 +162,10 @@ class ReferenceProgram:
         defines.
         """
         every = [values for turn in local.gradients for values in turn]
+        summed = self.reduction.summed_gradients(self.training)
+        rules = {name: LossRule.SUM if name in summed else self.reduction.rule for name in every[0]}
         return {
-            name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
+            name: _put_together(rule, [values[name] for values in every], local.weights) for name, rule in rules.items()
         }
 
     def _locals(self, values: Sequence[Feeds]) -> list[Values]:
@@ -174,18 +181,18 @@ class ReferenceProgram:
         return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, self.call)
 
 
-def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+def _put_together(rule: LossRule, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     """Combine the gradients of all ranks and micro-steps; terms of weight zero are left out. What weighs nothing is
     left out.
     """
-    if reduction.rule is LossRule.MEAN:
+    if rule is LossRule.MEAN:
         return mean_of(values)
-    if reduction.rule is LossRule.SUM:
+    if rule is LossRule.SUM:
         weights = [1.0] * len(values)
     with np.errstate(all="ignore"):
         terms = [weight * each.astype(np.float64) for each, weight in zip(values, weights) if weight]
         total = np.sum(terms, axis=0) if terms else np.zeros(values[0].shape)
-        over = sum(weights) if reduction.rule is LossRule.WEIGHTED else 1.0
+        over = sum(weights) if rule is LossRule.WEIGHTED else 1.0
         result: np.ndarray = np.asarray(total / (over or 1.0)).astype(values[0].dtype)
     return result
 

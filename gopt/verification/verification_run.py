@@ -60,9 +60,9 @@ class VerificationRun:
             for name, value in start.values.items():
                 (states if name in states else settings)[name] = value
         steps = steps or (1 if start is not None else self.steps)
-        return self.runner.run(variant, steps, states, settings, self._given, self.tamper, self.advance)
+        return self.runner.run(variant, steps, states, settings, self.given, self.tamper, self.advance)
 
-    def _given(self, number: int) -> list[list[Values]]:
+    def given(self, number: int) -> list[list[Values]]:
         """Batches of a step by micro-step and data rank."""
         times = max(self.verifier.phases.values())
         turns = range((number - 1) * times, number * times)

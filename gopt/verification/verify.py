@@ -49,6 +49,7 @@ from gopt.verification.conditions import find_conditions
 from gopt.verification.folder_check import check_roles, check_starts, check_written, other_start_values
 from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
+from gopt.verification.inexact_reductions import inexact_reductions
 from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.options import VerifyKeywords, VerifyOptions
@@ -190,6 +191,9 @@ class Verifier:
         else:
             for variant in variants:
                 session.one(variant)
+        if self.manifest.parameter_server is None:
+            for note in inexact_reductions(self.reference, start, settings, session.given(1)):
+                result.say(note)
         if asked.confirm:
             for note in check_source_duals(self.training, self.mesh, seed):
                 result.say(note)

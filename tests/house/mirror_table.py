@@ -333,6 +333,11 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "analysis.coupling.joint_gradients", "a refusal of steps that several gradients enter", "laws/test_whole.py"
     ),
+    **_each(
+        "analysis.coupling.gradient_reductions analysis.coupling.gradient_units analysis.coupling.loss_terms "
+        "analysis.coupling.uniform_factors verification.inexact_reductions",
+        "a part of one analysis, held against steps on large batches", "laws/test_exactness.py",
+    ),
     **_each("analysis.coupling.synchronise", "statistics over all samples", "numeric/test_synchronised.py"),
     **_each("analysis.loss_reduction", "sums, means and weights", "numeric/test_loss_reduction.py"),
     **_each("analysis.shared_values", "forward values that updates read", "numeric/test_shared_values.py"),

@@ -69,7 +69,7 @@ def sharded(kind: Coupled, folder, **options):
 def test_what_does_not_go_with_it(tmp_path):
     with pytest.raises(OptionError, match="micro-steps"):
         sharded(Coupled(), tmp_path, accumulate=2)
-    with pytest.raises(OptionError, match="--loss-reduction sum"):
+    with pytest.raises(UnsupportedError, match="are means over the samples, and ranks add them"):
         sharded(Coupled(), tmp_path, loss_reduction="sum")
 
 

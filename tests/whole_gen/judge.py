@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 import gopt
+from gopt.analysis.coupling import open_couplings
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import GoptError, InvariantError
 from whole_gen.ranks import Runner, Values, World
@@ -154,8 +155,9 @@ def judged(
         for at, step in enumerate(feeds):
             world.step(step, w.hyper)
             wrong = different(world.whole(), expected[at], expected[at - 1] if at else start, tolerance)
-            if wrong:
-                return Verdict("WRONG", f"step {at}: {wrong}")
+            if wrong:  # a step that gopt says is not the step of one large batch may differ
+                noted = [each.what for each in open_couplings(sharded.program)]
+                return Verdict("noted" if noted else "WRONG", f"step {at}: {wrong} {noted}")
         if verify:
             result = gopt.verify(sharded, steps=2)
             if result.outcome == "different":

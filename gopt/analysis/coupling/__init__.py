@@ -9,10 +9,14 @@ from gopt.analysis.coupling.step_couplings import (
     find_couplings,
     notes,
     open_couplings,
+    refuse_other_sums,
     refuse_unlike,
+    settled_reduction,
+    unfit_reductions,
+    without_advice,
 )
 
 __all__ = [
     "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings",
-    "refuse_unlike",
+    "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Values taken for gradients that are no linear function of sums over samples: made of several gradients.
+"""Reads what the values taken for gradients are: sums or means over samples, or no linear function of such sums.
 
 The walk back from an update ends at the value through which all of it depends on the batch. Where an update multiplies
 two gradients, clips each of several losses' gradients, or divides gradients that stand in one row, that value is no
@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.gradient_units import GradientUnits, Unit
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.graph_walks import descendants
@@ -22,33 +23,42 @@ from gopt.ir.graph import COMM, Node
 
 
 @dataclass(frozen=True, slots=True)
-class UnlikeGradients:
-    """Parameters whose values taken for gradients are none.
+class BackwardReading:
+    """Facts of the backward that the marks tell.
 
-    ``levels``: how they depend on sums over samples, where that is not in proportion. ``counts``: a sum over samples
-    that divides them behind the sum that they are, and that neither the forward knows nor a parameter changes.
+    ``levels``: parameter -> how the value taken for its gradient depends on sums over samples, where it is not in
+    proportion. ``counts``: parameter -> a sum over samples that divides its gradient behind the sum that this is, and
+    that neither the forward knows nor a parameter changes. ``units``: gradient -> its unit, where it has one.
+    ``second``: a value made of sums over samples by more than proportion, such as a weight moved along a gradient, and
+    the node of single samples that reads it.
     """
 
     levels: Mapping[str, Linearity] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, Unit] = field(default_factory=dict)
+    second: tuple[str, Node] | None = None
 
 
-def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> UnlikeGradients:
-    """The parameters of a step whose gradients are none by what they are made of.
+def read_backward(context: CouplingContext, training: TrainingGraph) -> BackwardReading:
+    """Follow the samples through the backward; ``context`` has the marks of the forward.
 
-    ``context`` has the marks of the forward; it follows the backward from there. Nothing is found where samples meet
-    samples in the forward, or cannot be followed. What the forward itself reduces counts as a constant.
+    Nothing is found where samples meet samples in the forward, or cannot be followed. What the forward itself reduces
+    counts as a constant.
     """
     if any(each.kind is CouplingKind.IN_BATCH for each in context.found):
-        return UnlikeGradients()
+        return BackwardReading()
     trained = descendants(context.index, [state.tensor for state in training.parameters])
+    units = GradientUnits(context, list(training.losses), trained)
     levels: dict[str, Linearity] = {}
+    second: tuple[str, Node] | None = None
     counts: dict[str, str] = {}
     known = trained | {name for node in training.graph.nodes if node.phase is Phase.FORWARD for name in node.outputs}
     for node in training.graph.nodes:
         if node.phase is not Phase.BACKWARD:
             continue
         propagate(context, [node])
+        units.visit(node)
+        second = second or _second(context, node, levels)
         count = _count(context, node, known, counts)
         if count:
             counts.update(dict.fromkeys(node.outputs, count))
@@ -59,10 +69,18 @@ def unlike_gradients(context: CouplingContext, training: TrainingGraph) -> Unlik
                 if found is not None:
                     levels[name] = found
     all_of = {name: levels.get(value, Linearity.HOMOGENEOUS) for name, value in training.gradients.items()}
-    return UnlikeGradients(
-        {name: each for name, each in all_of.items() if each > Linearity.SCALED},
-        {name: counts[value] for name, value in training.gradients.items() if value in counts},
-    )
+    unlike = {name: each for name, each in all_of.items() if each > Linearity.SCALED}
+    divided = {name: counts[value] for name, value in training.gradients.items() if value in counts}
+    each = {name: units.of(name) for name in training.gradients.values() if name in context.marks}
+    behind = {name: units.behind(name, unit) for name, unit in each.items() if unit is not None}
+    return BackwardReading(unlike, divided, behind, second)
+
+
+def _second(context: CouplingContext, node: Node, levels: Mapping[str, Linearity]) -> tuple[str, Node] | None:
+    """A value that is more than proportional to sums over samples, where single samples read it."""
+    if not any(context.samples(name) is not None for name in node.outputs):
+        return None
+    return next(((name, node) for name in node.inputs if levels.get(name, CONSTANT) > Linearity.SCALED), None)
 
 
 def _count(context: CouplingContext, node: Node, known: AbstractSet[str], counts: Mapping[str, str]) -> str:

@@ -83,7 +83,7 @@ def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | No
         one = context.index.graph.type_of(names[1]).elements == 1
         if node.is_a("Div") and alike and one and not left.doubt and not right.doubt:
             return Mark(
-                Relation.WEIGHTED, origin=left.origin, by=_unguarded(context, names[1]), even=left.even and right.even
+                Relation.WEIGHTED, origin=left.origin, by=unguarded(context, names[1]), even=left.even and right.even
             )  # fmt: skip
         return None
     if left is None and node.is_a("Div"):
@@ -99,7 +99,7 @@ def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | No
     return settled(context, changed(mark, factor=factor), constant)
 
 
-def _unguarded(context: CouplingContext, name: str) -> str:
+def unguarded(context: CouplingContext, name: str) -> str:
     """A count before its cast or its guard against zero: the value that is summed over ranks."""
     while (node := context.index.producers.get(name)) is not None:
         inside = [each for each in node.inputs if each in context.marks]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.joint_gradients import UnlikeGradients, unlike_gradients
-from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, division
+from gopt.analysis.coupling.gradient_reductions import (
+    Readings,
+    couplings_of,
+    exact_reduction,
+    read_gradients,
+    rule_for,
+    told_of,
+    unfit,
+)
+from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
+from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.coupling.statistics import statistic_reductions
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
-from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
 from gopt.analysis.operators import reads_value
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.statistic_points import StatisticReduction
@@ -29,19 +38,24 @@ COUPLINGS = "couplings"
 
 @dataclass(frozen=True, slots=True)
 class CouplingSummary:
-    """All couplings of a step, and the kind of its loss: a mean, a sum, or a mean weighted ``by`` a value.
+    """All couplings of a step but how its gradients are combined; ``readings`` tells that for each gradient.
 
-    ``loss`` is None when the loss cannot be traced or is of no such kind.
+    Where no gradient can be followed, ``couplings`` holds what the loss tells.
     """
 
     couplings: tuple[Coupling, ...]
-    loss: Relation | None
-    by: str = ""
-    unlike: UnlikeGradients = field(default_factory=UnlikeGradients)
+    readings: Readings = field(default_factory=dict)
+    unlike: BackwardReading = field(default_factory=BackwardReading)
     statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
     """Statistic -> how it is combined over ranks."""
     unclear: Mapping[str, str] = field(default_factory=dict)
     """The other statistics -> why gopt does not know."""
+
+    def combined(self, training: TrainingGraph, asked: LossReduction) -> tuple[Coupling, ...]:
+        """All couplings where ranks combine the gradients by a rule."""
+        told = {each.kind for each in self.couplings}
+        joint = told.isdisjoint((CouplingKind.STATISTICS, CouplingKind.IN_BATCH, CouplingKind.PLACE))
+        return (*self.couplings, *couplings_of(training, self.readings, asked, joint=joint))
 
 
 def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
@@ -54,21 +68,52 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         read = {name for node in forward for name in node.reads}
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
-        for loss in training.losses:
-            _loss(context, training, loss)
         _driven(context, training)
         known = statistic_reductions(context, training)
-        marks = [context.marks.get(loss) for loss in training.losses]
-        mark = marks[0]
-        plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
-        plain = plain and all(each is not None and _alike(each, mark) for each in marks)
-        found = tuple(context.found)
-        unlike = unlike_gradients(context, training)
-        if mark is not None and plain:
-            return CouplingSummary(found, mark.kind, mark.by, unlike, *known)
-        return CouplingSummary(found, None, "", unlike, *known)
+        forward_facts, context.found = context.found, list(context.found)
+        backward = read_backward(context, training)
+        context.found = forward_facts
+        readings = read_gradients(context, training, backward)
+        if not readings:
+            for loss in training.losses:
+                _loss(context, training, loss)
+        _second_pass(context, backward)
+        return CouplingSummary(tuple(context.found), readings, backward, *known)
 
     return training.once(COUPLINGS, find)
+
+
+def _second_pass(context: CouplingContext, backward: BackwardReading) -> None:
+    """Record a point that depends on gradients of the rank's own samples, and that samples are evaluated at."""
+    if backward.second is None:
+        return
+    name, node = backward.second
+    context.couple(
+        CouplingKind.STATISTICS, node,
+        f"{name!r} is moved by a gradient of a rank's own samples, and single samples depend on it, such as in "
+        "sharpness-aware minimisation", "--statistics sync takes it over all ranks' samples", name,
+    )  # fmt: skip
+
+
+def settled_reduction(training: TrainingGraph, text: str) -> LossReduction:
+    """The rule that ``--loss-reduction`` names; ``auto`` is each gradient's own. Raises UnsupportedError where that is
+    not known."""
+    if text != AUTO:
+        found = LossReduction.parse(text)
+        found.check(training)
+        return found
+    readings = analyse_couplings(training).readings
+    exact = exact_reduction(readings)
+    if exact == AUTO:
+        names = [name for name, reading in readings.items() if reading.relation is Relation.SUM]
+        return LossReduction(summed=tuple(names))
+    if exact:
+        return LossReduction.parse(exact)
+    facts = [each.what for each in couplings_of(training, readings, LossReduction(), joint=True)]
+    why = facts[0] if facts else "gopt cannot follow the samples to the gradients"
+    raise UnsupportedError(
+        f"--loss-reduction auto: {why}", "say mean, sum, weighted:VALUE or sum:PARAMETER,PARAMETER"
+    )  # fmt: skip
 
 
 def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
@@ -93,7 +138,7 @@ def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduct
                 f"name its gradient: --params {name}=VALUE; an update of several losses' gradients, each clipped or "
                 "projected by itself, is not supported",
             )
-        if how is Linearity.AFFINE and reduction.rule is LossRule.SUM:
+        if how is Linearity.AFFINE and reduction.rule_of(name) is LossRule.SUM:
             raise UnsupportedError(
                 f"{value!r}, the gradient of {name!r}, holds a term that no sample enters, such as the derivative of a "
                 "penalty: --loss-reduction sum would count it once for every rank",
@@ -101,9 +146,44 @@ def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduct
             )
 
 
+def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:
+    """Raise UnsupportedError where ``--statistics sync`` would average gradients that are sums, or add means."""
+    readings = analyse_couplings(training).readings
+    name = next(_other_sums(readings, asked), None)
+    if name is None:
+        return
+    facts = couplings_of(training, {name: readings[name]}, asked, joint=True)
+    sums = [each for each, one in readings.items() if one.relation is Relation.SUM]
+    exact = LossRule.SUM.value if len(sums) == len(readings) else str(LossReduction(summed=tuple(sums)))
+    what = next((f"{name!r}: {fact.what}" for fact in facts), f"the gradient of {name!r} is added")
+    raise UnsupportedError(
+        f"--statistics sync cannot give the step of one large batch: {what}", f"say --loss-reduction {exact}"
+    )
+
+
+def _other_sums(readings: Readings, asked: LossReduction) -> Iterator[str]:
+    """The parameters whose gradients are sums and averaged, or are no sums and added."""
+    for name, reading in readings.items():
+        is_sum = reading.relation is Relation.SUM
+        known = reading.sure and reading.relation is not Relation.UNKNOWN
+        if known and is_sum != (asked.rule_of(name) is LossRule.SUM):
+            yield name
+
+
+def unfit_reductions(training: TrainingGraph, asked: LossReduction) -> list[tuple[LossReduction, list[str], str]]:
+    """The gradients that a rule does not combine exactly: the rule that does, their parameters, and what is told."""
+    readings = analyse_couplings(training).readings
+    found = []
+    for reading, names in unfit(readings, asked).items():
+        exact = rule_for(reading)
+        if exact is not None:
+            found.append((exact, names, told_of(reading, names, readings, asked)))
+    return found
+
+
 def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
-    """Every place where the step is not that of one large batch, or may not be."""
-    return analyse_couplings(training).couplings
+    """Every place where the step of ranks that average gradients is not that of one large batch, or may not be."""
+    return analyse_couplings(training).combined(training, LossReduction())
 
 
 def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
@@ -111,45 +191,27 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
-    reading, asked = analyse_couplings(step.source), step.loss_reduction
-    found = list(reading.couplings)
-    fits = {LossRule.SUM: Relation.SUM, LossRule.MEAN: Relation.MEAN, LossRule.WEIGHTED: Relation.WEIGHTED}[asked.rule]
-    if asked.rule is not LossRule.MEAN and reading.loss in (fits, None):
-        found = [each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED)]
+    found = analyse_couplings(step.source).combined(step.source, step.loss_reduction)
     if step.synchronised != SynchronisedValues():
         settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED)
-        found = [each for each in found if each.kind not in settled]
-    if asked.rule is not LossRule.MEAN and reading.loss not in (fits, None):
-        found.append(_contrary(step, reading))
-    elif reading.by and asked.value and reading.by != asked.value:
-        what = f"gradients are weighted by {asked.value!r}, the loss is a mean weighted by {reading.by!r}"
-        found.append(_of_loss(step, what, f"--loss-reduction weighted:{reading.by} is exact"))
-    return tuple(found if _may_synchronise(step) else [_without_sync(each) for each in found])
+        found = tuple(each for each in found if each.kind not in settled)
+    if step.loss_reduction.rule is not LossRule.MEAN and not analyse_couplings(step.source).readings:
+        found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
+    return found if _may_synchronise(step) else without_advice(found, "--statistics sync")
 
 
 def _may_synchronise(step: SpmdProgram) -> bool:
-    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with another reduction of gradients,
-    and not where ranks have parts of samples."""
+    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks or another
+    reduction than the gradients have, and not where ranks have parts of samples."""
+    asked = step.loss_reduction
     parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
-    return step.micro_steps == 1 and step.loss_reduction.rule is LossRule.MEAN and not parts
+    other = any(_other_sums(analyse_couplings(step.source).readings, asked))
+    return step.micro_steps == 1 and asked.rule is not LossRule.WEIGHTED and not parts and not other
 
 
-def _without_sync(each: Coupling) -> Coupling:
-    return replace(each, exact="") if "--statistics sync" in each.exact else each
-
-
-def _contrary(step: SpmdProgram, reading: CouplingSummary) -> Coupling:
-    """The user asked for a reduction that the loss does not have."""
-    assert reading.loss is not None
-    kinds = {Relation.MEAN: "a mean over the samples", Relation.SUM: "a sum over the samples"}
-    what = kinds.get(reading.loss, f"a mean weighted by {reading.by!r}")
-    return _of_loss(step, f"--loss-reduction is {step.loss_reduction}, and the loss is {what}", "")
-
-
-def _of_loss(step: SpmdProgram, what: str, exact: str) -> Coupling:
-    training = step.source
-    producer = next((node.op_type for node in training.graph.nodes if training.loss in node.outputs), "")
-    return Coupling(CouplingKind.REDUCTION, training.loss, producer, what, exact)
+def without_advice(couplings: Sequence[Coupling], option: str) -> tuple[Coupling, ...]:
+    """The couplings without the advice of an option that cannot be taken."""
+    return tuple(replace(each, exact="") if option in each.exact else each for each in couplings)
 
 
 def notes(couplings: Sequence[Coupling]) -> list[str]:
@@ -161,14 +223,10 @@ def notes(couplings: Sequence[Coupling]) -> list[str]:
     return [facts[0].note + more[kind] for kind, facts in by_kind.items()]
 
 
-def _alike(mark: Mark, other: Mark | None) -> bool:
-    """Return whether two losses are both means, sums, or means weighted by the same value."""
-    return other is not None and (mark.kind, mark.by, mark.doubt) == (other.kind, other.by, other.doubt)
-
-
 def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
     """Record a coupling unless the loss is a mean over samples."""
     it = "the loss" if len(training.losses) == 1 else f"the loss {loss!r}"
+    own = " if the gradients are those of this loss" if training.gradients else ""
     mark, node = context.marks.get(loss), context.index.producers.get(loss)
     if node is None or mark is None or mark.kind in (Relation.UNKNOWN, Relation.MEAN) or mark.mixed:
         if node is not None and mark is None:
@@ -176,14 +234,16 @@ def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
         return
     if mark.kind is Relation.WEIGHTED and not _trained(context, training, mark.by):
         by = f" {mark.by!r}" if mark.by else ", which the operator does not output"
-        exact = f"--loss-reduction weighted:{mark.by} is exact" if mark.by else "write the division out in the model"
+        exact = (
+            f"--loss-reduction weighted:{mark.by} is exact{own}" if mark.by else "write the division out in the model"
+        )
         context.couple(
             CouplingKind.WEIGHTED, node,
             f"{it} is divided by a count of the rank's own batch{by}: all ranks have equal weight",
             exact, loss,
         )  # fmt: skip
     elif mark.kind is Relation.SUM:
-        _sum(context, loss, node, it)
+        _sum(context, loss, node, it, own)
     elif mark.kind is Relation.SAMPLES:
         context.couple(CouplingKind.UNKNOWN, node, f"{it} is that of one sample, no sum and no mean: {UNDECIDED}")
     else:
@@ -195,8 +255,9 @@ def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
         )  # fmt: skip
 
 
-def _sum(context: CouplingContext, loss: str, node: Node, it: str) -> None:
-    """A loss that is a sum over samples, as far as the constants in it tell; ``it``: what a note calls it."""
+def _sum(context: CouplingContext, loss: str, node: Node, it: str, own: str) -> None:
+    """A loss that is a sum over samples, as far as the constants in it tell; ``it``: what a note calls it; ``own``: the
+    condition of its advice."""
     mark = context.marks[loss]
     known = not context.batch or division(mark.factor, context.batch, mark.sizes).by_others
     if context.batch == 1 or mark.doubt:
@@ -207,7 +268,7 @@ def _sum(context: CouplingContext, loss: str, node: Node, it: str) -> None:
     elif known:
         context.couple(
             CouplingKind.SUMMED, node, f"{it} is summed over the samples, and gradients are averaged over ranks",
-            "--loss-reduction sum is exact", loss,
+            f"--loss-reduction sum is exact{own}", loss,
         )  # fmt: skip
     else:
         times = f"times {abs(mark.factor):.6g}" if mark.factor else "times a value that is not a constant"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.coupling import settled_reduction
 from gopt.analysis.training import Phase
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import Mode, UpdateSubgraph
@@ -37,8 +37,7 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     stage 2 and up scatter gradients in each of them; all else travels once.
     """
     check(program, options)
-    program.loss_reduction = LossReduction.parse(options.loss_reduction)
-    program.loss_reduction.check(program.source)
+    program.loss_reduction = settled_reduction(program.source, options.loss_reduction)
     data = program.mesh.data_group
     if (data is None or program.mesh.size(data) == 1) and program.micro_steps == 1:
         return PassResult(note="one rank sees all the data: nothing to reduce or share out")

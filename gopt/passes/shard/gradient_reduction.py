@@ -112,6 +112,8 @@ class GradientReduction:
             )
         else:
             value = self.weights.to_call(name, root)
+        if name in self.weights.summed:
+            value = self.weights.times_all(value, root)
         return self._on_wire(value, f"{root}_wire", FULLY_REPLICATED)
 
     def _finish(self, value: str, result: str, dtype: str, group: str | None, sharding: Sharding) -> ReducedValue:

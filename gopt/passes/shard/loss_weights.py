@@ -8,6 +8,7 @@ reduced are of m g, m being the mean of w over the ranks in that micro-step, div
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from gopt.program import Accumulator, SpmdProgram
 from gopt.sharding.placements import FULLY_REPLICATED, Sharding
 
 
-@dataclass(slots=True)
+@dataclass
 class LossWeights:
     """``data``: the group of ranks that see different data, None where that is one."""
 
@@ -37,6 +38,22 @@ class LossWeights:
     def reduce(self) -> str:
         """The reduction of calls of gradients."""
         return "sum" if self.rule is LossRule.SUM else "mean"
+
+    @cached_property
+    def summed(self) -> frozenset[str]:
+        """Gradients whose sum is wanted where the call takes means."""
+        return self.program.loss_reduction.summed_gradients(self.program.training)
+
+    def times_all(self, value: str, root: str) -> str:
+        """A value times the number of terms of a mean: ranks of different data, times micro-steps."""
+        type = self.rewriter.graph.types[value]
+        count = self.program.micro_steps * (self.program.mesh.size(self.data) if self.data is not None else 1)
+        role = f"terms.{type.dtype}"
+        if _named(role) not in self.rewriter.graph.types:
+            number = constant_value(float(count), type.dtype)
+            self._add("Constant", [], _named(role), TensorType(type.dtype, ()), value=number)
+        self._add("Mul", [value, _named(role)], f"{root}_summed", type, after=[value])
+        return f"{root}_summed"
 
     @property
     def weighted(self) -> bool:

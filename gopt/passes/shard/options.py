@@ -39,7 +39,7 @@ class Options:
     (``embed*:rows;*.bias:whole``). ``owners``: the rule that assigns whole tensors to ranks. ``rule`` and ``min_piece``
     (elements): the positions of cuts between rows. ``style``: how whole tensors are sent. ``persist``: at stage 3,
     parameters of fewer elements stay on every rank. ``loss_reduction``: gradients of ranks are combined as ``mean``,
-    ``sum`` or ``weighted:VALUE``.
+    ``sum``, ``weighted:VALUE``, ``sum:PARAMETER,PARAMETER`` (all others by mean) or ``auto``: each as the step has it.
     """
 
     stage: Stage = Stage.GRADIENTS

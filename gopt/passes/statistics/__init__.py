@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling import analyse_couplings
+from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
@@ -148,12 +149,14 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
             "--statistics sync with --accumulate: samples of different micro-steps never meet",
             "leave one of them out",
         )
-    if program.loss_reduction.rule is not LossRule.MEAN:
+    if program.loss_reduction.rule is LossRule.WEIGHTED:
         raise OptionError(
             f"--statistics sync with --loss-reduction {program.loss_reduction}: it takes counts over all ranks itself",
             "leave --loss-reduction out",
         )
     shared = synchronise(program.training, program.mesh.size(group))
+    refuse_other_sums(program.source, program.loss_reduction)
+    _refuse_whole(program, shared.points)
     rewriter = GraphRewriter(program.graph, "statistics")
     producers, users = program.graph.producers(), program.graph.users()
     for number, name in enumerate(shared.points):
@@ -167,6 +170,22 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
     rewriter.finish()
     program.synchronised = shared
     return PassResult(facts={"synchronised": len(shared.points)})
+
+
+def _refuse_whole(program: SpmdProgram, points: Sequence[str]) -> None:
+    """Raise UnsupportedError for a gradient that ranks would add, and that is made of means over all ranks alone."""
+    source, asked = program.source, program.loss_reduction
+    own, shared = set(source.batch), set(points)
+    for node in source.graph.nodes:
+        if not own.isdisjoint(node.reads):
+            own.update(name for name in node.outputs if name not in shared)
+    for parameter, value in source.gradients.items():
+        if asked.rule_of(parameter) is LossRule.SUM and value not in own | shared:
+            raise UnsupportedError(
+                f"--statistics sync with --loss-reduction {asked}: {value!r}, the gradient of {parameter!r}, is made "
+                "of values over all ranks' samples, and ranks would add it",
+                "write the loss as a mean over samples, or leave --statistics sync out",
+            )
 
 
 def _share(

@@ -1,0 +1,174 @@
+"""How the gradients of a step combine over ranks, and what is told where they are combined otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.gradient_units import Unit
+from gopt.analysis.coupling.joint_gradients import BackwardReading
+from gopt.analysis.coupling.marks import REDUCED, Coupling, CouplingKind, Relation
+from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.analysis.training import TrainingGraph
+
+SHOWN = 3
+"""Parameters that a note names."""
+_RULES = {Relation.MEAN: LossRule.MEAN, Relation.SUM: LossRule.SUM, Relation.WEIGHTED: LossRule.WEIGHTED}
+_KINDS = {
+    Relation.SUM: CouplingKind.SUMMED, Relation.WEIGHTED: CouplingKind.WEIGHTED, Relation.JOINT: CouplingKind.NONLINEAR,
+    Relation.MEAN: CouplingKind.REDUCTION,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GradientReading:
+    """Relation of a gradient to the samples: MEAN, SUM, WEIGHTED ``by`` a count, JOINT (no linear function of such
+    sums), UNKNOWN (cannot be followed).
+
+    ``sure``: whether constants tell a sum from a mean. ``cause``: a statistic that makes it JOINT, '' where that is a
+    sum of terms that are reduced differently.
+    """
+
+    relation: Relation
+    by: str = ""
+    sure: bool = True
+    cause: str = ""
+
+    def fits(self, rule: LossRule, by: str) -> bool:
+        """Return whether ranks that combine it by a rule get the gradient of one large batch."""
+        return _RULES.get(self.relation) is rule and (rule is not LossRule.WEIGHTED or self.by == by)
+
+
+Readings = Mapping[str, GradientReading]
+"""Parameter -> the reading of its gradient."""
+
+
+def read_gradients(context: CouplingContext, training: TrainingGraph, backward: BackwardReading) -> Readings:
+    """The reading of every gradient; empty where none can be followed.
+
+    One that cannot be followed itself is as all others are where there is one loss, since all begin at its derivative.
+    """
+    states = {state.tensor for state in training.parameters}
+    trained: dict[str, bool] = {}
+    known: dict[str, GradientReading | None] = {}
+    for value in dict.fromkeys(training.gradients.values()):
+        mark, unit = context.marks.get(value), backward.units.get(value)
+        if mark is None or mark.kind not in REDUCED:
+            known[value] = None
+        elif unit is None:
+            known[value] = GradientReading(Relation.UNKNOWN)
+        else:
+            if unit.by and unit.by not in trained:
+                trained[unit.by] = not ancestors(context.index, [unit.by])[1].isdisjoint(states)
+            known[value] = _reading(unit, trained.get(unit.by, False))
+    plain = {each for each in known.values() if each is not None and each.relation in _RULES}
+    if not any(each is not None and each.relation is not Relation.UNKNOWN for each in known.values()):
+        return {}
+    alone = len(plain) == 1 and len(training.losses) == 1
+    rest = plain.pop() if alone else GradientReading(Relation.UNKNOWN)
+    none = {*backward.levels, *backward.counts}
+    """Parameters whose values taken for gradients are none: a sharded step does not have them."""
+    return {name: known[value] or rest for name, value in training.gradients.items() if name not in none}
+
+
+def _reading(unit: Unit, trained: bool) -> GradientReading:
+    if unit.coupled or trained or unit.mixed:
+        return GradientReading(Relation.JOINT, cause=unit.coupled or (unit.by if trained else ""))
+    if unit.by and unit.degree == 0:
+        return GradientReading(Relation.WEIGHTED, unit.by, unit.sure)
+    if not unit.by and unit.degree in (0, 1):
+        return GradientReading(Relation.MEAN if unit.degree else Relation.SUM, sure=unit.sure)
+    return GradientReading(Relation.UNKNOWN)
+
+
+def exact_reduction(readings: Readings) -> str:
+    """The value of ``--loss-reduction`` that is exact for all gradients; '' where none is, or gopt cannot tell."""
+    found = {(each.relation, each.by) for each in readings.values()}
+    if not readings or not all(each.sure and each.relation in _RULES for each in readings.values()):
+        return ""
+    if len(found) == 1:
+        rule = rule_for(next(iter(readings.values())))
+        return str(rule) if rule is not None else ""
+    return "auto" if {relation for relation, _ in found} == {Relation.MEAN, Relation.SUM} else ""
+
+
+def unfit(readings: Readings, asked: LossReduction) -> dict[GradientReading, list[str]]:
+    """The parameters whose gradients a rule does not combine exactly, or may not, by what these are."""
+    groups: dict[GradientReading, list[str]] = {}
+    for name, reading in readings.items():
+        if not reading.sure or not reading.fits(asked.rule_of(name), asked.value):
+            groups.setdefault(reading, []).append(name)
+    return groups
+
+
+def rule_for(reading: GradientReading) -> LossReduction | None:
+    """The rule that combines a gradient exactly; None where there is none, or gopt cannot tell."""
+    rule = _RULES.get(reading.relation)
+    if rule is None or not reading.sure or (rule is LossRule.WEIGHTED and not reading.by):
+        return None
+    return LossReduction(rule, reading.by)
+
+
+def couplings_of(
+    training: TrainingGraph, readings: Readings, asked: LossReduction, *, joint: bool
+) -> Iterator[Coupling]:  # fmt: skip
+    """The differences from the step of one large batch in how gradients are combined.
+
+    ``joint``: also those that no rule combines exactly, and those that gopt cannot follow.
+    """
+    exact = exact_reduction(readings)
+    groups = unfit(readings, asked)
+    producers = {name: node.op_type for node in training.graph.nodes for name in node.outputs}
+    for reading, names in groups.items():
+        if reading.relation in (Relation.JOINT, Relation.UNKNOWN) and not joint:
+            continue
+        kind, what, hint = _told(reading, _who(names, readings), asked.rule_of(names[0]), asked.value, exact)
+        value = training.gradients[names[0]]
+        yield Coupling(kind, value, producers.get(value, ""), what, hint)
+
+
+def told_of(reading: GradientReading, names: Sequence[str], readings: Readings, asked: LossReduction) -> str:
+    """The sentence on the gradients of some parameters."""
+    return _told(reading, _who(names, readings), asked.rule_of(names[0]), asked.value, "")[1]
+
+
+def _who(names: Sequence[str], readings: Readings) -> str:
+    return "the gradients" if len(names) == len(readings) else _named(names, len(readings))
+
+
+def _told(reading: GradientReading, who: str, rule: LossRule, weight: str, exact: str) -> tuple[CouplingKind, str, str]:
+    hint = f"--loss-reduction {exact} is exact" if exact else ""
+    ranks = {
+        LossRule.MEAN: "ranks average them", LossRule.SUM: "ranks add them",
+        LossRule.WEIGHTED: f"ranks weight them by {weight!r}",
+    }[rule]  # fmt: skip
+    if reading.relation is Relation.UNKNOWN:
+        return CouplingKind.UNKNOWN, f"gopt cannot follow the samples to {who}, and {ranks}", ""
+    if reading.relation is Relation.JOINT:
+        why = f"{reading.cause!r}, taken over a rank's own samples, enters them" if reading.cause else (
+            "terms that are reduced differently are added"
+        )  # fmt: skip
+        what = f"{who} are no sums over samples of one kind: {why}"
+        return CouplingKind.NONLINEAR, what, "--statistics sync may make it exact" if reading.cause else ""
+    if not reading.sure:
+        other = LossRule.SUM if rule is LossRule.MEAN else LossRule.MEAN
+        return (
+            CouplingKind.UNKNOWN,
+            f"gopt cannot tell whether a constant divides {who} by the number of samples, and {ranks}",
+            f"--loss-reduction {other.value} is exact where it does{' not' if rule is LossRule.MEAN else ''}",
+        )
+    kind = CouplingKind.REDUCTION if rule is not LossRule.MEAN else _KINDS[reading.relation]
+    if reading.relation is Relation.WEIGHTED:
+        by = f" {reading.by!r}" if reading.by else ", which the operator does not output"
+        equal = "all ranks have equal weight" if rule is LossRule.MEAN else ranks
+        hint = hint or ("" if reading.by else "write the division out in the model")
+        return kind, f"{who} are divided by a count of the rank's own batch{by}: {equal}", hint
+    what = "sums" if reading.relation is Relation.SUM else "means"
+    return kind, f"{who} are {what} over the samples, and {ranks}", hint
+
+
+def _named(names: Sequence[str], total: int) -> str:
+    more = ", …" if len(names) > SHOWN else ""
+    return f"the gradients of {len(names)} of {total} parameters ({', '.join(map(repr, names[:SHOWN]))}{more})"

@@ -1,0 +1,451 @@
+"""Tells for each gradient whether it is a sum over samples, a mean, or a quotient by a count of the rank's own batch.
+
+A value of the backward has a unit: how the value of one large batch differs from the rank's. The derivative by a
+sample's own value is divided by the number of samples where the backward divides by it, once: in a constant at its
+start, by a size read from a shape, or in a mean over samples at its end. Units multiply where values do; values that
+are added have one unit. What a backward multiplies behind its start are derivatives of the model: their constants say
+nothing of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
+from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
+from gopt.analysis.coupling.reduced import unguarded
+from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
+from gopt.analysis.linearity import is_zero
+from gopt.analysis.operators import ELEMENTWISE
+from gopt.analysis.training import Phase
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import FLOATS
+
+PRODUCTS = ("Mul", "Div", "Reciprocal", "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose")
+SUMS = ("Add", "Sub", "Sum", "Concat", "Where", "ScatterND", "ScatterElements", "Mean")
+LINEAR = (
+    *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Expand", "Cast", "CastLike"),
+    *("Neg", "ReduceSum", "ReduceMean", "Gather", "GatherND", "GatherElements", "CumSum", "Trilu", "Split", "Tile"),
+    *("Pad", "AveragePool", "GlobalAveragePool", "DepthToSpace", "SpaceToDepth"),
+)  # fmt: skip
+"""Operators that are linear in their first operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Ratio between a value of the large batch and the rank's: 1 / R to the power of ``degree``, R ranks of one size,
+    times the rank's share of ``by`` over all ranks. A reduced value of the large batch is the sum of the ranks' values
+    times this ratio.
+
+    ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone. ``lone``: the
+    value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
+    constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
+    ``sizes``: other dimensions that were summed. ``over``: constants that a reduced value was multiplied by since.
+    ``mixed``: terms of different units were added.
+    """
+
+    degree: int = 0
+    by: str = ""
+    factor: float = 1.0
+    start: bool = False
+    lone: bool | None = None
+    sure: bool = True
+    coupled: str = ""
+    sizes: tuple[int, ...] = ()
+    over: float = 1.0
+    mixed: bool = False
+    explicit: bool = False
+    """Whether a size read from a shape stands in it, so that its constants hold none."""
+
+
+@dataclass(slots=True)
+class GradientUnits:
+    """Units of the values of a backward, node by node in topological order, behind the marks."""
+
+    context: CouplingContext
+    losses: list[str]
+    trained: set[str]
+    """Values that depend on parameters."""
+    factors: UniformFactors = field(init=False)
+    terms: LossTerms = field(init=False)
+    units: dict[str, Unit | None] = field(default_factory=dict)
+    statistics: set[str] = field(init=False)
+    """Reduced values of the forward that single samples read."""
+    squared: set[str] = field(default_factory=set)
+    zeros: set[str] = field(default_factory=set)
+    """Values of samples times zero: a hand's way to write zeros of their shape."""
+    _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.factors = UniformFactors(self.context)
+        self.terms = loss_terms(self.context, self.factors, self.losses)
+        self.statistics = set(self.context.fed)
+        for node in self.context.index.graph.nodes:
+            if node.phase is Phase.FORWARD and _is_square(self.context, node):
+                self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
+        producers = self.context.index.producers
+        self._squares = {(producers[n].op_type, tuple(producers[n].inputs)) for n in self.squared if n in producers}
+
+    def visit(self, node: Node) -> None:
+        """Find the unit of what a node of the backward makes."""
+        marks = self.context.marks
+        if not any(name in marks for name in node.outputs):
+            return
+        if (node.op_type, tuple(node.inputs)) in self._squares or (
+            node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared
+        ):
+            self.squared.update(node.outputs)
+        if node.is_a("Mul") and any(is_zero(self.context.index, name) for name in node.inputs):
+            self.zeros.update(node.outputs)
+        for name in node.outputs:
+            if name in marks and not self._is_count_of(node, name):
+                self.units[name] = self._coupled(node, self._unit(node, marks[name]))
+
+    def _coupled(self, node: Node, unit: Unit | None) -> Unit | None:
+        """Hand on that a statistic enters, and note one that samples are compared with."""
+        if unit is None or unit.coupled:
+            return unit
+        marks, known = self.context.marks, (self.units.get(name) for name in node.inputs)
+        coupled = next((each.coupled for each in known if each is not None and each.coupled), "")
+        if not coupled and self.context.index.graph.type_of(node.outputs[0]).dtype not in FLOATS:
+            compared = (name for name in node.inputs if name in marks and marks[name].kind in REDUCED)
+            coupled = next((name for name in compared if name not in self.statistics), "")
+        return replace(unit, coupled=coupled) if coupled else unit
+
+    def _is_count_of(self, node: Node, name: str) -> bool:
+        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
+        counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
+        return counts and name not in self.trained and not node.is_a(*PRODUCTS)
+
+    def of(self, name: str) -> Unit | None:
+        """The unit of a marked value; None where there is none."""
+        if name in self.units:
+            return self.units[name]
+        mark = self.context.marks[name]
+        if mark.kind is Relation.SAMPLES:
+            return Unit(start=True)
+        if mark.kind not in REDUCED:
+            return None
+        return self._reduced_of(mark)
+
+    def settled(self, unit: Unit, sizes: Iterable[object]) -> Unit:
+        """The unit behind the start of the backward: what its constants say of the batch."""
+        if not unit.start:
+            return unit
+        if unit.explicit or (unit.by and unit.degree >= 0):
+            return replace(unit, start=False)
+        more, sure = self.terms.degree(
+            unit.factor, bool(unit.lone), tuple(size for size in sizes if isinstance(size, int))
+        )
+        return replace(unit, degree=unit.degree + more, start=False, sure=unit.sure and sure)
+
+    # --- by operator ------------------------------------------------------------------------------------------------
+
+    def _unit(self, node: Node, mark: Mark) -> Unit | None:
+        context = self.context
+        types, marks = context.index.graph.types, context.marks
+        if mark.kind in (Relation.UNKNOWN, Relation.DRAWN, Relation.GATE) or node.captures:
+            return None
+        marked = [name for name in node.inputs if name in marks and marks[name].kind is not Relation.DRAWN]
+        moving = [n for n in marked if n in types and types[n].dtype in FLOATS and n not in self.zeros]
+        if types[node.outputs[0]].dtype not in FLOATS:
+            return Unit(start=True)
+        if not moving:
+            return self._placed(node) if mark.kind is Relation.SAMPLES else self._reduced_of(mark)
+        if any(self.of(name) is None for name in moving):
+            return None
+        if node.domain == COMM:
+            return self.of(moving[0])
+        if any(marks[name].kind is Relation.SAMPLES for name in moving) or not self.units.keys().isdisjoint(moving):
+            pass
+        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_a(*PRODUCTS):
+            return self._reduced_of(mark)  # a count that is kept from being zero
+        if node.is_a(*PRODUCTS):
+            return self._product(node, mark, moving)
+        if node.is_a(*SUMS):
+            return self._sum(node, mark, moving)
+        if node.is_a(*LINEAR) and node.inputs[0] in moving:
+            return self._linear(node, mark, node.inputs[0])
+        return self._function(node, mark, moving)
+
+    def _reduced_of(self, mark: Mark) -> Unit:
+        """The unit of a reduced value of the forward."""
+        if mark.kind is Relation.WEIGHTED and mark.by:
+            return Unit(0, mark.by)
+        others = (mark.count // self.context.batch,) if self.context.batch and mark.count else ()
+        return Unit(0 if mark.kind is Relation.SUM else 1, sizes=mark.sizes or others)
+
+    def _placed(self, node: Node) -> Unit:
+        """Constants that samples choose or place: a derivative is zero elsewhere."""
+        names = [name for name in node.inputs if name and name not in self.context.marks and name not in self.zeros]
+        names = [name for name in names if self.context.index.graph.type_of(name).dtype in FLOATS]
+        placed = [name for name in names if not is_zero(self.context.index, name)]
+        if not node.is_a(*SUMS) or len(placed) != 1:
+            return Unit(start=True)
+        factor = self.factors.of(placed[0])
+        return Unit(-factor.batches, factor=factor.number, start=factor.uniform, explicit=bool(factor.batches))
+
+    def _function(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
+        """Any other function: of values that are alike in the large batch."""
+        reduced = mark.kind is not Relation.SAMPLES
+        units = self._beside(moving, reduced=reduced) or []
+        alike = bool(units) and all(not unit.by and unit.degree == int(reduced) for unit in units)
+        if not alike or (reduced and self.context.marks[moving[0]].kind is Relation.SAMPLES):
+            return None
+        if reduced:
+            return Unit(1)
+        factor = 1.0 if node.is_in(ELEMENTWISE) else units[0].factor
+        start = all(unit.start for unit in units) and factor == 1.0
+        return Unit(start=start, sure=all(unit.sure for unit in units))
+
+    def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
+        unit = self.of(name)
+        assert unit is not None
+        before = self.context.marks[name]
+        if before.kind is not Relation.SAMPLES:
+            return unit
+        if mark.kind is Relation.SAMPLES:
+            if node.is_a("ReduceSum") and name in self.trained:
+                return self.settled(unit, self._others(name))  # behind a broadcast of the model
+            if node.is_a("ReduceMean") and unit.start:
+                return replace(unit, factor=unit.factor * self._share(node))
+            return unit
+        return self._over_samples(node, unit, [name])
+
+    def _over_samples(self, node: Node, unit: Unit, names: list[str]) -> Unit:
+        """The unit of what is summed over samples, or is their mean."""
+        among = [name for name in names if self.context.samples(name) is not None]
+        made = [name for name in among if self.units.get(name) is not None and name in self.trained]
+        sizes = self._others((made or among)[-1]) if among else []
+        if node.is_a("ReduceMean"):
+            unit = self.settled(unit, sizes)
+            return replace(unit, degree=unit.degree + 1, start=False, explicit=True, sizes=())
+        summed = self.context.marks[node.outputs[0]].sizes or tuple(size for size in sizes if isinstance(size, int))
+        return replace(self.settled(unit, sizes), sizes=summed)
+
+    def _share(self, node: Node) -> float:
+        before, after = self.context.shape(node.inputs[0]), self.context.shape(node.outputs[0])
+        if not all(isinstance(size, int) for size in (*before, *after)):
+            return 1.0
+        return max(prod(after), 1) / max(prod(before), 1)  # type: ignore[arg-type]
+
+    def _sum(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
+        """Values that are added, joined or chosen from have one unit."""
+        context = self.context
+        reduced = mark.kind is not Relation.SAMPLES
+        values = list(node.inputs[1:] if node.is_a("Where") else node.inputs)
+        values = [node.inputs[0], node.inputs[2]] if node.is_a("ScatterND", "ScatterElements") else values
+        among = [name for name in values if name in moving]
+        units = self._beside(among, reduced=reduced)
+        if not units:
+            return None if among else Unit(start=not reduced)
+        alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
+        if alike and not all(unit.start for unit in units):
+            units = [replace(unit, start=False) for unit in units]
+        elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
+            settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
+            if all(unit.start for unit in units) and not all(unit.sure for unit in settled):
+                return Unit(start=True)  # terms of a derivative of the model, such as that of an error function
+            units = settled
+        first, sure = units[0], all(unit.sure for unit in units)
+        coupled = next((unit.coupled for unit in units if unit.coupled), "")
+        if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
+            of_one_kind = len({self.context.marks[name].kind is Relation.SAMPLES for name in among}) == 1
+            if not coupled and not (sure and of_one_kind):
+                return None
+            return replace(first, coupled=coupled, mixed=True, start=False)
+        free = [name for name in values if name and name not in moving and name not in self.zeros]
+        linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
+        if not linear and any(not is_zero(context.index, name) for name in free):
+            return None
+        unit = replace(
+            first, sure=sure, lone=first.lone if len(units) == 1 else False, coupled=coupled,
+            mixed=any(unit.mixed for unit in units), over=first.over if len({u.over for u in units}) == 1 else 1.0,
+        )  # fmt: skip
+        if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
+            return self._over_samples(node, unit, moving)
+        return unit
+
+    def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
+        """The units of values that a node joins, as its result has them: of samples, or reduced over them."""
+        found = []
+        for name in names:
+            unit = self.of(name)
+            if unit is not None and self.context.marks[name].kind is not Relation.SAMPLES:
+                unit = self.whole(unit) if reduced else self._at_samples(name, unit)
+            if unit is None:
+                return None
+            found.append(unit)
+        return found
+
+    def whole(self, unit: Unit) -> Unit:
+        """A reduced value whose constants divide it by the number of samples is a mean."""
+        if unit.degree or unit.by or unit.explicit or not self.context.batch:
+            return unit
+        says = division(unit.over, self.context.batch, unit.sizes)
+        return replace(unit, degree=1, over=1.0) if says.by_batch and not says.by_others else unit
+
+    def _at_samples(self, name: str, unit: Unit) -> Unit | None:
+        """The unit of a reduced value where single samples read it, such as a statistic: about alike on all ranks."""
+        degree = unit.degree + int(self._by_batch(unit.over, unit.sizes))
+        start = degree == 1 and not unit.by and unit.factor == 1.0
+        if not unit.by or degree > 0:
+            return replace(unit, degree=degree - 1, start=start, over=1.0, sizes=())
+        return replace(unit, by="", start=start, over=1.0, sizes=()) if name in self.statistics else None
+
+    def _by_batch(self, number: float, sizes: tuple[int, ...]) -> bool:
+        batch = self.context.batch
+        return bool(batch) and number != 1.0 and division(number, batch, sizes).by_batch
+
+    def _over(self, found: Unit, number: float, sizes: tuple[int, ...]) -> float:
+        """The constants of a reduced value with one more: the one that divides by the number of samples is kept."""
+        if self._by_batch(found.over, sizes):
+            return found.over
+        return number if self._by_batch(number, sizes) else found.over * number
+
+    def _others(self, name: str) -> list[object]:
+        mark = self.context.samples(name)
+        if mark is None:
+            return []
+        shape = self.context.shape(name)
+        return [*(size for place, size in enumerate(shape) if place != mark.axis), mark.outer, mark.inner]
+
+    def _product(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
+        context = self.context
+        reduced = mark.kind is not Relation.SAMPLES
+        samples = [name for name in moving if context.marks[name].kind is Relation.SAMPLES]
+        found = Unit(degree=0 if samples else 1, start=True)
+        ordered = sorted(enumerate(node.inputs[:2]), key=lambda each: each[1] not in moving)
+        for place, name in ordered:
+            sign = -1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1
+            if name in moving:
+                multiplied = self._multiplied(found, name, sign, samples=bool(samples), elementwise=node.is_a("Mul"))
+                if multiplied is None:
+                    return None
+                found = multiplied
+            elif name not in context.marks:
+                found = self._constant(node, found, name, sign, samples, reduced)
+        added = node.inputs[2] if node.is_a("Gemm") and len(node.inputs) > 2 else ""
+        if added and (added in moving or not is_zero(context.index, added)):
+            return None if found.degree else replace(found, start=False)
+        if reduced and samples:
+            return self._over_samples(node, found, samples)
+        return replace(found, start=found.start and bool(samples))
+
+    def _multiplied(self, found: Unit, name: str, sign: int, *, samples: bool, elementwise: bool) -> Unit | None:
+        """Multiply by a marked operand, or divide by it."""
+        context = self.context
+        unit, kind = self.of(name), context.marks[name].kind
+        assert unit is not None
+        sure, coupled, mixed = found.sure and unit.sure, found.coupled or unit.coupled, found.mixed or unit.mixed
+        if kind is Relation.SAMPLES:
+            if unit.by and (found.by or sign < 0):
+                return None
+            lone = unit.lone if found.lone is None else found.lone and unit.lone is not False
+            if lone is None and elementwise and name in self.squared and sign > 0:
+                lone = True
+            return Unit(
+                found.degree + sign * unit.degree, found.by or unit.by, found.factor * unit.factor**sign,
+                found.start and unit.start, lone, sure, coupled, mixed=mixed, explicit=found.explicit or unit.explicit,
+            )  # fmt: skip
+        if self._is_count(name, sign):
+            if found.by:
+                return None
+            factor = found.factor * unit.factor**sign
+            return replace(
+                found, degree=found.degree - unit.degree, by=unguarded(context, name), factor=factor, sure=sure,
+                coupled=coupled, mixed=mixed, sizes=found.sizes or unit.sizes,
+            )  # fmt: skip
+        if name not in self.units and name not in self.statistics:
+            coupled = coupled or name
+        over, sizes = unit.over**sign, found.sizes or unit.sizes
+        read = self._at_samples(name, unit) if samples else replace(unit, degree=unit.degree - 1)
+        if samples:
+            over, sizes = 1.0, found.sizes
+        if read is None or (read.by and (found.by or sign < 0)):
+            return None
+        unit = read
+        return replace(
+            found, degree=found.degree + sign * unit.degree, by=found.by or unit.by, sure=sure, coupled=coupled,
+            sizes=sizes, over=self._over(found, over, sizes), mixed=mixed,
+            start=found.start and not (samples and unit.degree),
+            factor=found.factor * (unit.factor**sign if unit.by else 1.0),
+        )  # fmt: skip
+
+    def _is_count(self, name: str, sign: int) -> bool:
+        """Return whether a divisor is a scalar sum or mean over the rank's batch that is no statistic."""
+        mark = self.context.marks[name]
+        one = self.context.index.graph.type_of(name).elements == 1
+        return sign < 0 and one and mark.kind in (Relation.SUM, Relation.MEAN) and name not in self.statistics
+
+    def _constant(
+        self, node: Node, found: Unit, name: str, sign: int, samples: list[str], reduced: bool
+    ) -> Unit:  # fmt: skip
+        """Multiply by an operand that no sample enters, or divide by it."""
+        if not node.is_a("Mul", "Div"):
+            return self.settled(found, self._others(samples[0]) if samples else ()) if found.start else found
+        factor = self.factors.of(name)
+        found = replace(
+            found, degree=found.degree - sign * factor.batches, explicit=found.explicit or bool(factor.batches)
+        )
+        if samples:
+            if found.start and not factor.uniform:
+                return self.settled(found, self._others(samples[0]))
+            return replace(found, factor=found.factor * factor.number**sign) if found.start else found
+        return replace(found, over=self._over(found, factor.number**sign, found.sizes))
+
+    # --- behind the gradient ----------------------------------------------------------------------------------------
+
+    def behind(self, gradient: str, unit: Unit) -> Unit:
+        """The unit of a gradient with what its readers multiply it by: a division by the number of samples may stand
+        there."""
+        unit = self.whole(unit)
+        if unit.degree or unit.by:
+            return unit
+        name, total = gradient, UniformFactor()
+        for _ in range(4):
+            readers = self.context.index.users.get(name, [])
+            found = {self._only_factor(reader, name) for reader in readers}
+            factor = found.pop() if len(found) == 1 else None
+            if factor is None:
+                break
+            total = total.times(factor)
+            if total.batches:
+                return replace(unit, degree=unit.degree - total.batches)
+            if self.context.batch and division(total.number, self.context.batch, unit.sizes).by_batch:
+                more, sure = self.terms.degree(unit.factor * total.number, bool(unit.lone), unit.sizes)
+                if sure and more == 1:
+                    return replace(unit, degree=1, sure=False)
+            if len(readers) > 1:
+                break
+            name = readers[0].outputs[0]
+        return unit
+
+    def _only_factor(self, node: Node, name: str) -> UniformFactor | None:
+        """The constant that a node multiplies ``name`` by; None where it does anything else."""
+        if node.is_a("Identity", "Cast", "Reshape"):
+            return UniformFactor()
+        if not node.is_a("Mul", "Div") or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
+            return None
+        other = next(each for each in node.inputs if each != name)
+        factor = self.factors.of(other)
+        return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
+
+
+def _is_square(context: CouplingContext, node: Node) -> bool:
+    """Return whether a node squares a value of samples."""
+    if node.is_a("ReduceSumSquare"):
+        return context.samples(node.inputs[0]) is not None
+    if node.is_a("Pow"):
+        return context.samples(node.inputs[0]) is not None and context.scalar(node.inputs[1]) == 2.0
+    if not node.is_a("Mul") or context.samples(node.inputs[0]) is None:
+        return False
+    left, right = node.inputs
+    producers = context.index.producers
+    one, other = producers.get(left), producers.get(right)
+    return left == right or (
+        one is not None and other is not None and (one.op_type, one.inputs) == (other.op_type, other.inputs)
+    )

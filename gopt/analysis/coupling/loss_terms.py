@@ -1,0 +1,134 @@
+"""The terms of a loss: the constant that each multiplies the values of single samples by, and whether it is a mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isclose, prod
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
+from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
+from gopt.ir.graph import Node
+
+MOST = 64
+"""Terms, and paths to them, that are looked at."""
+_COPIES = ("Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Flatten")
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerm:
+    """``factor``: the derivative of the loss by one sample's value; ``degree``: 1 of a mean, 0 of a sum over samples.
+
+    ``sure``: whether its constants tell the one from the other.
+    """
+
+    factor: float
+    degree: int
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """All terms of the losses of a step; ``batch``: the number of samples, 0 where it is not a number."""
+
+    terms: tuple[LossTerm, ...]
+    batch: int
+
+    @property
+    def common(self) -> int | None:
+        """The degree of all terms; None where they differ, or there is none."""
+        degrees = {term.degree for term in self.terms if term.sure}
+        return next(iter(degrees)) if len(degrees) == 1 else None
+
+    def degree(self, factor: float, lone: bool, sizes: tuple[int, ...]) -> tuple[int, bool]:
+        """The power of 1 / N that a constant holds with which the backward starts, and whether that is certain.
+
+        ``lone``: the derivative of a square, written with one product: its constant holds a two.
+        ``sizes``: the other dimensions of the value that it is multiplied by.
+        """
+        if not self.batch:
+            return 0, True
+        factor = abs(factor)
+        for times in (2.0, 1.0) if lone else (1.0, 2.0):
+            if (found := self._as_a_term(factor / times)) is not None:
+                return found, True
+        for times in (2.0,) if lone else (1.0,):
+            says = division(factor / times, self.batch, sizes)
+            if says.by_batch != says.by_others:
+                return int(says.by_batch), True
+        return self.common or 0, False
+
+    def _as_a_term(self, factor: float) -> int | None:
+        """The degree of a constant that is a term's own, or differs from it by the number of samples alone."""
+        for shift in (0, -1, 1):
+            shifted = factor * float(self.batch) ** shift
+            found = {term.degree + shift for term in self.terms if isclose(shifted, term.factor, rel_tol=2e-6)}
+            if len(found) == 1 and min(found) in (0, 1):
+                return found.pop()
+        return None
+
+
+def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[str]) -> LossTerms:
+    """Walk back from the losses to the values of single samples."""
+    found: list[LossTerm] = []
+    stack: list[tuple[str, UniformFactor, Mark | None]] = [(name, UniformFactor(), None) for name in losses]
+    steps = 0
+    while stack and len(found) < MOST and steps < 64 * MOST:
+        steps += 1
+        name, factor, top = stack.pop()
+        mark, node = context.marks.get(name), context.index.producers.get(name)
+        if mark is None or (mark.kind not in REDUCED and mark.kind is not Relation.SAMPLES):
+            continue
+        if top is None and mark.kind in (Relation.MEAN, Relation.SUM):
+            top = mark
+        following = _following(context, factors, node, mark) if node is not None else []
+        stack += [(operand, factor.times(times), top) for operand, times in following]
+        if not following and top is not None:
+            says = division(top.factor, context.batch, top.sizes) if context.batch else None
+            sized = factor.batches  # a size read from a shape divides
+            sure = bool(sized) or (not top.doubt and (top.kind is not Relation.SUM or says is None or says.by_others))
+            number = factor.number * float(context.batch or 1) ** sized * _of_operator(context, node, mark)
+            found.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure))
+    return LossTerms(tuple(dict.fromkeys(found)), context.batch)
+
+
+def _following(
+    context: CouplingContext, factors: UniformFactors, node: Node, mark: Mark
+) -> list[tuple[str, UniformFactor]]:  # fmt: skip
+    """The operands that a value is linear in, as far as a loss is made of them, with their constants."""
+    marked = [name for name in node.inputs if name in context.marks]
+    if node.is_a(*_COPIES):
+        return [(name, UniformFactor()) for name in marked[:1]]
+    if node.is_a("Add", "Sub", "Sum") and mark.kind is not Relation.SAMPLES:
+        return [(name, UniformFactor()) for name in marked]
+    if node.is_a("Mul", "Div") and len(marked) == 1 and node.inputs.count(marked[0]) == 1:
+        if node.is_a("Div") and node.inputs[0] != marked[0]:
+            return []
+        other = next(name for name in node.inputs if name != marked[0])
+        factor = factors.of(other)
+        if not factor.uniform:
+            return []
+        return [(marked[0], UniformFactor().times(factor, -1 if node.is_a("Div") else 1))]
+    if node.is_a("Div") and len(marked) == 2 and mark.kind is Relation.WEIGHTED:
+        return [(marked[0], UniformFactor())]
+    if node.is_a("ReduceSum", "ReduceMean") and len(marked) == 1:
+        return [(marked[0], UniformFactor(1.0 if node.is_a("ReduceSum") else _share(context, node)))]
+    return []
+
+
+def _of_operator(context: CouplingContext, node: Node | None, mark: Mark) -> float:
+    """One over the number of labels that a loss operator takes the mean of; 1 for any other node."""
+    if node is None or mark.kind is not Relation.MEAN:
+        return 1.0
+    if not node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+        return 1.0
+    return 1.0 / (context.index.graph.type_of(node.inputs[1]).elements or 1)
+
+
+def _share(context: CouplingContext, node: Node) -> float:
+    """One over the number of elements that a ReduceMean takes the mean of; 1 where that is not a number."""
+    before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
+    sizes = [size for size in (*before, *after) if not isinstance(size, int)]
+    if sizes:
+        return 1.0
+    return max(prod(after), 1) / max(prod(before), 1)  # type: ignore[arg-type]

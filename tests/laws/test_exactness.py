@@ -1,0 +1,70 @@
+"""No note: the ranks' step is the step of one large batch. A note: it is not, and the option it names makes it so."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import FIXTURES
+from whole_gen.exactness import of_kind
+from whole_gen.kinds import load_all
+
+import gopt
+from gopt.analysis.coupling import open_couplings
+from gopt.errors import UnsupportedError
+
+KINDS = [name for name, step in load_all().items() if step.__module__.endswith("kinds_reduction")]
+CASES = FIXTURES / "cases" / "losses"
+SUMS = "are sums over the samples, and ranks average them"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_told_of_a_step_is_so(name: str) -> None:
+    found = of_kind(name, 100 + KINDS.index(name))
+    assert found.kind in ("right", "refused"), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3000, 3120))
+def test_what_is_told_of_fresh_steps_is_so(seed: int) -> None:
+    found = of_kind(KINDS[seed % len(KINDS)], seed)
+    assert found.kind in ("right", "refused"), found
+
+
+@pytest.mark.parametrize(
+    ("case", "told", "exact"),
+    [
+        ("a1_sum_backward", f"the gradients {SUMS}", "--loss-reduction sum is exact"),
+        ("a3_sum_shown", "", ""),
+        ("two_red_joint", f"('w0', 'w1') {SUMS}", "--loss-reduction auto is exact"),
+        ("c06_sam", "is moved by a gradient of a rank's own samples", "--statistics sync"),
+        ("c18_aux", "are no sums over samples of one kind: 't24'", "--statistics sync may make it exact"),
+    ],
+)
+def test_a_case_of_others_is_told_and_settled(case: str, told: str, exact: str) -> None:
+    """The note of a case; its option leaves none, and verify calls inexact what the note calls so."""
+    source = gopt.load(CASES / f"{case}.onnx")
+    first = gopt.shard(source, 2)
+    facts = open_couplings(first.program)
+    assert [(told in each.what, exact in each.exact) for each in facts] == [(True, True)] * bool(told)
+    notes = gopt.verify(first, steps=1).notes
+    assert any("0.5 off" in note and SUMS in note for note in notes) == (SUMS in told)
+    if exact:
+        option = {"statistics": "sync"} if "sync" in exact else {"loss_reduction": exact.split()[1]}
+        settled = gopt.shard(source, 2, **option)
+        assert open_couplings(settled.program) == ()
+        result = gopt.verify(settled, steps=1)
+        assert result.equal and not any("large batch" in note for note in result.notes)
+
+
+def test_sums_are_not_averaged_with_statistics_of_all_ranks() -> None:
+    source = gopt.load(CASES / "a1_sum_backward.onnx")
+    with pytest.raises(UnsupportedError, match=SUMS) as refused:
+        gopt.shard(source, 2, statistics="sync")
+    assert refused.value.hints[0] == "say --loss-reduction sum"
+    assert open_couplings(gopt.shard(source, 2, statistics="sync", loss_reduction="sum").program) == ()
+
+
+def test_auto_is_written_out_and_refused_where_nothing_is_exact() -> None:
+    step = gopt.shard(gopt.load(CASES / "two_red_joint.onnx"), 2, loss_reduction="auto", stage=2)
+    assert str(step.program.loss_reduction) == "sum:w0,w1"
+    with pytest.raises(UnsupportedError, match="'router'"):
+        gopt.shard(gopt.load(CASES / "c18_aux.onnx"), 2, loss_reduction="auto")
