@@ -125,6 +125,11 @@ if TYPE_CHECKING:
     metavar="N",
     help="With a split without rounds: let no trainer be more than N steps ahead of the slowest.  [default: no limit]",
 )
+@click.option(
+    "--record",
+    metavar="FILE",
+    help="With a split without rounds: write to FILE in which order messages were received, for gopt verify --replay.",
+)
 @deadline("Let a rank wait for the others at most S seconds at a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -141,6 +146,8 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
           --set lr=cosine:1e-3:0:1000 --checkpoint ckpt --every 100 --resume
       gopt run step.ranks --data samples.npz --steps 10 --set lr=1e-3 \\
           --log plain.jsonl --no-tuning
+      gopt run step.split --data samples.npz --steps 100 --set lr=1e-3 \\
+          --record run.json
     """
     from gopt.runtime.training.job import read_manifest
 
@@ -177,7 +184,7 @@ def options_of(given: dict[str, Any]) -> RunOptions:
 
     same = (
         "state", "shuffle", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "deadline", "trainers",
-        "roles", "on_trainer_loss", "nan", "stop", "staleness",
+        "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
         settings=_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],

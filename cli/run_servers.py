@@ -29,15 +29,17 @@ def has_servers(folder: str) -> bool:
         return False
 
 
-def role_names(folder: str) -> list[str]:
-    """``trainer 0``, …, ``server 0``, …: what the ranks of a split's manifest are; none for ranks of ``gopt shard``."""
+def role_names(folder: str, roles: int) -> list[str]:
+    """``trainer 0``, …, ``server 0``, …: what so many trainers and servers of a split are; none for ranks of ``gopt
+    shard``."""
     from gopt.artifact.manifest_check import read_manifest
 
-    manifest, mesh = read_manifest(folder)
-    plan = manifest.parameter_server
+    plan = read_manifest(folder)[0].parameter_server
     if plan is None:
         return []
-    return [f"trainer {number}" for number in range(mesh.ranks)] + [f"server {n}" for n in range(plan.servers)]
+    return [f"trainer {number}" for number in range(roles - plan.servers)] + [
+        f"server {n}" for n in range(plan.servers)
+    ]
 
 
 def check_engine(given: dict[str, Any], split: bool) -> None:

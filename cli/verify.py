@@ -48,12 +48,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="Run ranks as threads, or as processes.",
 )
+@click.option(
+    "--replay",
+    metavar="FILE",
+    help="Run a split without rounds again as FILE, a record of gopt run --record, says; compare it with that run and "
+    "with the source.",
+)
 @deadline("Wait at most S seconds for a rank, or for a part of a graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
     context: click.Context, /, paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...],
-    data: str | None, no_confirm: bool, every: bool, engine: str, deadline: float, as_json: bool,
+    data: str | None, no_confirm: bool, every: bool, engine: str, replay: str | None, deadline: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Run the source and all ranks, or trainers and servers, each on its own batch, and compare every state and loss.
 
@@ -71,6 +77,7 @@ def command(
       gopt verify step.ranks --data samples.npz
       gopt verify step.ranks --all
       gopt verify step.ranks --engine mpi
+      gopt verify step.split --replay run.json
     """
     from gopt.errors import OptionError
 
@@ -91,6 +98,8 @@ def command(
             raise OptionError(f"cannot read --set {text!r}", "write --set lr=1e-3") from None
     from gopt.runtime.engines.mpi import launched
 
+    if replay is not None and engine == "mpi":
+        raise OptionError("--engine mpi cannot be combined with --replay: roles run one at a time", "leave it out")
     if engine == "mpi" and not launched():
         from gopt.runtime.engines.launch import launch
         from gopt.runtime.training.job import read_manifest
@@ -103,7 +112,14 @@ def command(
 
     model = paths[0] if len(paths) == 2 else None
     options = VerifyOptions(
-        steps=steps, seed=seed, settings=hyper, data=data, confirm=not no_confirm, every=every, deadline=deadline
+        steps=steps,
+        seed=seed,
+        settings=hyper,
+        data=data,
+        confirm=not no_confirm,
+        every=every,
+        deadline=deadline,
+        replay=replay,
     )
     if engine == "mpi":
         return _as_rank(paths[-1], model, options, as_json)
@@ -113,7 +129,7 @@ def command(
     if as_json:
         print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
     else:
-        render_verification(result, role_names(paths[-1]))
+        render_verification(result, role_names(paths[-1], result.ranks))
     return result.exit_code
 
 

@@ -33,6 +33,7 @@ FORMATS = {
     "reproducer": "reproducer.json",
     "rank_message": "Messages of the first rank to its launcher",
     "header": "Header of a safetensors file",
+    "record": "Record of a run",
     "trace": "Trace of a run",
     "verification": "Result of gopt verify",
 }

@@ -280,7 +280,10 @@ def rank_path(folder: Path, rank: int) -> Path:
 
 def edit_rank(folder: Path, rank: int, edit: Callable[[ModelProto], object]) -> None:
     """Change one rank's file in place; values stay in states.bin."""
-    path = rank_path(folder, rank)
+    edit_file(rank_path(folder, rank), edit)
+
+
+def edit_file(path: Path, edit: Callable[[ModelProto], object]) -> None:
     model = onnx.load(str(path), load_external_data=False)
     edit(model)
     path.write_bytes(model.SerializeToString(deterministic=True))

@@ -51,6 +51,7 @@ SERVERS = DocumentKind("a server map", "servers", "SERVERS_BYTES")
 GOLDEN = DocumentKind("a list of goldens", "golden", "CONFIG_BYTES")
 REPRODUCER = DocumentKind("a reproducer", "reproducer", "DOCUMENT_BYTES")
 RANK_MESSAGE = DocumentKind("a message of a rank to its launcher", "rank_message", "LINE_BYTES")
+RECORD = DocumentKind("a record of a run", "record", "DOCUMENT_BYTES")
 TRACE = DocumentKind("a trace", "trace", "DOCUMENT_BYTES")
 VERIFICATION = DocumentKind("a result of gopt verify", "verification", "DOCUMENT_BYTES")
 

@@ -34,7 +34,8 @@ class RunOptions:
     Of a split alone: ``trainers``, how many take part; ``roles``, which process is what; ``on_trainer_loss`` in rounds,
     ``abort`` or ``continue``; ``nan``, what servers do about gradients that are not finite: ``pass``, ``abort`` or
     ``skip``; ``stop``, whether the ``first`` trainer without data ends the run or the last of ``all``; ``staleness``,
-    how many steps a trainer may be ahead.
+    how many steps a trainer may be ahead; ``record``, the file for the order in which messages are received, by which
+    ``verify`` replays a run without rounds.
     """
 
     settings: Mapping[str, float | str] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class RunOptions:
     sync_init: str | None = None
     tuning: bool = True
     trace: FilePath | None = None
+    record: FilePath | None = None
     deadline: float = 120.0
     trainers: int | None = None
     roles: str | None = None
@@ -66,6 +68,11 @@ class RunOptions:
             raise OptionError(
                 f"--{'every' if self.every else 'resume'} needs --checkpoint CKPT", "name a folder for checkpoints"
             )
+        if self.record is not None and self.resume:
+            raise OptionError(
+                "--record cannot be combined with --resume: a replay begins with the first step",
+                "leave one of them out",
+            )
 
     def job(self, folder: Path, data: str, steps: int) -> Job:
         """The job of ``steps`` steps on the samples of ``data``."""
@@ -76,6 +83,7 @@ class RunOptions:
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
             tuning=self.tuning,
             trace=None if self.trace is None else Path(self.trace),
+            record=None if self.record is None else Path(self.record),
         )  # fmt: skip
 
     def check(self, *, split: bool) -> None:
@@ -91,7 +99,7 @@ class RunOptions:
                 )
             return
         usual = RunOptions()
-        for name in ("nan", "on_trainer_loss", "trainers", "roles", "staleness", "stop"):
+        for name in ("nan", "on_trainer_loss", "trainers", "roles", "staleness", "stop", "record"):
             if getattr(self, name) != getattr(usual, name):
                 option = f"--{name.replace('_', '-')}"
                 raise OptionError(
@@ -105,6 +113,7 @@ class RunOptions:
         did, at the end. Raises InputError and OptionError."""
         from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
         from gopt.runtime.parameter_server.job import ServerJob
+        from gopt.runtime.parameter_server.run_record import check_recordable
 
         faults = FaultOptions(
             OnNan(self.nan), None if self.stop is None else Stop(self.stop), self.on_trainer_loss == "continue",
@@ -112,6 +121,7 @@ class RunOptions:
         )  # fmt: skip
         found = ServerJob.read(job, self.trainers, self.roles)
         faults.check(found.plan)
+        check_recordable(job, found.plan)
         return replace(found, faults=faults)
 
 
@@ -130,6 +140,7 @@ class RunKeywords(TypedDict, total=False):
     sync_init: str | None
     tuning: bool
     trace: FilePath | None
+    record: FilePath | None
     deadline: float
     trainers: int | None
     roles: str | None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import Unpack
 
+from gopt.errors import OptionError
 from gopt.option_records import changed
 from gopt.option_types import checked
 from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.training.data import check_data
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.options import VerifyKeywords, VerifyOptions
+from gopt.verification.replay.replay import replay
 from gopt.verification.result import Verification
 from gopt.verification.verify import Verifier
 
@@ -34,7 +37,22 @@ def verify(
     True
     """
     asked = changed(options, VerifyOptions, changes)
+    if asked.replay is not None:
+        _check_alone(asked, model)
+        with on_disk(folder) as path:
+            return replay(path, asked.replay, asked.data, asked.deadline, advance)
     if asked.data is not None:
         check_data(asked.data)  # before the folder is read, which takes long
     with on_disk(folder) as path:
         return Verifier(path, model, asked.deadline, advance).run(asked, advance=advance)
+
+
+def _check_alone(asked: VerifyOptions, model: object) -> None:
+    """Refuse options beside ``replay`` that mean nothing there: the record says what the run was."""
+    usual = VerifyOptions(deadline=asked.deadline, data=asked.data, replay=asked.replay)
+    names = [each.name for each in fields(VerifyOptions) if getattr(asked, each.name) != getattr(usual, each.name)]
+    if names or model is not None:
+        raise OptionError(
+            f"{names[0] if names else 'a model'} cannot be combined with a replay: the record says what the run was",
+            "leave it out",
+        )

@@ -52,6 +52,7 @@ class MessageRounds:
             raise UnsupportedError(
                 f"mode {plan.mode}: what trainers and servers compute depends on the order of messages",
                 "split again with --mode sync, and verify that",
+                "record a run, gopt run DIR --record FILE, and replay it: gopt verify DIR --replay FILE",
             )
         self._plan, self._trainers = plan, manifest.mesh.ranks
         self._deadline = deadline or DEADLINE

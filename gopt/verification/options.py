@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -16,7 +17,9 @@ class VerifyOptions:
     ``steps`` of training from states and batches that ``seed`` draws; ``data``: batches of the user instead, a file or
     ``module:function``. ``settings``: hyper-parameter -> its value; 0.01 where none is given. ``confirm``: compare
     gradients with finite differences as well; ``every``: all of them, not a sample where they are many. ``deadline``:
-    seconds that one piece of a graph may run; None: without an end.
+    seconds that one piece of a graph may run; None: without an end. ``replay``: the record of a run without rounds
+    (``gopt run --record``), which is run again as it says; of the other options only ``data``, where its samples
+    are now, and ``deadline`` count then.
     """
 
     steps: int = 3
@@ -26,6 +29,7 @@ class VerifyOptions:
     confirm: bool = True
     every: bool = False
     deadline: float | None = None
+    replay: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -43,3 +47,4 @@ class VerifyKeywords(TypedDict, total=False):
     confirm: bool
     every: bool
     deadline: float | None
+    replay: str | os.PathLike[str] | None

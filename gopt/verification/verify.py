@@ -90,7 +90,7 @@ class Verifier:
         self.manifest, self.mesh = read_manifest(self.folder)
         check_written(self.manifest, self.folder)
         self.phases = self.manifest.schedule
-        source, self.startup = _training(self.folder, model, self.manifest, self.mesh)
+        source, self.startup = source_training(self.folder, model, self.manifest, self.mesh)
         check_roles(self.manifest, source, self.folder)
         self.random_inputs = find_random(source.graph)
         self.training = feed_training(source, self.random_inputs)
@@ -260,7 +260,7 @@ class Verifier:
         return [batches.batch(each // sides, each % sides) for each in range(count)]
 
 
-def _training(
+def source_training(
     folder: Path, model: str | os.PathLike[str] | None, manifest: Manifest, mesh: Mesh
 ) -> tuple[TrainingGraph, Graph | None]:
     """The source with the roles that were settled when it was sharded, and the start-up graph of the user's model, if

@@ -25,12 +25,14 @@ from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, is_optional, key_of, to_document
 from gopt.errors import InputError
+from gopt.runtime.parameter_server.run_record import RunRecord
 
 RECORDS: dict[str, tuple[Callable[..., Any], documents.DocumentKind]] = {
     "manifest": (Manifest, documents.MANIFEST),
     "split": (Manifest, documents.MANIFEST),
     "report": (Report, documents.REPORT),
     "index": (CheckpointIndex, documents.INDEX),
+    "record": (RunRecord, documents.RECORD),
 }
 OF_VALUES = re.compile(
     r"is less than|is greater than|does not match|is not one of|was expected|has less than|has more than"
@@ -88,7 +90,11 @@ def written(tmp_path_factory) -> dict[str, dict[str, Any]]:
     assert main(run) == 0
     split = ["split", str(FIXTURES / "emb_adamw.onnx"), "--trainers", "2", "--servers", "2"]
     assert main([*split, "-o", str(folder / "split")]) == 0
-    files = {"split": folder / "split/manifest.json", "manifest": Path(ranks, "manifest.json"),
+    step, late, record = str(FIXTURES / "mlp_adamw.onnx"), str(folder / "late"), folder / "run.json"
+    assert main(["split", step, "--trainers", "2", "--servers", "1", "--mode", "async", "-o", late]) == 0
+    run = ["run", late, "--data", data, "--set", "lr=1e-3", "--steps", "1", "--record", str(record)]
+    assert main(run) == 0
+    files = {"record": record, "split": folder / "split/manifest.json", "manifest": Path(ranks, "manifest.json"),
              "report": Path(ranks, "report.json"),
              "index": folder / "kept/step_00000001/index.json"}  # fmt: skip
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}

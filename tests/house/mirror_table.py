@@ -127,6 +127,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "runtime.parameter_server.async_trainer runtime.parameter_server.sync_point",
         "trainers and servers without rounds", "runtime/parameter_server/test_async_server.py",
     ),
+    **_each(
+        "verification.replay.source_replay verification.replay.watched_server", "what a replay is compared with",
+        "verification/replay/test_replay.py",
+    ),
     **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
     **_each("offline.plan_ranking", "the order of choices", "offline/test_offline_plan.py"),

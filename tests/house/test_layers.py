@@ -63,6 +63,7 @@ LAYERS = (
     {"gopt.runtime.messages"},
     {"gopt.runtime.training", "gopt.verification", "gopt.frontends"},
     {"gopt.runtime.parameter_server"},
+    {"gopt.verification.replay"},
     {"gopt.verbs"},
     {"gopt.cli"},
 )

@@ -12,6 +12,10 @@ from gopt.errors import RunError
 from gopt.runtime.messages.message import Header, Kind
 
 
+class OrderError(RunError):
+    """A run does not fit the record of its order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One message that was received, as a record stores it."""
@@ -57,7 +61,15 @@ class ByArrival:
         return heads[0].source
 
 
-class Seeded:
+class Serial:
+    """An order in which endpoints on threads run one at a time."""
+
+    def pick(self, numbers: Sequence[int]) -> int:
+        """Return the endpoint that continues."""
+        return min(numbers)
+
+
+class Seeded(Serial):
     """Receives messages in a random order that follows from a seed. On threads, endpoints run one at a time, so that
     the whole run follows from the seed."""
 
@@ -71,7 +83,6 @@ class Seeded:
         return self._random.choice(sorted(head.source for head in heads))
 
     def pick(self, numbers: Sequence[int]) -> int:
-        """Return the endpoint that continues."""
         return self._random.choice(sorted(numbers))
 
 
@@ -90,7 +101,7 @@ class Recorded:
         return any(not left or head.source == left[0].source for head in heads)
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
-        """The source of the next message of the record. Raises RunError where another message has come from that
+        """The source of the next message of the record. Raises OrderError where another message has come from that
         source."""
         left = self._left.get(receiver)
         if not left:
@@ -98,5 +109,19 @@ class Recorded:
         wanted = left.popleft()
         head = next(head for head in heads if head.source == wanted.source)
         if Arrival.of(head) != wanted:
-            raise RunError(f"the record does not fit: endpoint {receiver} received {wanted}, now it is {head}")
+            raise OrderError(f"the record does not fit: endpoint {receiver} received {wanted}, now it is {head}")
         return wanted.source
+
+
+class Replayed(Serial, Recorded):
+    """As ``Recorded``, with endpoints that run one at a time: a record that lets none continue is seen at once.
+
+    Raises OrderError at a message behind the end of the record.
+    """
+
+    def choose(self, receiver: int, heads: Sequence[Header]) -> int:
+        if not self._left.get(receiver):
+            raise OrderError(
+                f"the record does not fit: it ends, and endpoint {receiver} receives {Arrival.of(heads[0])}"
+            )
+        return super().choose(receiver, heads)

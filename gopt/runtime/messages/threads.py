@@ -13,7 +13,7 @@ from gopt.errors import GoptError, InputError, OptionError
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, Failure
 from gopt.runtime.messages.hub import Hub, Ready
-from gopt.runtime.messages.order import Order, Seeded
+from gopt.runtime.messages.order import Order, Serial
 from gopt.runtime.messages.roster import Roster, Settings
 
 T = TypeVar("T")
@@ -25,13 +25,13 @@ class ThreadHub(Hub):
     """All endpoints of a job in this process. Arrays are copied when the receiver takes them in, unless the sender gave
     them away.
 
-    With a ``Seeded`` order endpoints run one at a time, and time is virtual: where all wait and none can continue, the
+    With a ``Serial`` order endpoints run one at a time, and time is virtual: where all wait and none can continue, the
     wait with the earliest end is over at once.
     """
 
     def __init__(self, roster: Roster, settings: Settings | None = None, order: Order | None = None) -> None:
         super().__init__(roster, settings or Settings(), range(roster.size), order)
-        self._serial = order if isinstance(order, Seeded) else None
+        self._serial = order if isinstance(order, Serial) else None
         self._clock = 0.0
         self._waits: dict[int, tuple[Ready, float]] = {}
         """Of a serial run: who waits for what, and until when."""

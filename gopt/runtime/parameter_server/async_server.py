@@ -30,6 +30,7 @@ from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, 
 from gopt.runtime.parameter_server.key_state import BlockState, KeyState
 from gopt.runtime.parameter_server.membership import Trainers
 from gopt.runtime.parameter_server.outbox import Outbox
+from gopt.runtime.parameter_server.run_record import keep_record
 from gopt.runtime.parameter_server.server_rows import table_parts
 from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.parameter_server.split_checkpoints import SplitCheckpoints
@@ -120,6 +121,7 @@ class AsyncServer:
                 self._forget_lost()
             self._outbox.flush()
             self.checkpoints.finish(engine, self.version, lambda: self._save(engine))
+        keep_record(self.endpoint, self.server_job, self.states, self.report.signal)
         self.endpoint.close()
 
     def _receive(self) -> None:
@@ -136,9 +138,7 @@ class AsyncServer:
         elif message.kind in (Kind.PULL, Kind.PULL_ROWS):
             self._held_back.append(message)
         elif message.kind is Kind.BARRIER:
-            self._begun[message.source] = max(self._begun[message.source], message.round + 1)
-            if self.server_job.plan.mode is Mode.HALF_ASYNC:
-                self._outbox.send(message.source, self.endpoint.message(Kind.RELEASE, 0, message.round, note=0))
+            self._end_round(message)
         elif message.kind is Kind.SAVE:
             self._come.add(message.source)
             self.trainers.signal = self.trainers.signal or int(message.note)
@@ -181,6 +181,12 @@ class AsyncServer:
         parts = unpack_views(message.arrays[0].reshape(-1), [key.type.dims for key in keys])
         for key, part in zip(keys, parts, strict=True):
             self._note(key.push(message.source, part, max(len(self.trainers.live), 1)))
+
+    def _end_round(self, message: Message) -> None:
+        """A trainer has pushed all of a round."""
+        self._begun[message.source] = max(self._begun[message.source], message.round + 1)
+        if self.server_job.plan.mode is Mode.HALF_ASYNC:
+            self._outbox.send(message.source, self.endpoint.message(Kind.RELEASE, 0, message.round, note=0))
 
     def _note(self, late: int) -> None:
         self.usage.staleness[late] += 1

@@ -13,6 +13,7 @@ from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.faults import OUT_OF_DATA, Stop
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.run_record import keep_record
 from gopt.runtime.parameter_server.sync_point import SyncReport, synchronise
 from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
 from gopt.runtime.training.job import Progress
@@ -64,6 +65,7 @@ class AsyncTrainer(PushPullTrainer):
                     self._save(engine)
             self.step, self.stopped = self.report.step, self.report.signal
             self.checkpoints.finish(engine, self.step, lambda: self._save(engine))
+        keep_record(self.endpoint, self.server_job, self._host_states, self.report.signal)
         self.endpoint.close()
 
     def _look_ahead(self, ready: Sequence[Any]) -> None:

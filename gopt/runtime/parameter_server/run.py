@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gopt.artifact.server_entries import Mode
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.mpi import MpiHub
-from gopt.runtime.messages.order import Order
+from gopt.runtime.messages.order import Order, Recorded
 from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub, run_threads
 from gopt.runtime.parameter_server.async_server import AsyncServer
@@ -27,13 +27,14 @@ class Hooks:
 
     ``on_start``: called before the first step. ``position``: called with step and message whenever they change.
     ``stop_signal``: returns the signal that this process received, or 0. ``on_end``: in a run without rounds, the chief
-    calls it with what all endpoints did.
+    calls it with what all endpoints did. ``server``: makes a server without rounds.
     """
 
     on_start: Callable[[], None] = lambda: None
     position: Callable[[int, int], None] = lambda *_: None
     stop_signal: Callable[[], int] = lambda: 0
     on_end: Callable[[SyncReport], None] = lambda report: None
+    server: Callable[..., AsyncServer] = AsyncServer
 
 
 OnStep = Callable[[Progress], None]
@@ -56,7 +57,7 @@ def run_endpoint(
     if rounds:
         server = SyncServer(server_job, endpoint, hooks.position)
     else:
-        server = AsyncServer(server_job, endpoint, hooks.position, bound=server_job.faults.staleness)
+        server = hooks.server(server_job, endpoint, hooks.position, bound=server_job.faults.staleness)
     server.run()
     return server.version, max(server.trainers.signal, 0)
 
@@ -99,9 +100,12 @@ def run_in_threads(
     server_job: ServerJob, on_step: OnStep, hooks: Hooks = NO_HOOKS, *, deadline: float = 60.0,
     order: Order | None = None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Run a split with a thread for each endpoint; returns the last step, and the signal for which it ended, or 0."""
+    """Run a split with a thread for each endpoint; returns the last step, and the signal for which it ended, or 0.
+
+    ``order``: in which messages are received; a recorded one lost no trainer, and goes on without none."""
     hub = ThreadHub(server_job.roster(), Settings(deadline=deadline), order)
     spares = server_job.faults.continues or server_job.plan.mode is not Mode.SYNC
+    spares = spares and not isinstance(order, Recorded)
 
     found = run_threads(
         hub, lambda endpoint: run_endpoint(server_job, endpoint, on_step, hooks),

@@ -273,10 +273,14 @@ class PushPullTrainer:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _save(self, engine: EndpointEngine) -> None:
-        self.checkpoints.save(
-            engine, self.step, self.held, lambda value: self._device.to_host(self._device.view(value))
-        )
+        self.checkpoints.save(engine, self.step, self.held, self._to_host)
         self._notice_lost()
+
+    def _to_host(self, value: Any) -> Array:
+        return self._device.to_host(self._device.view(value))
+
+    def _host_states(self) -> dict[str, Array]:
+        return {name: self._to_host(value) for name, value in self.held.items()}
 
     def _leave(self) -> None:
         """Announce that no more rounds follow."""

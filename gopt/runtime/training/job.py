@@ -40,6 +40,8 @@ class Job:
     """False: run the segments on a CPU as they are, to bisect; the results have the same bits."""
     trace: Path | None = None
     """The file into which the first rank writes the timeline of all ranks, in Chrome's trace format."""
+    record: Path | None = None
+    """The file into which the chief of a split writes in which order all received messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,249 @@
+"""The record of a run without rounds: the order in which each trainer and server received messages, and what each held
+at the end. ``gopt verify --replay`` runs the same job again in this order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from gopt import documents
+from gopt.analysis.operators import RANDOM, draws
+from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.manifest import MANIFEST_FILE
+from gopt.artifact.serialize import SOURCE_FILE
+from gopt.artifact.server_entries import ServerPlanEntry
+from gopt.disk.files import digest_of, is_regular_file, reason
+from gopt.disk.staging import replace_file
+from gopt.documents.records import from_document, key, to_document
+from gopt.errors import InputError, OptionError, RunError, UnsupportedError
+from gopt.ir.load import load
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.message import Kind
+from gopt.runtime.messages.order import Arrival
+from gopt.runtime.messages.roster import Roster
+from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.session import Array
+from gopt.runtime.training.job import Job
+from gopt.sanitize import show
+
+FORMAT = "gopt-record/1"
+PIECE = 1 << 18
+"""Characters that travel at a time: a gather takes small values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file, or ``module:function``, that a run read. ``sha256``: of a file; '' for a function."""
+
+    name: str
+    sha256: str
+
+    @classmethod
+    def of(cls, name: str) -> ReadFile:
+        return cls(name, digest_of(Path(name)).hex() if is_regular_file(Path(name)) else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """The options of a run that its results depend on."""
+
+    trainers: int
+    steps: int
+    data: ReadFile
+    state: ReadFile | None
+    settings: Mapping[str, str]
+    shuffle: int | None
+    startup: bool
+    every: int
+    nan: OnNan
+    stop: Stop | None
+    staleness: int | None
+
+    @classmethod
+    def of(cls, server_job: ServerJob) -> JobRecord:
+        job, faults = server_job.job, server_job.faults
+        return cls(
+            trainers=server_job.trainers, steps=job.steps, data=ReadFile.of(job.data),
+            state=None if job.state is None else ReadFile.of(job.state), settings=dict(job.settings),
+            shuffle=job.shuffle, startup=job.startup, every=job.every if job.checkpoint is not None else 0,
+            nan=faults.nan, stop=faults.stop, staleness=faults.staleness,
+        )  # fmt: skip
+
+    def server_job(self, folder: Path, checkpoint: Path, record: Path) -> ServerJob:
+        """The same job again. ``checkpoint``: a new folder; ``record``: the file for the record of the new run. Raises
+        OptionError for what the folder cannot run."""
+        job = Job(
+            folder=folder, data=self.data.name, steps=self.steps, settings=self.settings, shuffle=self.shuffle,
+            state=None if self.state is None else self.state.name, startup=self.startup, every=self.every,
+            checkpoint=checkpoint, record=record,
+        )  # fmt: skip
+        found = ServerJob.read(job, self.trainers)
+        faults = FaultOptions(self.nan, self.stop, staleness=self.staleness)
+        faults.check(found.plan)
+        return ServerJob(job, found.manifest, found.plan, found.trainers, faults=faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message that was received. ``key``: the number of its bucket or table."""
+
+    sender: str = field(metadata=key("from"))
+    kind: str
+    key: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """A state at the end of a run. ``holder``: the trainer or server that holds it."""
+
+    holder: str = field(metadata=key("at"))
+    state: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """``folder``: SHA-256 of the manifest of the split. ``received``: trainer or server -> its messages in order."""
+
+    format: str = FORMAT
+    folder: str
+    job: JobRecord
+    received: Mapping[str, tuple[Received, ...]]
+    states: tuple[HeldState, ...]
+
+    def arrivals(self, roster: Roster, name: str) -> dict[int, list[Arrival]]:
+        """The messages of each endpoint. Raises InputError for a sender or receiver that the job has not; ``name``:
+        of the record."""
+        numbers = {each: number for number, each in enumerate(roster.names)}
+        named = [*self.received, *(each.sender for given in self.received.values() for each in given)]
+        unknown = next((each for each in named if each not in numbers), None)
+        if unknown is not None or len(self.received) != len(numbers):
+            raise InputError(f"{name}: received: the job has {', '.join(numbers)}{_not_there(unknown)}")
+        return {
+            numbers[holder]: [Arrival(numbers[each.sender], Kind[each.kind], each.key, each.round) for each in given]
+            for holder, given in self.received.items()
+        }
+
+    @property
+    def digests(self) -> dict[tuple[str, str], str]:
+        """Holder and state -> SHA-256 of its value."""
+        return {(each.holder, each.state): each.sha256 for each in self.states}
+
+
+def _not_there(unknown: str | None) -> str:
+    return "" if unknown is None else f", and no {unknown!r}"
+
+
+def digest_of_folder(folder: Path) -> str:
+    """The digest by which a record knows its folder: with the manifest that of all start values."""
+    return digest_of(folder / MANIFEST_FILE).hex()
+
+
+def read_record(path: str | os.PathLike[str], folder: Path, data: str | None = None) -> RunRecord:
+    """Read the record of a run of a folder. ``data``: where its samples are now, None for the same place. Raises
+    InputError where it is damaged, or of another folder or other files."""
+    record = from_document(RunRecord, documents.read_json(path, documents.RECORD))
+    if data is not None:
+        record = replace(record, job=replace(record.job, data=ReadFile(data, record.job.data.sha256)))
+    if record.job.trainers >= len(record.received):
+        raise InputError(f"{os.fspath(path)}: received: it lists {len(record.received)} of the trainers and servers")
+    if record.folder != digest_of_folder(folder):
+        raise InputError(
+            f"{os.fspath(path)} is the record of another folder than {folder}", "name the folder that was run"
+        )
+    for what, read in (("--data", record.job.data), ("--state", record.job.state)):
+        if read is not None and read.sha256 != ReadFile.of(read.name).sha256:
+            raise InputError(
+                f"{read.name} is not what the run of {os.fspath(path)} read as {what}",
+                "--data FILE says where its samples are now" if what == "--data" else "put the file back there",
+            )
+    return record
+
+
+def check_recordable(job: Job, plan: ServerPlanEntry) -> None:
+    """Check the option ``--record``. Raises OptionError for a run whose order decides nothing, UnsupportedError for one
+    that draws numbers anew each time, and RunError where the record cannot be written."""
+    if job.record is None:
+        return
+    if plan.mode.rounds:
+        raise OptionError(
+            "--record is for runs without rounds: in rounds every order of messages gives the same bits",
+            "leave it out; gopt verify DIR compares the rounds with the source",
+        )
+    nodes = load(job.folder / SOURCE_FILE, own=True).nodes
+    drawn = next((node for node in nodes if draws(node) or (node.is_in(RANDOM) and "seed" in node.attributes)), None)
+    if drawn is not None:
+        raise UnsupportedError(
+            f"--record: {drawn.op_type} {show(drawn.label)} draws random numbers: a replay would draw others",
+            "make the random numbers an input of the step",
+        )
+    if not job.record.parent.is_dir() or job.record.is_dir():
+        raise RunError(f"cannot write {job.record}: it is a folder, or lies in none", "choose another path")
+
+
+def keep_record(
+    endpoint: Endpoint, server_job: ServerJob, states: Callable[[], Mapping[str, Array]], signal: int
+) -> None:  # fmt: skip
+    """Write the record of a run that went to its end; all endpoints call it, the first one writes.
+
+    ``signal``: for which the run stopped, or 0. Raises RunError where there is nothing that could be replayed."""
+    path = server_job.job.record
+    if path is None:
+        return
+    mine = [Received(endpoint.roster.names[e.source], e.kind.name, e.key, e.round) for e in endpoint.arrivals]
+    held = [HeldState(endpoint.name, name, _digest(value)) for name, value in states().items()]
+    text = json.dumps([[to_document(each) for each in mine], [to_document(each) for each in held]])
+    every = _gathered(endpoint, text)
+    if endpoint.number:
+        return
+    if signal > 0:
+        server_job.faults.tell(f"--record: {path} is not written: a signal ended the run, and no replay gets one")
+        return
+    lost = [endpoint.roster.names[number] for number, each in enumerate(every) if each is None]
+    if lost:
+        raise RunError(f"--record: {path} is not written: {lost[0]} was lost, and no replay loses it there")
+    told = [json.loads(each) for each in every if each is not None]
+    record = RunRecord(
+        folder=digest_of_folder(server_job.job.folder), job=JobRecord.of(server_job),
+        received={
+            name: tuple(from_document(Received, each) for each in given)
+            for name, (given, _) in zip(endpoint.roster.names, told)
+        },
+        states=tuple(from_document(HeldState, each) for _, held in told for each in held),
+    )  # fmt: skip
+    _write(path, pretty_json(to_document(record)).encode())
+
+
+def _digest(value: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+
+
+def _gathered(endpoint: Endpoint, text: str) -> Sequence[str | None]:
+    """The texts of all endpoints, None of one that was lost."""
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    counts = endpoint.gather(len(pieces), what="the record")
+    found: list[str | None] = [None if count is None else "" for count in counts]
+    for turn in range(max(count or 0 for count in counts)):
+        came = endpoint.gather(pieces[turn] if turn < len(pieces) else "", what="the record")
+        found = [None if own is None or more is None else own + more for own, more in zip(found, came)]
+    return found
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        documents.parse_json(data, documents.RECORD, str(path))  # what is written can be read
+    except InputError as error:
+        raise RunError(f"--record: {error.message}", "record fewer steps", *error.hints) from error
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {reason(error)}", "choose another path with --record") from error
