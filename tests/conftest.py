@@ -45,6 +45,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def disks_are_not_waited_for():
+    """What tests write need not outlast the machine: a sync took 5 ms, and a folder of ranks needs a dozen."""
+    real, os.fsync = os.fsync, lambda number: os.fstat(number) and None
+    yield
+    os.fsync = real
+
+
 SPARE = 12
 """Threads that a file of tests may leave: those of ranks that were made to hang, and the libraries' own."""
 
