@@ -12,6 +12,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, products
 from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.operators import LAYOUT
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
@@ -124,11 +125,22 @@ class _Walk:
             seen.add(value)
             if node is None or len(seen) > 64:
                 return False
-            if not node.is_a(*_AVERAGES):
+            if not node.is_a(*_AVERAGES) and not self._divides_sum(node):
                 if node.phase is Phase.FORWARD:
                     return False
                 stack.extend(node.reads)
         return True
+
+    def _divides_sum(self, node: Node) -> bool:
+        """Return whether a node divides a sum by the number of elements in it."""
+        types = self.context.index.graph.type_of
+        summed = self.context.index.producers.get(node.inputs[0]) if node.is_a("Div") else None
+        while summed is not None and summed.is_in(LAYOUT):
+            summed = self.context.index.producers.get(summed.inputs[0])
+        if summed is None or not summed.is_a("ReduceSum"):
+            return False
+        made = types(summed.outputs[0]).elements
+        return bool(made) and self.context.scalar(node.inputs[1]) * made == types(summed.inputs[0]).elements
 
     def _old_factor(self, node: Node) -> float | None:
         """By how much a sum takes the old value; None where it takes it otherwise."""
