@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from test_run import command, mpi, run, samples, settings, train, written
 
 from gopt.artifact.checkpoint_index import LOCK_FILE
 from gopt.disk.lock import lock_file
-from gopt.errors import OptionError, RunError
+from gopt.errors import OptionError, RunError, StoppedError
 from gopt.runtime.engines import launch
 from gopt.runtime.runtime_errors import MAX_TEXT, node_error
 
@@ -245,3 +247,12 @@ def test_a_read_only_place_is_told_before_the_first_step(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(RunError, match="cannot write checkpoint"):
         train(written(tmp_path), samples(tmp_path), 3, checkpoint=tmp_path / "closed" / "c")
+
+
+def test_a_signal_that_meets_ranks_at_their_end_is_the_exit_code(tmp_path: Path) -> None:
+    """Ranks that have done their work listen no more; mpiexec ends with the bare number of the signal."""
+    with subprocess.Popen(["sh", "-c", f"exit {signal.SIGTERM:d}"]) as process:
+        monitor = launch._JobMonitor(process, tmp_path, 5.0, print, caught=[signal.SIGTERM])
+        with pytest.raises(StoppedError) as raised:
+            monitor.run()
+    assert raised.value.exit_code == 128 + signal.SIGTERM

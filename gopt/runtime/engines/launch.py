@@ -189,6 +189,8 @@ class _JobMonitor:
         self._tell()
         if code and (said := self._said()) is not None:
             return said  # MPI ends the others by a signal, and may report that
+        if code and self.caught:
+            raise StoppedError(self.caught[0])  # the signal met ranks that had done their work and listened no more
         seen = read(self.folder)
         if code and not any(each.how == REPORTED for each in seen) and not 0 < code <= 70:
             raise RunError(
