@@ -7,7 +7,7 @@ a loss ends in sums and means alone its backward reads no such value; it counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -234,8 +234,13 @@ class Losses:
     of: Mapping[str, frozenset[str]]
 
 
-def settle_losses(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int], named: Sequence[str]) -> Losses:
-    """The losses of a step whose gradients are known; raises where ``named``, the user's, are not all of them."""
+def settle_losses(
+    step: StepSkeleton, gradients: Mapping[str, str], backward: set[int], named: Sequence[str], carried: Collection[str]
+) -> Losses:
+    """The losses of a step whose gradients are known; raises where ``named``, the user's, are not all of them.
+
+    ``carried``: scalars that may be new values of states: losses only where a gradient has no other.
+    """
     behind = next((name for name in named if name not in step.roots), None)
     if behind is not None:
         raise OptionError(
@@ -250,8 +255,9 @@ def settle_losses(step: StepSkeleton, gradients: Mapping[str, str], backward: se
         _refuse_unnamed(roots, gradients, of, named)
         return Losses(tuple(named), of)
     claimed = set[str]().union(*of.values())
-    if any(not of[gradient] for gradient in gradients.values()):
-        claimed |= set(roots.ends) - claimed
+    for parameter in (name for name, gradient in gradients.items() if not of[gradient]):
+        ends = {name for name in roots.ends if roots.leads(parameter, name)} or set(roots.ends)
+        claimed |= ends.difference(carried) or ends
     return Losses(tuple(name for name in roots.ends if name in claimed), of)
 
 

@@ -25,7 +25,7 @@ from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
 from gopt.analysis.role_map import RoleMap
-from gopt.analysis.scalar_pairs import pair_scalars, scalar_reach
+from gopt.analysis.scalar_pairs import may_be_carried, pair_scalars, pair_shown, scalar_reach
 from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
@@ -119,11 +119,23 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
-    step, found = _gradients(index, pairs, roles, losses, _first(index, pairs, roles, candidates, shown, reach), reach)
+    first = _first(index, pairs, roles, candidates, shown, reach)
+    try:
+        step, found = _gradients(index, pairs, roles, losses, first, reach)
+    except (UnsupportedError, OptionError):
+        rest = [name for name in losses if name not in first]
+        carried = pair_shown(index, pairs, () if named else first, rest[:1], losses, roles, moving) if rest else {}
+        if not carried:
+            raise
+        return _recover(graph, replace(roles, states={**roles.states, **carried}))
     anew = paired_anew(step, found.gradients.values())
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
-    settled = settle_losses(step, found.gradients, found.backward, named)
+    doubtful = may_be_carried(index, pairs, step.roots, roles, moving)
+    settled = settle_losses(step, found.gradients, found.backward, named, doubtful)
+    carried = pair_shown(index, pairs, doubtful.difference(settled.names), settled.names, losses, roles, moving)
+    if carried:
+        return _recover(graph, replace(roles, states={**roles.states, **carried}))
     if len(settled.names) < len(step.roots):  # what is only shown asks nothing of a gradient
         step.lacking = step.lacking_of(settled.names)
         if not step.lacking.keys().isdisjoint(found.gradients):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.rival_outputs import refuse_rivals
@@ -18,7 +18,7 @@ from gopt.analysis.state_matching import (
 
 
 def pair_scalars(
-    index: GraphIndex, pairs: Mapping[str, str], losses: Sequence[str], candidates: Sequence[str], roles: RoleMap,
+    index: GraphIndex, pairs: Mapping[str, str], losses: Collection[str], candidates: Sequence[str], roles: RoleMap,
     moving: set[str],
 ) -> dict[str, str]:  # fmt: skip
     """Update pairs of rank 0, output -> input; losses take no part. ``candidates``: outputs that may be one."""
@@ -31,8 +31,33 @@ def pair_scalars(
     return found
 
 
+def pair_shown(
+    index: GraphIndex, pairs: Mapping[str, str], shown: Collection[str], losses: Collection[str],
+    candidates: Sequence[str], roles: RoleMap, moving: set[str],
+) -> dict[str, str]:  # fmt: skip
+    """Inputs that the scalars ``shown`` replace, input -> output: a running statistic looks like a loss until the
+    gradients are known. A factor is none of them."""
+    if not shown:
+        return {}
+    found = pair_scalars(index, pairs, losses, candidates, roles, moving)
+    return {
+        name: output for output, name in found.items()
+        if output in shown and reachable_states(index, output, {name}, moving)[name] < FACTOR_COST
+    }  # fmt: skip
+
+
+def may_be_carried(
+    index: GraphIndex, pairs: Mapping[str, str], shown: Collection[str], roles: RoleMap, moving: set[str]
+) -> set[str]:
+    """The scalars among ``shown`` that read an input without a pair as an old value."""
+    if len(shown) < 2:
+        return set()
+    reach = scalar_reach(index, pairs, (), roles, moving)
+    return {name for name in shown if any(cost < FACTOR_COST for cost in reach.get(name, {}).values())}
+
+
 def scalar_reach(
-    index: GraphIndex, pairs: Mapping[str, str], losses: Sequence[str], roles: RoleMap, moving: set[str]
+    index: GraphIndex, pairs: Mapping[str, str], losses: Collection[str], roles: RoleMap, moving: set[str]
 ) -> dict[str, dict[str, int]]:
     graph = index.graph
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)

@@ -16,6 +16,9 @@ from gopt.collectives.messages import MESSAGES
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.sanitize import show
 
+_OF_SERVERS = ("Aggregate", "AggregateRows", "Pulled")
+"""Messages in files of servers."""
+
 
 def wrong_messages(
     plan: ServerPlanEntry, server: int | None, graphs: Mapping[str, Graph]
@@ -53,7 +56,8 @@ def _slot(node: Node) -> tuple[str, int, int]:
 def _due_of_server(plan: ServerPlanEntry, server: int) -> list[tuple[str, int, int]]:
     mine = [number for number, keys in plan.buckets.items() if _pushed(keys) and keys[0].server in (None, server)]
     tables = [number for number, table in enumerate(plan.tables) if server in table.servers]
-    return [*(("Aggregate", -1, number) for number in mine), *(("AggregateRows", -1, number) for number in tables)]
+    ops = ["Aggregate"] if plan.compensation is None else ["Aggregate", "Pulled"]
+    return [*((op, -1, number) for op in ops for number in mine), *(("AggregateRows", -1, number) for number in tables)]
 
 
 def _due_of_trainer(plan: ServerPlanEntry) -> list[tuple[str, int, int]]:
@@ -76,7 +80,7 @@ class _Check:
 
     def wrong(self, node: Node) -> str:
         """Return what is wrong with a message; '' for nothing."""
-        if node.op_type.startswith("Aggregate") != (self.server is not None):
+        if (node.op_type in _OF_SERVERS) != (self.server is not None):
             return f"a {'trainer' if self.server is None else 'server'} makes no {node.op_type}"
         return self._rows(node) if node.op_type.endswith("Rows") else self._bucket(node)
 
@@ -99,6 +103,8 @@ class _Check:
             if attributes["dtype"] != keys[0].wire or keys[0].kind is KeyKind.VALUE:
                 return f"the manifest sends keys of bucket {attributes['bucket']} as {keys[0].wire}"
             return self._sizes(sizes, keys)
+        if node.op_type == "Pulled":
+            return self._sizes(sizes, _pushed(keys))
         if list(node.outputs) != [key.gradient for key in _pushed(keys)]:
             return f"the manifest has other gradients in bucket {attributes['bucket']}"
         return self._sizes(sizes, _pushed(keys))

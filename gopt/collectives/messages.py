@@ -166,6 +166,15 @@ AGGREGATE = MessageOperator(
     max_outputs=None,
 )
 
+PULLED = MessageOperator(
+    name="Pulled",
+    doc="What the trainer that pushed a bucket had pulled of it last: one value for each key, that of the start where "
+    "it pulled none.",
+    attributes=(_BUCKET, _KEYS, _DTYPE, _SHAPES),
+    type_rule=_stated,
+    max_outputs=None,
+)
+
 AGGREGATE_ROWS = MessageOperator(
     name="AggregateRows",
     doc="What trainers pushed of a table in this round: the local rows of this server, each once and in ascending "
@@ -176,7 +185,7 @@ AGGREGATE_ROWS = MessageOperator(
     max_outputs=2,
 )
 
-_ALL = (PUSH, PULL, PUSH_ROWS, PULL_ROWS, AGGREGATE, AGGREGATE_ROWS)
+_ALL = (PUSH, PULL, PUSH_ROWS, PULL_ROWS, AGGREGATE, PULLED, AGGREGATE_ROWS)
 
 MESSAGES: MappingProxyType[str, MessageOperator] = MappingProxyType({record.name: record for record in _ALL})
 """Operator type -> its record; read-only."""

@@ -21,14 +21,13 @@ A server's part of a table is such a key too: what is pushed of it are rows and 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.tensor import Tensor
-from gopt.parameter_server.delay import compensated
 from gopt.sanitize import show
 
 
@@ -89,11 +88,7 @@ def find_blocks(
         if not key.gradient:
             raise UnsupportedError(f"{show(key.name)} shares its gradient with another parameter", _SYNC)
     keys: list[tuple[int, KeyEntry | TablePart]] = [*own, *_parts(plan, server)]
-    cutter = _Cutter(graph, keys, states, hyper)
-    blocks = cutter.blocks()
-    if plan.compensation is None:
-        return blocks
-    return [_with_backup(block, plan.compensation) for block in blocks]
+    return _Cutter(graph, keys, states, hyper).blocks()
 
 
 def _parts(plan: ServerPlanEntry, server: int) -> list[tuple[int, TablePart]]:
@@ -117,11 +112,6 @@ def _pushed(key: KeyEntry | TablePart) -> tuple[str, ...]:
 _SYNC = "take --mode sync"
 
 
-def _with_backup(block: Block, strength: float) -> Block:
-    update, pushed, backup = compensated(block.update, block.pushed, block.entry.inputs[0], strength)
-    return replace(block, update=update, pushed=pushed, backup=backup)
-
-
 @dataclass(slots=True)
 class _Cut:
     """The nodes of a key, by id: of the update, of the counters, and of both."""
@@ -133,6 +123,8 @@ class _Cut:
     read: set[str]
     counted: set[str] = field(default_factory=set)
     counting: set[int] = field(default_factory=set)
+    backup: str = ""
+    """The value that the trainer had pulled, where the update reads it."""
 
 
 class _Cutter:
@@ -144,6 +136,7 @@ class _Cutter:
         self.index = GraphIndex(graph)
         self._node = {id(node): node for node in graph.nodes}
         self.gradients = {name: key.name for _, key in keys for name in _pushed(key)}
+        self._pulled = self._pulled_values()
         self._made = {output: input for input, output in states.items()}
         self._check(keys)
         self.counts = self._counters()
@@ -156,6 +149,16 @@ class _Cutter:
             for name, new in zip(key.inputs, key.outputs):
                 if self.states.get(name) != new or name not in self.graph.inputs:
                     raise InvariantError(f"state {name!r} of key {key.name!r} is not in the server's graph")
+
+    def _pulled_values(self) -> dict[str, str]:
+        """Pushed value -> the value of its key as the trainer pulled it, where servers compensate delays."""
+        calls = [node for node in self.graph.nodes if node.domain == COMM]
+        pulled = {node.attributes["bucket"]: node.outputs for node in calls if node.op_type == "Pulled"}
+        return {
+            pushed: before
+            for node in calls if node.op_type == "Aggregate"
+            for pushed, before in zip(node.outputs, pulled.get(node.attributes["bucket"], ()))
+        }  # fmt: skip
 
     def _counters(self) -> frozenset[str]:
         """Return the states that no gradient changes: all states minus those reachable from messages, also through
@@ -186,14 +189,15 @@ class _Cutter:
         own = {name: new for name, new in zip(key.inputs, key.outputs) if name not in self.counts}
         if key.inputs[0] not in own:
             raise InvariantError(f"no gradient changes key {key.name!r}")
-        nodes, read = self._walk(key, own.values(), _pushed(key))
+        pulled = self._pulled.get(key.gradient, "")
+        nodes, read = self._walk(key, own.values(), (*_pushed(key), pulled))
         changed = {name for name in read if name in self.states and name not in self.counts and name not in own}
         if changed:
             name = min(changed)
             raise UnsupportedError(
                 f"{show(key.name)} is updated with state {show(name)} of {show(self.owners[name])}", _SYNC
             )
-        cut = _Cut(number, key, own, nodes, read)
+        cut = _Cut(number, key, own, nodes, read, backup=pulled)
         self._count(cut, {name for name in (*key.inputs, *read) if name in self.counts})
         return cut
 
@@ -209,10 +213,10 @@ class _Cutter:
 
     def _block(self, cut: _Cut) -> Block:
         counters = {name: new for name, new in self.states.items() if name in cut.counted}
-        update = self._part(cut.own, cut.nodes, _pushed(cut.key))
+        update = self._part(cut.own, cut.nodes, (*_pushed(cut.key), *filter(None, [cut.backup])))
         counter = self._part(counters, cut.counting, ()) if counters else None
         hyper = tuple(name for name in self.graph.inputs if name in self.hyper and name in cut.read)
-        return Block(cut.number, cut.key, update, counter, cut.key.gradient, cut.own, counters, hyper)
+        return Block(cut.number, cut.key, update, counter, cut.key.gradient, cut.own, counters, hyper, cut.backup)
 
     def _walk(
         self, key: KeyEntry | TablePart, values: Iterable[str], pushed: Collection[str]

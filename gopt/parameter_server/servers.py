@@ -19,6 +19,7 @@ from gopt.ir.graph import COMM
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.mesh import AxisKind, Mesh
+from gopt.parameter_server.delay import compensate
 from gopt.parameter_server.lazy_rows import TouchedRows
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
@@ -57,6 +58,8 @@ class ServerKey:
     type: TensorType
     ids: str = ""
     """Of a table: the name of the merged rows' numbers."""
+    sharding: Sharding = FULLY_REPLICATED
+    """Of the nodes of its update."""
 
 
 @dataclass(slots=True)
@@ -155,18 +158,35 @@ class _Emitter:
             root = f"gopt.ps.k{unit.number}"
             if unit.split:
                 type = TensorType(unit.dtypes[0], (unit.elements,))
-                merged[f"{root}.gradient"] = type
+                merged[self._pushed(f"{root}.gradient")] = type
                 names.append(key_name(unit, 0))
                 keys.append(self._run(bucket, unit, root))
                 continue
             for gradient in unit.gradients:
                 made = f"{root}.gradient{len(self._renamed)}"
-                merged[made] = types[gradient]
+                merged[self._pushed(made)] = types[gradient]
                 self._renamed[gradient] = made
             names += [key_name(unit, number) for number, _ in enumerate(unit.subgraphs)]
             keys += self._whole(unit)
         self._aggregate(bucket.number, names, merged, on_server(bucket.server))
+        self._compensate(bucket, names, keys)
         self._keep(bucket)
+
+    def _pushed(self, gradient: str) -> str:
+        """Return the name of what is pushed for a gradient that updates read."""
+        return gradient if self.options.compensation is None else f"{gradient}.pushed"
+
+    def _compensate(self, bucket: Bucket, names: Sequence[str], keys: Sequence[ServerKey]) -> None:
+        """With delay compensation, make the gradients that updates read of what was pushed and pulled."""
+        strength = self.options.compensation
+        known = [key for key in keys if key.gradient]  # blocks refuse the others
+        if strength is None or not known:
+            return
+        gradients = [key.gradient.removesuffix(".pushed") for key in known]
+        pulled = {f"{gradient}.pulled": key.type for gradient, key in zip(gradients, known)}
+        self._receive("Pulled", bucket.number, names, pulled, on_server(bucket.server))
+        for gradient, key, before in zip(gradients, known, pulled):
+            compensate(self.rewriter, gradient, key.gradient, key.inputs[0], before, strength, key.sharding)
 
     def _keep(self, bucket: Bucket) -> None:
         """Add the new values of states that keep a gradient as it is: trainers make it, servers have the merged one."""
@@ -250,13 +270,17 @@ class _Emitter:
         self._next += 1
 
     def _aggregate(self, bucket: int, names: Sequence[str], merged: dict[str, TensorType], where: Sharding) -> None:
-        first = next(iter(merged.values()))
         reduce = self.options.loss_reduction.rule if self.options.mode.rounds else LossRule.MEAN
+        self._receive("Aggregate", bucket, names, merged, where, reduce=reduce.value)
+
+    def _receive(
+        self, op_type: str, bucket: int, names: Sequence[str], made: dict[str, TensorType], where: Sharding, **more: str
+    ) -> None:  # fmt: skip
         attributes = {
-            "bucket": bucket, "keys": list(names), "dtype": first.dtype, "reduce": reduce.value,
-            "shapes": [format_shape(type.dims) for type in merged.values()],
+            "bucket": bucket, "keys": list(names), "dtype": next(iter(made.values())).dtype, **more,
+            "shapes": [format_shape(type.dims) for type in made.values()],
         }  # fmt: skip
-        self.rewriter.add("Aggregate", [ROUND], merged, domain=COMM, attributes=attributes, sharding=where)
+        self.rewriter.add(op_type, [ROUND], made, domain=COMM, attributes=attributes, sharding=where)
 
     def _run(self, bucket: Bucket, unit: Unit, root: str) -> ServerKey:
         """Add a unit as one class over a run that lies on one server."""
@@ -276,7 +300,8 @@ class _Emitter:
         emitter.remove_sources("the update runs on pieces of it")
         inputs, outputs = [state.input for state in states], [state.output for state in states]
         type = TensorType(unit.dtypes[1], (starts[-1],))
-        return ServerKey(unit, 0, f"{root}.gradient", tuple(inputs), tuple(outputs), type)
+        pushed = self._pushed(f"{root}.gradient")
+        return ServerKey(unit, 0, pushed, tuple(inputs), tuple(outputs), type, sharding=where)
 
     def _whole(self, unit: Unit) -> list[ServerKey]:
         """Add updates of whole tensors on their server, or on every one."""
@@ -295,10 +320,11 @@ class _Emitter:
                 for state in subgraph.states
             ]  # fmt: skip
             self.states += states
-            gradient = self._renamed[subgraph.gradient] if subgraph.gradient not in pushed else ""
+            gradient = self._pushed(self._renamed[subgraph.gradient]) if subgraph.gradient not in pushed else ""
             pushed.add(subgraph.gradient)
             inputs, outputs = tuple(each.input for each in states), tuple(each.output for each in states)
-            keys.append(ServerKey(unit, number, gradient, inputs, outputs, types[subgraph.parameter.tensor]))
+            type = types[subgraph.parameter.tensor]
+            keys.append(ServerKey(unit, number, gradient, inputs, outputs, type, sharding=where))
         if unit.server is not None:
             self._partial_scalars(unit, unit.server)
         return keys

@@ -10,12 +10,16 @@ import onnx
 
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.scopes import bodies
 from gopt.ir.types import TensorType
 from gopt.runtime.executor import Executor
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line
+
+TURNS = 64
+"""Turns that a loop is taken to make, for an estimate."""
 
 
 def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
@@ -81,3 +85,26 @@ def _self_test(dtype: str) -> Graph:
     header = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
     types = dict.fromkeys(("a", "b", "c", "c2", "d"), type)
     return Graph("self_test", nodes, {"a": type, "b": type}, {"d": type}, {}, types, header)
+
+
+def seconds(graph: Graph) -> float:
+    """About how long the reference evaluator takes; without an end where it cannot run the graph."""
+    total = 0.0
+    for node in graph.nodes:
+        types = [graph.type_of(name) for name in (*node.reads, *node.outputs) if name]
+        if node.domain == COMM or not all(type.static for type in types):
+            return float("inf")
+        proto = node.proto
+        turns = 1 + TURNS * sum(len(body.node) for body in bodies(proto)) if proto is not None else 1
+        total += turns * 1e-4 + sum(type.elements for type in types) * 5e-9 + _products(node, graph) * 2e-10
+    return total
+
+
+def _products(node: Node, graph: Graph) -> int:
+    """Products of numbers that a node adds up, about."""
+    if not node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose"):
+        return 0
+    weight = graph.type_of(node.inputs[1]).dims
+    result = graph.type_of(node.inputs[0] if node.is_a("ConvTranspose") else node.outputs[0])
+    inner = int(np.prod(weight[1:])) if node.is_a("Conv", "ConvTranspose") else max(weight, default=1)
+    return result.elements * inner

@@ -28,6 +28,12 @@ _AGAIN = "shard the step again; --state FILE gives other values"
 def check_roles(manifest: Manifest, source: TrainingGraph, folder: Path) -> None:
     """Raise InputError where the manifest gives a state another new value, kind or parameter than the source does."""
     own = {state.tensor: (state.updated, state.kind.value, state.of) for state in source.states}
+    missing = next(iter(own.keys() - {state.tensor for state in manifest.states}), None)
+    if missing is not None:
+        raise InputError(
+            f"{folder / MANIFEST_FILE}: states: {show(missing)} is a state of the source, and missing here",
+            "it was edited: shard the step again",
+        )
     for index, state in enumerate(manifest.states):
         said = (state.updated, state.kind.value, state.of)
         for word, here, there in zip(("updated", "kind", "of"), said, own.get(state.tensor, said)):

@@ -177,6 +177,18 @@ class Verification(HtmlTable):
             if not check.engine:
                 self.say(f"one step is not confirmed by a second engine: {check.why}")
 
+    def say_stops(self) -> None:
+        """Note gradients that are not the whole derivative: the backward takes values for constants."""
+        stopped = [each for each in self.gradients if each.stops]
+        if not stopped:
+            return
+        first, count = stopped[0], len(stopped) - 1
+        more = f" (and {len(first.stops) - 1} more)" if len(first.stops) > 1 else ""
+        self.say(
+            f"the gradient of {first.parameter}{f' (and of {count} more)' if count else ''} is not the whole "
+            f"derivative of the loss: the backward takes for a constant {first.stops[0]}{more}"
+        )
+
     def say(self, note: str) -> None:
         """Add a note, once."""
         if note not in self.notes:

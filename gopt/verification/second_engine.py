@@ -17,13 +17,12 @@ from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.ir.scopes import bodies
 from gopt.opaque.expand import expand
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.executor import Executor
 from gopt.runtime.inlined_functions import inlined
-from gopt.runtime.reference_eval import evaluate
+from gopt.runtime.reference_eval import evaluate, seconds
 from gopt.runtime.session import CPU, SessionCache, make_session
 from gopt.verification.compare import Values, floating, length, tolerance_of
 from gopt.verification.engine_check import EngineCheck, EngineDifference
@@ -38,8 +37,6 @@ LOOKED_AT = 1 << 31
 """Bytes of all values of a graph up to which nodes are compared one by one."""
 DEPTH, MOST = 4, 12
 """Nodes in a row, and nodes in all, that a rewrite may join."""
-TURNS = 64
-"""Turns that a loop is taken to make, for the estimate."""
 POINTS, JITTER = 3, 0.05
 """Operands on which a node must differ: its own, and others near them, where no maximum ties."""
 
@@ -104,29 +101,6 @@ def _second(graph: Graph, given: Values, call: CollectiveCallback) -> tuple[str,
         return PLAIN, run_source(Executor(graph, PlainSessions()), dict(given), call), ""
     except GoptError as error:
         return "", None, error.message
-
-
-def seconds(graph: Graph) -> float:
-    """About how long the reference evaluator takes; without an end where it cannot run the graph."""
-    total = 0.0
-    for node in graph.nodes:
-        types = [graph.type_of(name) for name in (*node.reads, *node.outputs) if name]
-        if node.domain == COMM or not all(type.static for type in types):
-            return float("inf")
-        proto = node.proto
-        turns = 1 + TURNS * sum(len(body.node) for body in bodies(proto)) if proto is not None else 1
-        total += turns * 1e-4 + sum(type.elements for type in types) * 5e-9 + _products(node, graph) * 2e-10
-    return total
-
-
-def _products(node: Node, graph: Graph) -> int:
-    """Products of numbers that a node adds up, about."""
-    if not node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose"):
-        return 0
-    weight = graph.type_of(node.inputs[1]).dims
-    result = graph.type_of(node.inputs[0] if node.is_a("ConvTranspose") else node.outputs[0])
-    inner = int(np.prod(weight[1:])) if node.is_a("Conv", "ConvTranspose") else max(weight, default=1)
-    return result.elements * inner
 
 
 # --- which node it is -------------------------------------------------------------------------------------------------

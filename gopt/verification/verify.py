@@ -202,6 +202,7 @@ class Verifier:
             advance(PHASE, 0, len(names or self.training.gradients))
             feeds = [{**start, **settings, **each} for each in self._several(batches)]
             result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
+            result.say_stops()
             if sample is not None:
                 result.sample = replace(sample, widened=len(result.gradients) > len(sample.parameters))
         return result

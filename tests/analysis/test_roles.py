@@ -13,6 +13,7 @@ import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, NAMES, Builder, Network, op_counts, perceptron, scramble, sgd
 from onnx import helper
+from products import spread
 
 import gopt
 from gopt.analysis.roles import RoleMap
@@ -81,8 +82,7 @@ def test_the_tied_weight_is_one_parameter():
     assert not any("head" in state.tensor for state in training.states)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "seed"), spread(NAMES, [1, 2]))
 def test_scrambled_names_give_the_same_roles_and_ranks(name, seed, tmp_path):
     source = onnx.load(FIXTURES / f"{name}.onnx")
     model, table = scramble(source, seed)

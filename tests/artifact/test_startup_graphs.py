@@ -16,6 +16,7 @@ from gopt.cli.main import main
 from helpers import FIXTURES
 from helpers import source as fixture
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from products import spread
 from training_info_models import model_of, saved
 
 import gopt
@@ -88,10 +89,10 @@ def made(path: Path) -> dict[str, np.ndarray]:
     return dict(zip((each.name for each in session.get_outputs()), session.run(None, {})))
 
 
-MESHES = [
-    ("shard=2", {"stage": 0}), ("shard=3", {"stage": 1}), ("shard=4", {"stage": 3}), ("dp=2,shard=2", {"stage": 2}),
-    ("tp=2", {"passes": {"tensor-parallel": {"parameters": "w:dim1;b:dim0"}}}),
-]  # fmt: skip
+MESHES: dict[str, dict] = {
+    "shard=2": {"stage": 0}, "shard=3": {"stage": 1}, "shard=4": {"stage": 3}, "dp=2,shard=2": {"stage": 2},
+    "tp=2": {"passes": {"tensor-parallel": {"parameters": "w:dim1;b:dim0"}}},
+}  # fmt: skip
 
 
 def expected(bound: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -99,11 +100,10 @@ def expected(bound: tuple[str, ...]) -> dict[str, np.ndarray]:
     return {"w": W, "b": B, "count": np.array(1)} | {name: whole[name] for name in bound}
 
 
-@pytest.mark.parametrize("bound", [("w", "b", "count"), ("w",), ("b",)], ids="-".join)
-@pytest.mark.parametrize(("mesh", "options"), MESHES, ids=[mesh for mesh, _ in MESHES])
-def test_a_rank_computes_the_pieces_that_it_holds(mesh: str, options: dict, bound: tuple[str, ...], tmp_path: Path):
+@pytest.mark.parametrize(("mesh", "bound"), spread(MESHES, [("w", "b", "count"), ("w",), ("b",)]))
+def test_a_rank_computes_the_pieces_that_it_holds(mesh: str, bound: tuple[str, ...], tmp_path: Path):
     path, folder = saved(starting(*bound), tmp_path), tmp_path / "ranks"
-    gopt.shard(gopt.load(path), mesh, **options).write(folder)
+    gopt.shard(gopt.load(path), mesh, **MESHES[mesh]).write(folder)
     whole = made(folder / "startup.onnx")
     assert whole.keys() == set(bound)
     for name, value in whole.items():

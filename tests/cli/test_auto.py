@@ -9,13 +9,16 @@ import jsonschema
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, ROOT
+from products import part
 
 from gopt.verification.verify import Verifier
 
 MODEL = str(FIXTURES / "gpt_adamw.onnx")
 
 
-@pytest.mark.parametrize("options", [[], ["--link", "200GB/s:5us"], ["--memory", "200KB", "--statistics", "local"]])
+@pytest.mark.parametrize(
+    "options", part([[], ["--link", "200GB/s:5us"], ["--memory", "200KB", "--statistics", "local"]], 2)
+)
 def test_auto_takes_the_first_and_says_why(options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     plan = [each for each in options if each not in ("--statistics", "local")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import re
 import types
@@ -43,14 +44,19 @@ OF_TEXT = ("surrogate", "digits", "deep", "nan", "infinite", "twice")
 """Damage of the text: no schema sees it."""
 
 
+@functools.cache
+def fields_of(record: type) -> tuple[dict[str, dataclasses.Field], dict[str, Any]]:
+    """A record's fields by their keys in a document, and their types by name."""
+    return {key_of(each): each for each in dataclasses.fields(record)}, typing.get_type_hints(record)
+
+
 def conforms(hint: Any, value: Any) -> bool:
     """Whether a document's value has the type of a record's field: independent of schema and reader."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
     if dataclasses.is_dataclass(hint):
-        fields = {key_of(each): each for each in dataclasses.fields(hint)}
-        hints = typing.get_type_hints(hint)
+        fields, hints = fields_of(hint)
         return (
             isinstance(value, dict)
             and value.keys() <= fields.keys()

@@ -63,7 +63,7 @@ def inside(tag: int, content: bytes) -> bytes:
     return bytes([tag << 3 | 2]) + varint(len(content)) + content
 
 
-NODES = inside(1, b"") * 5_000_000
+NODES = inside(1, b"") * 2_100_000
 
 
 @pytest.mark.parametrize("body", [NODES, inside(1, inside(4, b"If") + inside(5, inside(6, NODES)))], ids=["top", "if"])

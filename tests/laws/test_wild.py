@@ -53,7 +53,10 @@ def hold(form: Form, name: str, stage: int, folder: Path, capsys: pytest.Capture
         assert "does not know the operator set" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("form", "name", "stage"), one_of_each(), ids=str)
+ONE_OF_EACH = one_of_each()
+
+
+@pytest.mark.parametrize(("form", "name", "stage"), ONE_OF_EACH, ids=str)
 def test_a_form(form, name, stage, tmp_path, capsys):
     hold(form, name, stage, tmp_path, capsys)
 
@@ -65,7 +68,7 @@ def test_a_constant_node_of_statistic_and_backward(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "name", "stage"), [case for case in CASES if case not in one_of_each()], ids=str)
+@pytest.mark.parametrize(("form", "name", "stage"), [case for case in CASES if case not in ONE_OF_EACH], ids=str)
 def test_every_form(form, name, stage, tmp_path, capsys):
     hold(form, name, stage, tmp_path, capsys)
 

@@ -49,8 +49,10 @@ def test_a_run_that_is_done_names_its_step_and_the_one_asked_for(tmp_path, capsy
     assert (record["resumed"], record["steps"], record["asked"]) == (4, 0, 3)
 
 
-@pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=mpi)])
+@pytest.mark.parametrize(
+    ("exists", "launched"),
+    [(True, False), pytest.param(False, True, marks=mpi), pytest.param(True, True, marks=[mpi, pytest.mark.slow])],
+)
 def test_nothing_to_resume_is_no_secret(exists, launched, tmp_path):
     folder, root = written(tmp_path), tmp_path / "mistyped"
     if exists:

@@ -18,11 +18,12 @@ from gopt.frontends.derive.options import DeriveOptions
 from gopt.ir.load import graph_of
 from gopt.runtime import fallback_kernels, session
 from gopt.runtime.executor import Executor
+from gopt.runtime.reference_eval import seconds
 from gopt.runtime.session import SessionCache
 from gopt.verification import second_engine
 from gopt.verification.engine_check import EngineCheck, EngineDifference
 from gopt.verification.reference_graphs import refuse_call
-from gopt.verification.second_engine import PLAIN, REFERENCE, compare_engines, seconds
+from gopt.verification.second_engine import PLAIN, REFERENCE, compare_engines
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 op = helper.make_node

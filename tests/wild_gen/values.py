@@ -280,7 +280,6 @@ def unused_of(code: int, count: int, held: int) -> Callable[[ModelProto, Path], 
 
 FLOATS = tuple(name for name in NAMES if name != "emb_adamw")
 """Steps whose batch is of floats."""
-NORMALISED = {"cnn_mom_fp16": "samples are not followed through a sequence: --statistics says how ranks combine theirs"}
 ONE = np.asarray([1.0])
 FORMS = [
     Form("constants as nodes", as_nodes),
@@ -319,9 +318,9 @@ FORMS = [
         Form(f"unused constant of type {code}", unused_of(code, 5, 4), refused(4, "'wild.odd'", f"type {code}"))
         for code in (25, 26, 27, 28, 99)
     ),
-    Form("sequences", behind_products(through_sequence), gaps=NORMALISED),
-    Form("optionals", behind_products(through_optional), gaps=NORMALISED),
-    Form("split and joined", behind_products(split_and_joined), gaps=NORMALISED),
+    Form("sequences", behind_products(through_sequence)),
+    Form("optionals", behind_products(through_optional)),
+    Form("split and joined", behind_products(split_and_joined)),
     Form("sequence as input", sequence_input, refused(4, "'wild.list'", "sequence")),
     Form("sequence as output", sequence_output, refused(4, "'wild.list'", "sequence"), FLOATS),
     Form("optional as output", optional_output, refused(4, "'wild.maybe'", "optional")),

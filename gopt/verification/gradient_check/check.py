@@ -27,6 +27,7 @@ from gopt.verification.gradient_check.forward import Forward, Values
 from gopt.verification.gradient_check.layout import Layouts, turned
 from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
 from gopt.verification.gradient_check.slopes import SlopeCheck
+from gopt.verification.gradient_check.stops import StopFinder
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
 from gopt.verification.reference_graphs import refuse_call
 
@@ -108,9 +109,11 @@ class _GradientChecker:
                 self.check(rest)
         return [self.found[name] for name in parameters if name in self.found]
 
-    def say(self, name: str, verdict: Verdict, why: str, fit: Fit | None = None) -> None:
+    def say(
+        self, name: str, verdict: Verdict, why: str, fit: Fit | None = None, stops: tuple[str, ...] = ()
+    ) -> None:  # fmt: skip
         ratios = fit.ratios if fit is not None else ()
-        self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why)
+        self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why, stops)
 
     def _tell(self) -> None:
         """Report the number of verdicts; after each measurement, because many are reached at once."""
@@ -318,7 +321,9 @@ class _GradientChecker:
             self.say(name, Verdict.CONFIRMED, said.ADDITIVE, fit)
         elif additive is Additivity.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
-        elif self._hopeless or not (self.is_computed_weight(name, points, part.at) or self.sliced(part, points)):
+        elif self._hopeless or not (
+            self.is_computed_weight(name, points, part.at) or self.sliced(part, points) or self.stopped(part, points)
+        ):
             said_so = said.WRONG if fit.measured else said.FLAT if flat else said.FAINT
             verdict = Verdict.UNCONFIRMED if said_so == said.FAINT else Verdict.REFUTED
             self.say(name, verdict, said_so, fit)
@@ -366,6 +371,21 @@ class _GradientChecker:
         if fit is not None:
             self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, fit)
         return fit is not None
+
+    @cached_property
+    def _stops(self) -> StopFinder:
+        return StopFinder(self.slope_meter.forward, self.slope_meter.generator)
+
+    def stopped(self, part: Candidate, points: list[Values]) -> bool:
+        """Return whether it is the derivative with some values taken for constants; says so."""
+        if self.whole:
+            return False
+        found = self._stops.explain(part, points)
+        if found is None:
+            return False
+        stops = tuple(map(str, found[0]))
+        self.say(part.parameter, Verdict.CONFIRMED, said.STOPPED.format("; ".join(stops)), found[1], stops)
+        return True
 
     # --- zero -------------------------------------------------------------------------------------------------------
 

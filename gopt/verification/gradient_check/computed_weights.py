@@ -23,7 +23,7 @@ def computed_weights(
     nearest the losses first. They follow the parameter; where no loss reads it, others and inputs count."""
     elements = int(np.prod(dims, dtype=np.int64))
     live = read_by(graph, losses)
-    with_batch, with_parameter = _reached(graph, batch), _reached(graph, {parameter})
+    with_batch, with_parameter = reached(graph, batch), reached(graph, {parameter})
     apart = parameter not in live
     names = [name for node in graph.nodes for name in node.outputs] + list(graph.inputs)
     found = []
@@ -41,27 +41,27 @@ def shifted(graph: Graph, gradients: Mapping[str, str], batch: set[str]) -> dict
 
     That is where sharpness-aware steps take their second gradient.
     """
-    with_batch = _reached(graph, batch)
+    with_batch = reached(graph, batch)
     found: dict[str, str] = {}
     for node in graph.nodes:
         if not node.is_a("Add", "Sub") or node.outputs[0] not in with_batch:
             continue
         for name in node.inputs:
             same = name in gradients and graph.type_of(node.outputs[0]).shape == graph.inputs[name].shape
-            if same and name not in found and gradients[name] in _reached(graph, {node.outputs[0]}):
+            if same and name not in found and gradients[name] in reached(graph, {node.outputs[0]}):
                 found[name] = node.outputs[0]
     return found
 
 
 def dependent_values(graph: Graph, name: str, batch: set[str], elements: int) -> list[str]:
     """Values that the batch reaches and ``name`` depends on, with that many elements, nearest first."""
-    live, with_batch = read_by(graph, [name]), _reached(graph, batch)
+    live, with_batch = read_by(graph, [name]), reached(graph, batch)
     made = [output for node in reversed(graph.nodes) for output in node.outputs if output in live & with_batch]
     types = ((each, graph.type_of(each)) for each in made if each != name)
     return [each for each, type in types if type.static and type.elements == elements and type.dtype in FLOATS]
 
 
-def _reached(graph: Graph, starts: set[str]) -> set[str]:
+def reached(graph: Graph, starts: set[str]) -> set[str]:
     reached = set(starts)
     for node in graph.nodes:
         if not reached.isdisjoint(node.reads):

@@ -51,7 +51,7 @@ _SMALL = 1 << 20
 
 
 @dataclass(slots=True)
-class _PointProgram:
+class PointProgram:
     """A program that holds what it was last given: points mostly share all but a batch and what was moved."""
 
     program: Float64Graph
@@ -78,7 +78,7 @@ class Forward:
         self.runs = 0
         self._call, self._cache = call, SessionCache()
         self.gradients = list(dict.fromkeys(training.gradients.values()))
-        self._losses: dict[tuple[str, ...], _PointProgram] = {}
+        self._losses: dict[tuple[str, ...], PointProgram] = {}
         self._graph, self.precision, self._all = self._finest()
 
     @property
@@ -109,7 +109,7 @@ class Forward:
         """All losses; values named in ``fixed`` are taken from the point instead of being computed."""
         key = tuple(fixed)
         if key not in self._losses:
-            self._losses[key] = self._ready(self._graph, self.training.losses, key)
+            self._losses[key] = self.ready(self._graph, self.training.losses, key)
         self.runs += 1
         return self._stacked(self._losses[key].run(point, self._call))
 
@@ -123,16 +123,21 @@ class Forward:
     def values(self, names: Sequence[str], point: Values, fixed: Sequence[str] = ()) -> Values:
         """Other values of the graph, of which those in ``fixed`` are taken from the point."""
         self.runs += 1
-        return self._ready(self._graph, names, fixed).run(point, self._call)
+        return self.ready(self._graph, names, fixed).run(point, self._call)
 
     def reads(self, name: str, fixed: Sequence[str]) -> set[str]:
         """The inputs that a value depends on other than through ``fixed``."""
         return subgraph(self._graph, self._graph.nodes, [name], fixed).inputs.keys() - set(fixed)
 
-    def _ready(self, graph: Graph, outputs: Iterable[str], fixed: Sequence[str] = ()) -> _PointProgram:
-        return _PointProgram(Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache))
+    def losses_by(self, program: PointProgram, point: Values) -> np.ndarray:
+        """All losses as another program of them computes them."""
+        self.runs += 1
+        return self._stacked(program.run(point, self._call))
 
-    def _finest(self) -> tuple[Graph, Precision, _PointProgram]:
+    def ready(self, graph: Graph, outputs: Iterable[str], fixed: Sequence[str] = ()) -> PointProgram:
+        return PointProgram(Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache))
+
+    def _finest(self) -> tuple[Graph, Precision, PointProgram]:
         graph, states = local_graph(self.training), {state.tensor for state in self.training.states}
         # Points have all states.
         graph = replace(graph, initializers={n: each for n, each in graph.initializers.items() if n not in states})
@@ -140,7 +145,7 @@ class Forward:
         for precision in (DOUBLE, SINGLE):
             wide = widened(graph, precision.dtype)
             try:
-                program = self._ready(wide, [*self.training.losses, *self.gradients])
+                program = self.ready(wide, [*self.training.losses, *self.gradients])
             except (UnsupportedError, RunError):
                 if precision is SINGLE:
                     raise

@@ -28,6 +28,8 @@ class GradientCheck:
     ratios: tuple[float, ...]
     verdict: Verdict
     why: str
+    stops: tuple[str, ...] = ()
+    """Readings that it takes for constants, where it is not the whole derivative."""
 
     @property
     def holds(self) -> bool:
@@ -59,3 +61,4 @@ SHIFTED = "the gradient at a point that every rank moves to by its own batch: no
 ALONG = "proportional to the change of the loss along {!r}, which is made of the states alone"
 IMAGE = "linear in {!r}, which is proportional to the change of the loss, and in nothing else of the batch"
 NOT_LINEAR = "a function of {!r}, which is proportional to the change of the loss, but not a linear one"
+STOPPED = "proportional to the change of the loss with constants in it: {}"

@@ -74,7 +74,7 @@ def test_every_layout_trains_from_the_same_rows(model: Path, data: str) -> None:
 def test_rows_are_made_at_the_first_touch_of_a_lazy_table(model: Path) -> None:
     job = ServerJob.read(Job(folder=split(model, "modulo", rows={"*": "lazy"}), data="", steps=1))
     tables = ServerTables(job, 2)
-    held = tables.initial(job.graphs(2), None)
+    held = tables.initial(job.graphs(2))
     assert not any(name.startswith("gopt.ps.t") for name in held)
     for number in tables.lazy:
         tables.take_out(number, job.graphs(2)["step"], held, merges=False)

@@ -38,7 +38,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("what", "way", "llvm"), spread(RECIPES, WAYS, [True, False]))
+@pytest.mark.parametrize(("what", "llvm", "way"), spread(RECIPES, [True, False], WAYS))
 def test_tiles_and_rooms_change_nothing(what, way, llvm, tmp_path, monkeypatch):
     mesh, micro_steps, options = WAYS[way]
     if not llvm:

@@ -1,0 +1,209 @@
+"""Explains values that are not the whole derivative: the backward takes some values of the forward for constants.
+
+Batch renorm does so with the ratio of two statistics, many a target network with what it compares with, a quantiser
+with the error of its rounding. Such a value is the derivative of the loss with these readings held where they are.
+Which they are is found by what each adds to slopes of the loss, up to three at a time; that the value is proportional
+to the slopes that are left is then measured as of any gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
+from itertools import combinations
+
+import numpy as np
+
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import FLOATS
+from gopt.verification.gradient_check.computed_weights import reached, read_by
+from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, measure
+from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.held_forward import EVERY, HeldForward, Stop
+
+MOST = 12
+"""Readings that are held, at most."""
+LIMIT = 160
+"""Readings that are tried, those nearest to the parameter."""
+DIRECTIONS = 2
+RUNGS = 4
+"""Lengths of the step that are tried for what was found."""
+LOOKS = 400
+"""Sets of readings that may be held."""
+BEST = 2
+"""Sets of each size that may be looked at next."""
+EFFORT = 40.0
+"""Seconds that the reference evaluator would take for all runs; sessions take a fraction."""
+FEW = 30
+"""Readings up to which three at a time are tried, and all pairs are measured."""
+_STEPS = frozenset(["Round", "Floor", "Ceil", "Sign", "Clip"])
+"""Functions that backwards pass straight through."""
+
+
+@dataclass
+class StopFinder:
+    """Finds what values take for constants. ``known``: what others do, which is tried first."""
+
+    forward: Forward
+    generator: np.random.Generator
+    known: list[Stop] = field(default_factory=list)
+    searched: set[str] = field(default_factory=set)
+    """Parameters for which all readings were tried."""
+    left: float = EFFORT
+
+    def explain(self, part: Candidate, points: Sequence[Values]) -> tuple[list[Stop], Fit] | None:
+        """The readings that a value takes for constants, and its fit to slopes with these held; None where none is."""
+        near = self._on_the_way(part.name)
+        fit = self._fit(part, points, near) if near else None
+        if fit is not None and fit.holds:
+            return near, fit
+        if part.parameter in self.searched:
+            return None
+        self.searched.add(part.parameter)
+        for chosen in self._chosen(part, points):
+            fit = self._fit(part, points, chosen)
+            if fit.holds:
+                self.known += [stop for stop in chosen if stop not in self.known]
+                return chosen, fit
+        return None
+
+    def _on_the_way(self, name: str) -> list[Stop]:
+        way = reached(self.forward.graph, {name}) if self.known else set()
+        return [stop for stop in self.known if stop.value in way]
+
+    def _chosen(self, part: Candidate, points: Sequence[Values]) -> Iterator[list[Stop]]:
+        """Readings with which slopes are near enough to be measured; beside known ones, or straight through steps."""
+        tried = _readings(self.forward.graph, self.forward.training.losses, part.name)
+        held = HeldForward(self.forward, tried)
+        cost = held.seconds * 2 * DIRECTIONS * len(points)
+        straight = [stop for stop in tried if stop.through and not stop.bounded]
+        for pairs in (False, True):
+            for start in [[], straight] if straight else [[]]:
+                looks = min(LOOKS, int(self.left / cost)) if tried else 0
+                search = _Search(held, part, points, self.generator, looks)
+                chosen = search.found(start, pairs)
+                self.left -= cost * (looks - search.looks)
+                if chosen:
+                    yield chosen
+
+    def _fit(self, part: Candidate, points: Sequence[Values], stops: Sequence[Stop]) -> Fit:
+        held, count = HeldForward(self.forward, stops), len(self.forward.training.losses)
+        placed = held.on(held.points(points), stops)
+        return measure([part], placed, held.losses, count, self.forward.precision, self.generator, RUNGS)
+
+
+class _Search:
+    """Looks for the readings without which slopes of the loss are those that a value says."""
+
+    def __init__(
+        self, held: HeldForward, part: Candidate, points: Sequence[Values], generator: np.random.Generator, looks: int
+    ) -> None:
+        """``looks``: how many sets of readings may be held."""
+        self.held, self.part, self.points, self.looks = held, part, held.points(points), looks
+        drawn = [generator.standard_normal(part.origin.shape) * part.moved for _ in range(DIRECTIONS)]
+        self.directions = [each / max(float(np.linalg.norm(each)), 1e-300) for each in drawn]
+        self.step = held.forward.precision.ladder[1]
+        self.exact = 30 * held.forward.precision.tolerance
+        self.along = np.array([float(np.vdot(change, each)) for each in self.directions for change in part.changes])
+
+    def found(self, start: list[Stop], pairs: bool) -> list[Stop]:
+        """The readings to hold, those of ``start`` among them; none where no more of them end in what the value says.
+
+        What leads nearest to it is looked at first; ``pairs``: by what two add together as well, where they are few.
+        """
+        due: list[tuple[float, int, list[Stop]]] = [(0.0, 0, start)]
+        seen: set[frozenset[Stop]] = set()
+        while due and self.looks > 0:
+            _, _, chosen = heappop(due)
+            whole = self._slopes(chosen)
+            if self._off(whole) <= self.exact:
+                return chosen
+            for off, more in self._promising(chosen, whole, pairs):
+                if frozenset([*chosen, *more]) not in seen and len(chosen) + len(more) <= MOST:
+                    seen.add(frozenset([*chosen, *more]))
+                    heappush(due, (off, len(seen), [*chosen, *more]))
+        return []
+
+    def _promising(
+        self, chosen: list[Stop], whole: np.ndarray, pairs: bool
+    ) -> Iterator[tuple[float, tuple[Stop, ...]]]:
+        """The readings that lead nearest to the value, of each number of them, and how near: by what each adds."""
+        adds: dict[Stop, np.ndarray] = {}
+        passed = {stop.node for stop in chosen if stop.through}
+        for stop in self.held.stops:
+            known = stop in chosen or (stop.through and stop.node in passed)
+            change = 0 * whole if known else whole - self._slopes([*chosen, stop])
+            if np.isfinite(change).all() and not any(self._alike(change, each) for each in (0 * whole, *adds.values())):
+                adds[stop] = change
+        both: dict[tuple[Stop, Stop], np.ndarray] = {}
+        if pairs and len(adds) <= FEW:
+            for one, two in combinations(adds, 2):
+                both[one, two] = adds[one] + adds[two] - (whole - self._slopes([*chosen, one, two]))
+
+        def off(some: tuple[Stop, ...]) -> float:
+            twice = sum((both[pair] for pair in combinations(some, 2)) if both else (), start=0 * whole)
+            return self._off(whole - sum((adds[stop] for stop in some), start=0 * whole) + twice)
+
+        for size in range(1, 4 if len(adds) <= FEW else 3):
+            ranked = ((off(some), some) for some in combinations(adds, size))
+            yield from nsmallest(BEST, ranked, key=lambda each: each[0])
+
+    def _alike(self, one: np.ndarray, other: np.ndarray) -> bool:
+        return float(np.linalg.norm(one - other)) <= self.exact * float(np.linalg.norm(self.along))
+
+    def _slopes(self, on: Sequence[Stop]) -> np.ndarray:
+        """Of each direction how slopes differ between the first batch and each other; of all losses together."""
+        self.looks -= 1
+        points, found = self.held.on(self.points, on), []
+        for direction in self.directions:
+            move = self.step * direction
+            slopes = [(self._loss(point, move) - self._loss(point, -move)) / (2 * self.step) for point in points]
+            found += [slope - slopes[0] for slope in slopes[1:]]
+        return np.array(found)
+
+    def _loss(self, point: Values, move: np.ndarray) -> float:
+        before = point[self.part.name]
+        return float(self.held.losses({**point, self.part.name: (before + move).astype(before.dtype)}).sum())
+
+    def _off(self, slopes: np.ndarray) -> float:
+        """How far the value is from a multiple of slopes, relative to it."""
+        size = float(np.vdot(slopes, slopes))
+        rest = self.along - slopes * (float(np.vdot(slopes, self.along)) / size if size else 0.0)
+        found = float(np.linalg.norm(rest)) / max(float(np.linalg.norm(self.along)), 1e-300)
+        return found if np.isfinite(found) else np.inf
+
+
+def _readings(graph: Graph, losses: Sequence[str], name: str) -> list[Stop]:
+    """The readings on the way from a parameter to the losses, of values that another node reads there too, or beside
+    another one: a value with a single way on is as held as what is made of it."""
+    live, reach = read_by(graph, losses), reached(graph, {name})
+    on = [node for node in graph.nodes if not live.isdisjoint(node.outputs) and not reach.isdisjoint(node.inputs)]
+    readers: dict[str, int] = {}
+    for node in on:
+        for each in dict.fromkeys(node.inputs):
+            readers[each] = readers.get(each, 0) + 1
+    found: list[Stop] = []
+    sources: dict[str, str] = {}
+    for node in on:
+        operands = [(node.inputs.index(each), each) for each in dict.fromkeys(node.inputs) if each in reach]
+        found += [
+            Stop(node.first_output, EVERY if node.inputs.count(each) > 1 else place, each) for place, each in operands
+            if (readers[each] > 1 or len(operands) > 1) and graph.type_of(each).dtype in FLOATS
+        ]  # fmt: skip
+        found += _through(graph, node, sources)
+    return found[:LIMIT]
+
+
+def _through(graph: Graph, node: Node, sources: dict[str, str]) -> Iterator[Stop]:
+    """A node that a backward may pass straight through; ``sources``: value of another type -> what it was made of."""
+    made, first = node.first_output, node.inputs[0] if node.inputs else ""
+    floating, before = graph.type_of(made).dtype in FLOATS, graph.type_of(first).dtype in FLOATS
+    if node.is_a("Cast", "QuantizeLinear") and before and not floating:
+        sources[made] = first
+    elif node.is_a("Cast", "DequantizeLinear") and floating and first in sources:
+        yield Stop(made, 0, sources[first], through=True)
+    elif node.is_in(_STEPS) and floating:
+        yield Stop(made, 0, first, through=True)
+        if node.is_a("Sign"):
+            yield Stop(made, 0, first, through=True, bounded=True)
