@@ -43,7 +43,7 @@ def refuse_dropped(step: StepSkeleton, training: TrainingGraph, found: GradientM
     if not dropped:
         return
     narrow = _narrowed(step, dropped)
-    named = _by_name(step, {each.output: narrow[each.output] for each in dropped if not _local(step, each, found)})
+    named = _by_name(step, {each.output: narrow[each.output] for each in dropped})
     open_ = [each for each in dropped if each.output not in named.values()]
     surely = [each for each in open_ if not each.stored]
     if named:
@@ -77,11 +77,6 @@ def _error(
         fed=fed if held.keys().isdisjoint(fed) else (),
         by_name=bool(named),
     )
-
-
-def _local(step: StepSkeleton, each: _Dropped, found: GradientMap) -> bool:
-    """Return whether an output follows a rank's own batch: how ranks agree on such a state, its name does not say."""
-    return each.output in step.tainted and each.output not in found.check.reduced
 
 
 def _dropped(step: StepSkeleton, training: TrainingGraph, found: GradientMap) -> Iterator[_Dropped]:

@@ -127,12 +127,24 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
     """Hold what was found against the conditions that a named gradient must meet."""
     for name, gradient in gradients.items():
         why = _disqualified(step, context, name, gradient)
+        late = _late(step, gradient) if why and gradient in context.update_only else ""
         if why:
+            what = f"it reads {late!r}, a state that the forward does not read" if late else why
             raise UnsupportedError(
                 f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
-                f"{gradient!r}, but {why}",
-                f"name its gradient: --params {name}=VALUE",
+                f"{gradient!r}, but {what}",
+                f"if {late} is a statistic that the backward reads, say how ranks combine it: --statistics {late}=max, "
+                "where max may be mean, sum or min"
+                if late
+                else f"name its gradient: --params {name}=VALUE",
             )
+
+
+def _late(step: StepSkeleton, gradient: str) -> str:
+    """A state that follows the batch, and that a gradient reads and the forward does not; '' where there is none."""
+    cone = ancestors(step.index, [gradient])[1]
+    late = (name for name in step.updated if name in cone and name not in step.forward_values)
+    return next((name for name in late if step.updated[name] in step.tainted), "")
 
 
 def _reads_reduced(step: StepSkeleton, name: str, check: LocalTaint) -> bool:

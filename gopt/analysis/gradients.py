@@ -14,6 +14,7 @@ from functools import cached_property
 from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.analysis.dominators import UpdateWalk, walk_update
+from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity, propagate_linearity
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.errors import UnsupportedError
@@ -27,9 +28,36 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
     Raises UnsupportedError where the data flow leaves open which value is the gradient.
     """
     walk = walk_update(context, updated)
+    _refuse_written(context, parameter, updated)
     if not walk.dominators:
         return None
     return _DominatorChoice(context, parameter, walk).gradient()
+
+
+def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> None:
+    """Raise UnsupportedError for a new value that adds its gradient to what the forward made of the parameter and of
+    the batch: rows that it sets, or whose norm it bounds. Their mean over ranks is not that of the large batch."""
+    index = context.index
+    stack, terms = [updated], list[str]()
+    while stack:
+        name = stack.pop()
+        node = index.producers.get(name)
+        if node is None or id(node) in context.forward or not (node.is_a("Add", "Sub", "Sum") or node.is_in(LAYOUT)):
+            terms.append(name)
+        else:
+            stack.extend(node.inputs)
+    moving = [name for name in terms if name in context.tainted]
+    written = [name for name in moving if id(index.producers.get(name)) in context.forward]
+    if not written or len(written) == len(moving):
+        return
+    found = next((name for name in written if parameter in ancestors(index, [name])[1]), None)
+    if found is not None:
+        raise UnsupportedError(
+            f"the forward writes {parameter!r} anew by the batch: its new value adds {found!r} "
+            f"({index.producers[found].op_type}) to its gradient, and each rank has its own",
+            f"write {parameter!r} outside of the step, or in a way that follows no batch: gopt has no option that "
+            "combines such writes",
+        )
 
 
 class _DominatorChoice:

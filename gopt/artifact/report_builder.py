@@ -59,6 +59,10 @@ def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
     return RemovedItems(ops.groups(), variables.groups())
 
 
+NAMED = 4
+"""Statistics that a note names."""
+
+
 def build_report(
     program: SpmdProgram,
     source: SourceEntry,
@@ -108,6 +112,13 @@ def _notes(program: SpmdProgram) -> list[str]:
     for name, size in program.mesh.axes:
         if size > 1 and name not in used:
             notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
+    moving = [state.tensor for state in program.source.states if state.kind is StateKind.STATISTIC]
+    if program.micro_steps > 1 and moving:
+        named = ", ".join(moving[:NAMED]) + (f" and {len(moving) - NAMED} more" if len(moving) > NAMED else "")
+        notes.append(
+            f"with --accumulate {program.micro_steps} a statistic moves {program.micro_steps} times a step, once by "
+            f"each micro-step: {named}"
+        )
     behind: set[str] = set()
     for node in program.graph.nodes:
         # neither a gather of parameters nor a reduction in the source's forward is a reduction of gradients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
@@ -242,26 +242,29 @@ def _check_late(placement: NodePlacement, options: SplitOptions) -> None:
 
 
 def _check_apart(placement: NodePlacement, beside: Collection[str], options: SplitOptions) -> None:
-    """Refuse updates that need rounds in a mode without rounds."""
+    """Refuse updates that need rounds in a mode without rounds, with all causes."""
     if options.mode.rounds:
         return
-    if placement.merged:
-        name = next(iter(placement.merged.values()))
-        raise UnsupportedError(
-            f"mode {options.mode}: the update reads the trainers' mean of {show(name)}, and there are no rounds",
-            "take --mode sync",
+    causes = [
+        f"{what} {_listed(names)}{rest}" for what, names, rest in (
+            ("the update reads the trainers' mean of", placement.merged.values(), ""),
+            ("trainers read", beside, ", which servers update beside parameters"),
+            ("the update computes output", placement.metrics, ""),
+        ) if names
+    ]  # fmt: skip
+    if causes:
+        only = (
+            "" if placement.merged or beside else f", or take {_listed(placement.metrics)} out of the model's outputs"
         )
-    if beside:
         raise UnsupportedError(
-            f"mode {options.mode}: trainers read {show(next(iter(beside)))}, which servers update beside parameters: "
-            "there are no rounds, after which all have the same",
-            "take --mode sync",
+            f"mode {options.mode} has no rounds, after which all have the same: {'; '.join(causes)}",
+            f"take --mode sync{only}",
         )
-    if placement.metrics:
-        raise UnsupportedError(
-            f"mode {options.mode} has no rounds, and output {show(placement.metrics[0])} is computed in the update",
-            "take --mode sync, or take it out of the model's outputs",
-        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *others = map(show, names)
+    return ", ".join([first, *others[:3], *(["…"] if len(others) > 3 else [])])
 
 
 def _scalars(

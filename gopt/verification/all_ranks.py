@@ -58,6 +58,16 @@ class AllRanks:
         """Whole tensors of what the ranks hold, in their shapes."""
         return joined(self.ranks, key, values, self.types)
 
+    def apart(self, held: Sequence[Values]) -> list[Values]:
+        """For each batch, what its ranks hold of states that others hold otherwise."""
+        found = [Values() for _ in range(max(self.which) + 1)]
+        for which, rank, values in zip(self.which, self.ranks, held):
+            for state in rank.states:
+                if state.local and state.input in values:
+                    name = state.pieces[0].tensor
+                    found[which][name] = np.asarray(values[state.input]).reshape(self.types[name].dims)
+        return found
+
     def step(
         self, reference: ReferenceProgram, variant: Variant, held: Sequence[Values], settings: Values, batches: Batches,
         tamper: Tamper | None,

@@ -78,6 +78,8 @@ class ReferenceProgram:
         self.call = SourceMembers(mesh)
         self.mesh, self.cache = mesh, cache
         self.gradients = set(training.gradients.values())
+        self.apart: Sequence[Values] = ()
+        """For each batch, the values of statistics that its ranks hold apart; none: as in the states."""
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
@@ -111,7 +113,7 @@ class ReferenceProgram:
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
         """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
         fixed = self._local.hold({**states, **settings})
-        held = [Values() for _ in batches[0]]
+        held = [dict(self.apart[place]) if self.apart else Values() for place, _ in enumerate(batches[0])]
         names = self.training.losses
         losses, gradients, weights, shown = [], [], [], []
         ids: list[Values] = []

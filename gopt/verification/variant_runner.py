@@ -55,6 +55,7 @@ class VariantRunner:
         for number in range(1, steps + 1):
             advance(f"steps of {variant.name!r}", number - 1, steps)
             given = batches(number)
+            self.reference.apart = self.all_ranks.apart(held)
             step = self.reference.step(variant, states, settings, given)
             self._find_noise(variant, number, states, settings, given, step)
             own = self.all_ranks.joined("input", held)

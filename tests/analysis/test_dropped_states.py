@@ -63,11 +63,15 @@ def test_names_do_not_choose_between_two_outputs(tmp_path):
     assert "--states b0_q=b0_q_out" in refused.value.hints[0]
 
 
-def test_names_do_not_make_a_state_of_a_rank_s_own_value(tmp_path):
-    """A queue of rows of the batch: how ranks agree on it is not in its name."""
+def test_how_ranks_agree_on_a_queue_is_not_in_its_name(tmp_path):
+    """Names pair it; a queue of rows of the batch is refused behind that, once."""
     queue = (
         "  zero_at = Constant<value_ints = [0]>()\n  four = Constant<value_ints = [4]>()\n"
         "  kept = Slice(keys, zero_at, four)\n  keys_out = Concat<axis = 0>(h, kept)\n"
     )
-    with pytest.raises(UnsupportedError, match="output 'keys_out' may be the new value of input 'keys'"):
-        loaded(Written(NET + queue + sgd(), {"keys": ("float", (8, 5))}), tmp_path)
+    path = saved(Written(NET + queue + sgd(), {"keys": ("float", (8, 5))}).model(), tmp_path)
+    with pytest.raises(UnsupportedError, match="'keys_out' keeps rows of single samples, by Concat") as caught:
+        gopt.shard(path, 2)
+    assert caught.value.hints == (
+        "--statistics keys=local: local keeps each rank's own, and root those of the first rank",
+    )

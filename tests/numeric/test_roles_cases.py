@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gopt
+from gopt.analysis.role_map import RoleMap
 from gopt.errors import UnsupportedError
 
 CASES = Path(__file__).parents[2] / "fixtures/cases"
@@ -53,3 +54,37 @@ def test_the_users_rule_goes_first(tmp_path):
 def test_an_update_cannot_read_what_ranks_hold_apart():
     with pytest.raises(UnsupportedError, match=r"reads the statistic 'k[AG]', which ranks hold apart"):
         gopt.shard(CASES / "roles/kfac_old.onnx", 2, statistics="local")
+
+
+def test_a_queue_of_rows_is_refused_once_and_its_hint_settles_it():
+    """The reference of verify keeps the statistics of each rank apart, as ranks do."""
+    path = CASES / "roles/moco.onnx"
+    with pytest.raises(UnsupportedError, match="keeps rows of single samples, by Concat") as caught:
+        gopt.shard(path, 2)
+    assert "--statistics queue=local" in caught.value.hints[0]
+    with pytest.raises(UnsupportedError, match="--statistics queue=gather is not supported"):
+        gopt.shard(path, 2, statistics="queue=gather")
+    assert gopt.verify(gopt.shard(path, 2, statistics="queue=local"), steps=2).outcome == "equal"
+
+
+@pytest.mark.parametrize("name", ["b3_rows_set", "c05_maxnorm_mask"])
+def test_rows_that_the_forward_writes_are_refused_by_name(name):
+    """It averaged new values, and verify called them confirmed."""
+    for roles in (RoleMap(), RoleMap(states={"emb": "emb_out"})):
+        with pytest.raises(UnsupportedError) as caught:
+            gopt.load(CASES / f"roles/{name}.onnx", roles=roles)
+        assert "the forward writes 'emb' anew by the batch" in "".join([caught.value.message, *caught.value.hints])
+
+
+def test_a_history_that_the_backward_reads_is_asked_for_by_name():
+    histories = {name: f"{name}_out" for name in ("hist_x", "hist_w", "hist_g")}
+    with pytest.raises(UnsupportedError, match="reads 'hist_g', a state that the forward does not read") as caught:
+        gopt.load(CASES / "roles/fp8_delayed.onnx", roles=RoleMap(states=histories))
+    assert "--statistics hist_g=max" in caught.value.hints[0]
+    source = gopt.load(CASES / "roles/fp8_delayed.onnx", roles=RoleMap(states=histories, statistics={"hist_g": "max"}))
+    assert gopt.verify(gopt.shard(source, 2), steps=2).outcome == "equal"
+
+
+def test_a_note_says_that_micro_steps_move_statistics():
+    report = gopt.shard(CASES / "roles/kfac_old.onnx", 2, accumulate=2).report()
+    assert "with --accumulate 2 a statistic moves 2 times a step, once by each micro-step: kA, kG" in report.notes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from helpers import Builder, folder_bytes, perceptron, scramble, source
+from helpers import ROOT, Builder, folder_bytes, perceptron, scramble, source
 
 from gopt import api
 from gopt.analysis.role_map import RoleMap
@@ -152,3 +152,23 @@ def test_what_is_shown_of_a_batch_beside_a_gradient_may_be_left_out(tmp_path: Pa
     with pytest.raises(UnsupportedError, match="the update reads the batch 'mask'") as refused:
         api.split(step, options(servers=1))
     assert refused.value.hints[1:] == ("or leave output 'shown' out of the step",)
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HALF_ASYNC])
+def test_what_needs_rounds_is_named_at_once(mode: Mode, tmp_path: Path) -> None:
+    """A target network that the forward reads, and a number of the update that is shown: all causes, all values, and a
+    hint that makes the split."""
+    model = onnx.load(ROOT / "fixtures/cases/split/target_hard.onnx")
+    new = next(each.name for each in model.graph.output if len(each.type.tensor_type.shape.dim) == 2)
+    model.graph.node.append(onnx.helper.make_node("ReduceSum", [new], ["size"], keepdims=0))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("size", 1, ()))
+    onnx.save(model, tmp_path / "m.onnx")
+    step = api.load(tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedError) as caught:
+        api.split(step, options(mode=mode))
+    assert caught.value.message == (
+        f"mode {mode} has no rounds, after which all have the same: trainers read 't0', 't1', which servers update "
+        "beside parameters; the update computes output 'size'"
+    )
+    assert caught.value.hints == ("take --mode sync",)
+    api.split(step, options(mode=Mode.SYNC))

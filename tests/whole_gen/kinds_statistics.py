@@ -1,6 +1,8 @@
-"""Statistics that look like something else: a scalar beside the loss."""
+"""Statistics that look like something else: a scalar beside the loss, rows of a table, a queue."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from whole_gen.derivatives import gradients
 from whole_gen.forwards import parameter
@@ -54,3 +56,60 @@ def running_scalar(w: Writer) -> None:
         w.becomes(each, moved * held if use in ("update", "before") else moved)
     if not early:
         w.becomes(s, new)
+
+
+@kind
+def rows_written(w: Writer) -> None:
+    """The forward writes rows of a table by the batch before it reads them, and the update starts from what it wrote;
+    or it bounds all rows, which follows no batch."""
+    ids = w.fed("ids", [], lambda generator, size: generator.integers(0, 6, size))
+    y = w.fed("y", [3])
+    table = w.state("table", w.draw("table", (6, 3)))
+    w.told = True
+    how = w.pick("set", "bounded", "all")
+    if how == "set":
+        rows = w.op("Gather", table, ids)
+        there = ids.reshape(-1, 1)
+        written = w.op("ScatterND", table, there, rows / ((rows * rows).sum(1, keep=True) + 0.1).sqrt())
+    else:
+        norm = (table * table).sum(1, keep=True).sqrt()
+        over = w.op("Min", 0.4 / norm, w.like(1.0, norm))
+        if how == "bounded":
+            hit = w.op("Equal", ids.reshape(-1, 1), w.const(np.arange(6)[None])).to(w.dtype)
+            seen = w.reduced("ReduceMax", hit, [0], False).reshape(6, 1)
+            over = seen * over + (1.0 - seen)
+        written = table * over
+    if how != "all":
+        w.refusal = "'table'"
+    w.tape.clear()  # the gradient is that of what was written
+    d = w.op("Gather", written, ids, axis=0) - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [written])
+    w.gradients["table"] = w.gradients.pop(written.name)
+    w.out("loss", loss)
+    w.becomes(table, written - g * 0.1)
+
+
+@kind
+def queue_of_rows(w: Writer) -> None:
+    """The last keys of samples are compared with the next ones; ranks do not gather them."""
+    w.options["accumulate"] = 1
+    x, other = w.fed("x", [3]), w.fed("other", [3])
+    w0 = parameter(w, "w0", 3, 2)
+    queue = w.state("queue", w.draw("queue", (200, 2)))
+    w.told = True
+    w.refusal = "keeps rows of single samples"
+    key = w.op("Tanh", w.op("MatMul", other, w.const(w.draw("k", (3, 2)))))
+    h = w.op("Tanh", x @ w0)
+    near = h @ queue.turn(1, 0)
+    loss = (near * near).mean() - (h * key).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    count = key.shape[0]
+    if w.pick("front", "back") == "front":
+        kept = w.op("Slice", queue, w.const(np.array([0])), w.const(np.array([-count])), w.const(np.array([0])))
+        w.becomes(queue, w.op("Concat", key, kept, axis=0))
+    else:
+        kept = w.op("Slice", queue, w.const(np.array([count])), w.const(np.array([2**31])), w.const(np.array([0])))
+        w.becomes(queue, w.op("Concat", kept, key, axis=0))

@@ -6,6 +6,7 @@ those of the ranks. They are reduced, and all that lies behind them is computed 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isclose
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -18,23 +19,36 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 
 _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Relation.MIN: "min"}
+_JOINS = frozenset(["Concat", "ScatterND", "ScatterElements", "Scatter", "TensorScatter"])
 _AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStatistic:
+    """Why nothing says how the ranks' values of a statistic are combined. ``rows``: it keeps rows of single samples."""
+
+    reason: str
+    rows: bool = False
 
 
 class Unclear(Exception):
     """Raised where nothing says how the ranks' values of a statistic are combined; the text gives the reason."""
 
+    def __init__(self, reason: str, rows: bool = False) -> None:
+        super().__init__(reason)
+        self.statistic = OpenStatistic(reason, rows)
+
 
 def statistic_reductions(
     context: CouplingContext, training: TrainingGraph
-) -> tuple[dict[str, StatisticReduction], dict[str, str]]:
+) -> tuple[dict[str, StatisticReduction], dict[str, OpenStatistic]]:
     """Statistic -> how it is combined over ranks; and the others, each with the reason why that is not known.
 
     ``context`` has the marks of the forward. What is told of the nodes behind it is told of the statistic.
     """
     states = [state for state in training.states if state.kind is StateKind.STATISTIC]
     found: dict[str, StatisticReduction] = {}
-    unclear: dict[str, str] = {}
+    unclear: dict[str, OpenStatistic] = {}
     if not states:
         return found, unclear
     behind, _ = ancestors(context.index, [state.updated for state in states])
@@ -45,7 +59,7 @@ def statistic_reductions(
         try:
             found[state.tensor] = _reduction(context, state, training.reductions.get(state.tensor, ""))
         except Unclear as error:
-            unclear[state.tensor] = str(error)
+            unclear[state.tensor] = error.statistic
     return found, unclear
 
 
@@ -53,7 +67,7 @@ def _reduction(context: CouplingContext, state: State, stated: str) -> Statistic
     if stated in ("mean", "root", "local"):
         return StatisticReduction(state.tensor, stated)
     if stated == "gather":
-        raise Unclear("gopt does not gather rows of ranks")
+        raise Unclear("gopt does not gather rows of ranks", rows=True)
     walk = _Walk(context, state, stated)
     points = walk.points()
     rules = "+".join(dict.fromkeys(point.reduce for point in points))
@@ -92,10 +106,14 @@ class _Walk:
         """How ranks combine a value; '' where what it is made of must say. Raises Unclear."""
         node = self.context.index.producers.get(name)
         if mark.kind is Relation.SAMPLES:
-            raise Unclear(f"{name!r} keeps values of single samples")
+            raise Unclear(f"{name!r} keeps values of single samples", rows=True)
         if mark.kind is Relation.UNKNOWN and (self.stated or node is None or not self._averages(name)):
             if self.stated in ("max", "min") and name == self.state.updated:
                 return self.stated
+            joined = self._joins_rows(name)
+            if joined is not None:
+                what = f"{name!r} keeps rows of single samples, by {joined.op_type} {joined.label!r}"
+                raise Unclear(f"{what}, and gopt does not gather rows of ranks", rows=True)
             where = f" ({node.op_type})" if node is not None else ""
             raise Unclear(f"the samples cannot be followed to {name!r}{where}")
         if mark.kind not in REDUCED and mark.kind is not Relation.UNKNOWN:
@@ -113,6 +131,18 @@ class _Walk:
         elif mark.kind not in _REDUCE and name in self.context.origins:
             raise Unclear(f"{name!r} ({self.context.origins[name].op_type}) is no sum, mean or extreme over samples")
         return _REDUCE.get(mark.kind, "")
+
+    def _joins_rows(self, name: str) -> Node | None:
+        """The node that puts rows of single samples among others, where what cannot be followed is made there."""
+        marks, producers = self.context.marks, self.context.index.producers
+        while (node := producers.get(name)) is not None:
+            if node.is_in(_JOINS):
+                return node if any(map(self.context.samples, node.inputs)) else None
+            unknown = [each for each in node.reads if (m := marks.get(each)) and m.kind is Relation.UNKNOWN]
+            if len(unknown) != 1:
+                return None
+            name = unknown[0]
+        return None
 
     def _averages(self, name: str) -> bool:
         """Return whether all that a value takes of the batch comes from means, where samples cannot be followed."""

@@ -18,7 +18,7 @@ from gopt.analysis.coupling.gradient_reductions import (
 from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
-from gopt.analysis.coupling.statistics import statistic_reductions
+from gopt.analysis.coupling.statistics import OpenStatistic, statistic_reductions
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
@@ -48,7 +48,7 @@ class CouplingSummary:
     unlike: BackwardReading = field(default_factory=BackwardReading)
     statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
     """Statistic -> how it is combined over ranks."""
-    unclear: Mapping[str, str] = field(default_factory=dict)
+    unclear: Mapping[str, OpenStatistic] = field(default_factory=dict)
     """The other statistics -> why gopt does not know."""
 
     def combined(self, training: TrainingGraph, asked: LossReduction) -> tuple[Coupling, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
+from gopt.analysis.coupling.statistics import OpenStatistic
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
@@ -97,17 +98,28 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
     asked = states if policy is StatisticPolicy.AUTO else [name for name in states if name in training.reductions]
     unclear = [name for name in asked if name in found.unclear]
     if unclear:
-        named = ",".join(f"{name}=mean" for name in unclear)
-        said = training.reductions.get(unclear[0], "")
-        raise UnsupportedError(
-            f"gopt cannot tell how ranks combine the statistic {unclear[0]!r}: {found.unclear[unclear[0]]}"
-            if not said
-            else f"--statistics {unclear[0]}={said} is not supported: {found.unclear[unclear[0]]}",
-            f"say how: --statistics {named}, where mean may be "
-            + ("mean, root or local" if said else "mean, sum, max, min, root or local"),
-        )
+        raise _unclear(training, {name: found.unclear[name] for name in unclear})
     plain = {name: StatisticReduction(name, policy.value) for name in states}
     return plain | {name: found.statistics[name] for name in asked}
+
+
+def _unclear(training: TrainingGraph, unclear: Mapping[str, OpenStatistic]) -> UnsupportedError:
+    """The refusal of all statistics of which nothing says how ranks combine them; the hint settles it."""
+    first, why = next(iter(unclear.items()))
+    said = training.reductions.get(first, "")
+    if why.rows:
+        named = ",".join(f"{name}={'local' if each.rows else 'mean'}" for name, each in unclear.items())
+        hint = f"--statistics {named}: local keeps each rank's own, and root those of the first rank"
+    else:
+        named = ",".join(f"{name}=mean" for name in unclear)
+        rules = "mean, root or local" if said else "mean, sum, max, min, root or local"
+        hint = f"say how: --statistics {named}, where mean may be {rules}"
+    return UnsupportedError(
+        f"--statistics {first}={said} is not supported: {why.reason}"
+        if said
+        else f"gopt cannot tell how ranks combine the statistic {first!r}: {why.reason}",
+        hint,
+    )
 
 
 def _alike(

@@ -10,6 +10,7 @@ import io
 import mmap
 import os
 import select
+import signal
 import stat
 import struct
 import sys
@@ -35,6 +36,9 @@ ERROR_CLAIMED = "said"
 """File in that folder: created by the rank that reports why the job ends, with its exit code and process."""
 ERROR_TEXT = "why"
 """File in that folder: what that rank says. The launcher prints it: it ends ranks before it has read their output."""
+DIED = "died"
+"""First part of the name of a file in that folder, for the code with which a rank's process ended: 128 and the number
+of the signal that killed it."""
 ERROR_GRACE = 1.0
 """Seconds that the others leave to a rank that is about to create that file."""
 _MARK = "gopt-launcher"
@@ -99,7 +103,7 @@ def _remove(folder: Path) -> None:
     """Remove what launcher and ranks wrote into their folder, and the folder where nothing else is in it."""
     with suppress(OSError):
         for path in list(folder.iterdir()):
-            if path.name.isdigit() or path.name.partition(".")[0] in (LAUNCHER, LIVE, ERROR_CLAIMED, ERROR_TEXT):
+            if path.name.isdigit() or path.name.partition(".")[0] in (LAUNCHER, LIVE, ERROR_CLAIMED, ERROR_TEXT, DIED):
                 path.unlink()
         folder.rmdir()
 
@@ -286,6 +290,31 @@ def _read(rank: int, path: Path) -> RankStatus | None:
         if len(data) == _RECORD.size:
             return RankStatus(rank, *_RECORD.unpack(data))
     return None
+
+
+def how_it_died(rank: int, seconds: float = 1.0) -> str:
+    """How the process of a rank ended that said nothing: the signal that killed it, or its code; '' where no parent of
+    it has told so within some seconds."""
+    folder = launcher_folder()
+    until = time.monotonic() + seconds
+    while folder is not None:
+        with suppress(OSError, ValueError):
+            code = int((folder / f"{DIED}.{rank}").read_text())
+            if code > 128:
+                return f"was killed by {signal_name(code - 128)}"
+            return f"exited with code {code} and no message"
+        if time.monotonic() > until:
+            break
+        time.sleep(0.02)
+    return ""
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as ``SIGSEGV``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def follow(watchdog: Watchdog, beat: StatusPublisher, rank: int) -> None:

@@ -32,6 +32,7 @@ from gopt.runtime.engines.heartbeat import (
     read,
     read_claim,
     read_explanation,
+    signal_name,
     waiting,
 )
 
@@ -132,13 +133,6 @@ def _copy(source: IO[bytes], target: IO[str], banner: list[str]) -> None:
             target.flush()
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 @dataclass(slots=True)
 class _JobMonitor:
     """Notices at once when a process of a rank ends, by a handle (pidfd) on each."""
@@ -225,9 +219,9 @@ class _JobMonitor:
         first = next((each for each in seen if process and each.process == int(process[1])), None)
         code = self.process.poll() or 0
         if first is not None and number is not None:
-            how = f"was killed by {_signal_name(int(number[1]))}"
+            how = f"was killed by {signal_name(int(number[1]))}"
         elif self.outlive and code > 128:
-            how = f"was killed by {_signal_name(code - 128)}"
+            how = f"was killed by {signal_name(code - 128)}"
         else:
             how = f"exited with code {code} and no message" if 0 < code < 128 else "died with no message"
         dead = first or dead

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gopt.errors import OptionError
+from gopt.runtime.engines.heartbeat import how_it_died
 from gopt.runtime.engines.mpi import load_mpi
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Failure
@@ -171,8 +172,10 @@ class MpiHub(Hub):
         ended, failed = self._transfers.ended(self._mpi)
         for each, why in failed:
             other = each.to if each.source in self.mailboxes else each.source
-            for number in self.roster.local(self.roster.processes[other]):
-                self._lose(number, f"MPI has given up a transfer: {why}")
+            process = self.roster.processes[other]
+            died = how_it_died(process)
+            for number in self.roster.local(process):
+                self._lose(number, f"its process {died}" if died else f"MPI has given up a transfer: {why}")
         for each in ended:
             if isinstance(each.message, Sending):
                 if not each.message.left:

@@ -11,8 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_PARENT = 'trap "" USR1; exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); exit $?'
-"""The shell's own messages, such as ``Killed``, are discarded: the other processes report who is lost."""
+from gopt.runtime.engines.heartbeat import DIED, HEARTBEATS
+
+_PARENT = (
+    'trap "" USR1; exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); code=$?; '
+    f'[ -n "${HEARTBEATS}" ] && [ -n "$PMI_RANK" ] && echo $code > "${HEARTBEATS}/{DIED}.$PMI_RANK"; exit $code'
+)
+"""The shell's own messages, such as ``Killed``, are discarded: the other processes report who is lost. The code with
+which its child ended is for them."""
 
 
 def shielded(launcher: Sequence[str], processes: int, command: Sequence[str]) -> list[str]:

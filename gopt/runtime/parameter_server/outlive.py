@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gopt.errors import OptionError
-from gopt.runtime.engines.heartbeat import launcher_folder
+from gopt.runtime.engines.heartbeat import launcher_folder, signal_name
 
 FLAG = "-disable-auto-cleanup"
 _PROXY = "hydra_pmi_proxy"
@@ -72,6 +72,9 @@ def outlive_others(above: Sequence[Sequence[str]]) -> None:
     child = os.fork()
     if child:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code < 0:
+            name = f"process {os.environ.get('PMI_RANK', child)}"
+            os.write(2, f"gopt: note: {name} was killed by {signal_name(-code)}\n".encode())
         os._exit(code if code >= 0 else 128 - code)
     for number, handler in before.items():
         signal.signal(number, handler)

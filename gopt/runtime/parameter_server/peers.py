@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from gopt.runtime.engines.heartbeat import ENDED, REPORTED, RankStatus
+from gopt.runtime.engines.heartbeat import ENDED, REPORTED, RankStatus, how_it_died
 from gopt.runtime.messages.hub import Hub
 
 GONE = "its process was killed, or ended without a message"
@@ -44,8 +44,9 @@ def _watch(
                 _close(handles.pop(rank))
                 how = next((each.how for each in others() if each.rank == rank), None)
                 if how not in (ENDED, REPORTED):
+                    died = how_it_died(rank)
                     for number in hub.roster.local(rank):
-                        hub.lose(number, GONE)
+                        hub.lose(number, f"its process {died}" if died else GONE)
             over.wait(_LOOK)
     except OSError:  # the system gives no handle, or what others said is gone: signs of life are left
         return
