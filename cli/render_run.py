@@ -77,6 +77,8 @@ def render_run(result: RunResult) -> None:
         out.print(f"the samples of the data were read {last.epoch:.4g} times", soft_wrap=True)
     if result.servers:
         _render_servers(result.servers)
+    if result.record is not None:
+        out.print(f"record: gopt verify {result.folder} --replay {result.record} runs it again", soft_wrap=True)
     if result.checkpoint is not None:
         out.print(f"last checkpoint: {result.checkpoint / step_dir(last.step)}", soft_wrap=True)
     else:

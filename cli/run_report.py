@@ -72,6 +72,7 @@ def report_steps(
     result = RunResult(
         folder=job.folder, engine=engine, ranks=ranks, steps=steps, asked=job.steps, resumed=resumed,
         checkpoint=job.checkpoint, shared_calls=shared_calls(), roles=roles, servers=servers,
+        record=job.record if steps and steps[-1].step == job.steps else None,
     )  # fmt: skip
     if given["as_json"]:
         print_json_text(strict_json(result.to_json(), 1))

@@ -26,10 +26,10 @@ def spread(*axes: Iterable[Any], keep: int = 1) -> list[Any]:
     return rows
 
 
-def part(cases: Iterable[Any], keep: int) -> list[Any]:
+def part(cases: Iterable[Any], keep: int, first: int = 0) -> list[Any]:
     """All cases, for ``parametrize``; all but ``keep`` of them, evenly spread, ``slow``. Marks of cases stay."""
     rows = list(cases)
-    kept = {place * len(rows) // keep for place in range(keep)} if keep < len(rows) else set(range(len(rows)))
+    kept = {first + place * len(rows) // keep for place in range(keep)} if keep < len(rows) else set(range(len(rows)))
     return [row if place in kept else _slow(row) for place, row in enumerate(rows)]
 
 

@@ -70,8 +70,8 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection
 
     What a node without a parameter behind it makes may be no new value at all, but shown, and taken for a constant's.
     """
-    behind = ((name, new) for name, new in step.updated.items() if id(node) in ancestors(step.index, [new])[0])
-    name, new = next(behind, ("", ""))
+    made = descendants(step.index, node.outputs)
+    name, new = next(((name, new) for name, new in step.updated.items() if new in made), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
     return UnsupportedError(
         f"the update reads {value!r}, a value of one rank's own batch, beside a gradient (in {node.label!r})",
@@ -127,24 +127,32 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
     """Hold what was found against the conditions that a named gradient must meet."""
     for name, gradient in gradients.items():
         why = _disqualified(step, context, name, gradient)
-        late = _late(step, gradient) if why and gradient in context.update_only else ""
         if why:
-            what = f"it reads {late!r}, a state that the forward does not read" if late else why
+            late = _late(step, gradient) if gradient in context.update_only else ""
             raise UnsupportedError(
                 f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
-                f"{gradient!r}, but {what}",
-                f"if {late} is a statistic that the backward reads, say how ranks combine it: --statistics {late}=max, "
-                "where max may be mean, sum or min"
-                if late
-                else f"name its gradient: --params {name}=VALUE",
+                f"{gradient!r}, but " + (f"it reads {late!r}, which no loss depends on" if late else why),
+                _late_hint(step, late) if late else f"name its gradient: --params {name}=VALUE",
             )
 
 
 def _late(step: StepSkeleton, gradient: str) -> str:
-    """A state that follows the batch, and that a gradient reads and the forward does not; '' where there is none."""
+    """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' for none."""
     cone = ancestors(step.index, [gradient])[1]
-    late = (name for name in step.updated if name in cone and name not in step.forward_values)
-    return next((name for name in late if step.updated[name] in step.tainted), "")
+    late = (
+        name for name in step.index.graph.inputs
+        if name in cone and name not in step.forward_values and not step.index.one_element(name)
+    )  # fmt: skip
+    return next((name for name in late if step.updated.get(name, "") in step.tainted or name not in step.updated), "")
+
+
+def _late_hint(step: StepSkeleton, late: str) -> str:
+    if late not in step.updated:
+        return f"if {late} is fed with each batch, say so: --batch {late}; or show the loss that depends on it"
+    return (
+        f"if {late} is a statistic that the backward reads, say how ranks combine it: --statistics {late}=max, where "
+        "max may be mean, sum or min"
+    )
 
 
 def _reads_reduced(step: StepSkeleton, name: str, check: LocalTaint) -> bool:

@@ -91,24 +91,43 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
         name for node in index.graph.nodes if node.is_a(*PRODUCTS) and fed.issuperset(node.inputs[:2])
         for name in node.outputs
     }  # fmt: skip
-    for place, name in enumerate(candidates):
-        cone = ancestors(index, [name])[1]
-        read = {output: state for output, state in pairs.items() if state in cone and output in fed}
-        tensors = [output for output, state in read.items() if not index.one_element(state)]
-        if not tensors or products.isdisjoint(cone) or not all(_meets(index, output, cone, fed) for output in tensors):
+    of = _made_into(index, candidates)
+    with_products = 0
+    for name in products:
+        with_products |= of.get(name, 0)
+    moving = [(output, of.get(state, 0)) for output, state in pairs.items()
+              if output in fed and not index.one_element(state)]  # fmt: skip
+    for place in range(len(candidates)):
+        one = 1 << place
+        tensors = [output for output, bits in moving if bits & one]
+        if not tensors or not with_products & one or not all(_meets(index, each, of, one, fed) for each in tensors):
             return list(candidates[place:])
     return []
 
 
-def _meets(index: GraphIndex, output: str, cone: set[str], fed: set[str]) -> bool:
-    """Return whether a new value is made element by element of a computed value in ``cone`` that the batch moves."""
+def _made_into(index: GraphIndex, values: Sequence[str]) -> dict[str, int]:
+    """Value -> those of ``values`` that are made of it, a bit for each; one backward sweep."""
+    found = {name: 1 << place for place, name in enumerate(values)}
+    for node in reversed(index.graph.nodes):
+        bits = 0
+        for name in node.outputs:
+            bits |= found.get(name, 0)
+        if bits:
+            for name in node.reads:
+                found[name] = found.get(name, 0) | bits
+    return found
+
+
+def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed: set[str]) -> bool:
+    """Return whether a new value is made element by element of a computed value that the batch moves, and that the
+    candidate ``one`` is made of."""
     stack, seen, elements = [output], set[str](), index.graph.type_of(output).elements
     while stack:
         name = stack.pop()
         node = index.producers.get(name)
         if name in seen or name not in fed or node is None or index.graph.type_of(name).elements != elements:
             continue
-        if name in cone:
+        if of.get(name, 0) & one:
             return True
         seen.add(name)
         if elementwise(node) or node.is_in(LAYOUT):

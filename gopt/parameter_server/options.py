@@ -92,13 +92,15 @@ class SplitOptions:
                 )
             if texts and self.accumulate > 1:
                 raise OptionError(
-                    f"--{name} cannot be combined with --accumulate",
-                    "leave one of them out: micro-steps sum whole gradients",
+                    f"--{name} cannot be combined with --accumulate: micro-steps sum gradients of a whole table, and "
+                    "each looks up other rows",
+                    f"leave one of them out: without --{name} the whole parameter is sent",
                 )
             if texts and self.compensation is not None:
                 raise OptionError(
-                    f"--{name} cannot be combined with --delay-compensation",
-                    "leave one of them out: servers would keep old rows for each trainer",
+                    f"--{name} cannot be combined with --delay-compensation: servers would keep old rows for each "
+                    "trainer",
+                    "leave one of them out",
                 )
         if self.compensation is not None and self.mode not in (Mode.ASYNC, Mode.HALF_ASYNC):
             raise OptionError("--delay-compensation needs --mode async", f"in mode {self.mode} no gradient is late")

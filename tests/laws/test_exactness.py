@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import onnx
 import pytest
+from derive_gen.make import make
 from helpers import FIXTURES
 from whole_gen.exactness import of_kind
 from whole_gen.kinds import load_all
 
 import gopt
-from gopt.analysis.coupling import open_couplings
-from gopt.errors import UnsupportedError
+from gopt.analysis.coupling import find_couplings, open_couplings
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import GoptError, UnsupportedError
 
 KINDS = [name for name, step in load_all().items() if step.__module__.endswith("kinds_reduction")]
 CASES = FIXTURES / "cases" / "losses"
@@ -68,3 +73,27 @@ def test_auto_is_written_out_and_refused_where_nothing_is_exact() -> None:
     assert str(step.program.loss_reduction) == "sum:w0,w1"
     with pytest.raises(UnsupportedError, match="'router'"):
         gopt.shard(gopt.load(CASES / "c18_aux.onnx"), 2, loss_reduction="auto")
+
+
+def told_of_derived(seed: int, folder: Path) -> tuple[set[str], set[str]]:
+    """What is told of a derived step by its gradients, and by its loss alone: its backward is of that loss."""
+    forward = make(seed)
+    onnx.save(forward.model, folder / "forward.onnx")
+    options = gopt.DeriveOptions(loss=forward.loss, optimizer="sgd", dims=forward.dims, **forward.knobs)
+    try:
+        gopt.derive(folder / "forward.onnx", folder / "step.onnx", options)
+    except GoptError:
+        return set(), set()
+    known = gopt.load(folder / "step.onnx").training
+    forward_alone = TrainingGraph(known.graph, known.losses, known.states, {}, known.batch, [], [], [])
+    by_gradients, by_loss = find_couplings(known), find_couplings(forward_alone)
+    return {each.kind.value for each in by_gradients}, {each.kind.value for each in by_loss}
+
+
+@pytest.mark.parametrize(
+    "seed", [128, 211, *(pytest.param(n, marks=pytest.mark.slow) for n in (113, 136, *range(600, 700)))]
+)
+def test_nothing_more_is_told_of_a_derived_step_than_of_its_loss(seed: int, tmp_path: Path) -> None:
+    """128: a scaled and shifted value; 211: a MaxPool, whose backward scatters to places of samples."""
+    by_gradients, by_loss = told_of_derived(seed, tmp_path)
+    assert by_gradients <= by_loss

@@ -197,11 +197,11 @@ KNOBS = [(0, None), (1, None), (2, 0.01), (5, None), (5, 0.012)]
 
 
 @pytest.mark.parametrize(
-    ("knobs", "name", "stage"),
-    spread(KNOBS, ["gpt_adamw_clip_sched_fp16", "gpt_adamw", "cnn_mom_fp16"], [1, 2, 3]),
+    ("name", "stage", "knobs"),
+    spread(["gpt_adamw_clip_sched_fp16", "gpt_adamw", "cnn_mom_fp16"], [1, 2, 3], KNOBS),
     ids=str,
 )
-def test_ranks_equal_the_source(knobs, name, stage, tmp_path):
+def test_ranks_equal_the_source(name, stage, knobs, tmp_path):
     prefetch, limit = knobs
     mesh = HYBRID if prefetch == 2 else FLAT
     result = sharded(name, mesh, stage=stage, overlap_prefetch=prefetch, **{"overlap_limit-mb": limit})

@@ -212,7 +212,7 @@ class Serial:
             g = found[gradient]
             if self.strength is not None:
                 away = (held[name] - self.backup[trainer][name]).reshape(g.shape)
-                g = g + np.asarray(self.strength, g.dtype) * away * g * g / np.asarray(self.factor, g.dtype)
+                g = np.asarray(g + np.asarray(self.strength, g.dtype) * away * g * g / np.asarray(self.factor, g.dtype))
             rates = {each: np.full_like(value, rate_at(self.pushes[name][0])) for each, value in hyper.items()}
             rest = {other: found[other] for other in s.cuts}
             fed = {**s.stored, **s.fixed, **rates, **everything, **held, **rest, gradient: g}

@@ -15,7 +15,7 @@ from math import prod
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
-from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
+from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, division
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.analysis.linearity import is_zero
@@ -44,7 +44,8 @@ class Unit:
     value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
     constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
     ``sizes``: other dimensions that were summed. ``over``: constants that a reduced value was multiplied by since.
-    ``mixed``: terms of different units were added.
+    ``mixed``: terms of different units were added. ``model``: a value of the forward alone, no constant of a loss in
+    it. ``scattered``: a sum that samples were scattered to, such as of the rows of a table.
     """
 
     degree: int = 0
@@ -57,6 +58,8 @@ class Unit:
     sizes: tuple[int, ...] = ()
     over: float = 1.0
     mixed: bool = False
+    model: bool = False
+    scattered: bool = False
     explicit: bool = False
     """Whether a size read from a shape stands in it, so that its constants hold none."""
 
@@ -103,6 +106,15 @@ class GradientUnits:
         for name in node.outputs:
             if name in marks and not self._is_count_of(node, name):
                 self.units[name] = self._coupled(node, self._unit(node, marks[name]))
+                if self._reads_scattered(node, marks[name]):
+                    marks[name] = UNKNOWN  # what was scattered to are places of samples, no rows of a table
+
+    def _reads_scattered(self, node: Node, mark: Mark) -> bool:
+        """Return whether values of single samples, and sums that samples were scattered to, meet in a node."""
+        known = (self.units.get(name) for name in node.inputs)
+        scattered = any(unit is not None and unit.scattered for unit in known)
+        read = any(self.context.samples(name) is not None for name in node.inputs)
+        return scattered and (read or mark.kind is Relation.SAMPLES)
 
     def _coupled(self, node: Node, unit: Unit | None) -> Unit | None:
         """Hand on that a statistic enters, and note one that samples are compared with."""
@@ -126,7 +138,7 @@ class GradientUnits:
             return self.units[name]
         mark = self.context.marks[name]
         if mark.kind is Relation.SAMPLES:
-            return Unit(start=True)
+            return Unit(start=True, model=True)
         if mark.kind not in REDUCED:
             return None
         return self._reduced_of(mark)
@@ -199,7 +211,7 @@ class GradientUnits:
             return Unit(1)
         factor = 1.0 if node.is_in(ELEMENTWISE) else units[0].factor
         start = all(unit.start for unit in units) and factor == 1.0
-        return Unit(start=start, sure=all(unit.sure for unit in units))
+        return Unit(start=start, sure=all(unit.sure for unit in units), model=all(unit.model for unit in units))
 
     def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
         unit = self.of(name)
@@ -242,6 +254,8 @@ class GradientUnits:
         units = self._beside(among, reduced=reduced)
         if not units:
             return None if among else Unit(start=not reduced)
+        if all(unit.model for unit in units):
+            return Unit(start=True, model=True, lone=units[0].lone if len(units) == 1 else False)
         alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
         if alike and not all(unit.start for unit in units):
             units = [replace(unit, start=False) for unit in units]
@@ -263,10 +277,11 @@ class GradientUnits:
             return None
         unit = replace(
             first, sure=sure, lone=first.lone if len(units) == 1 else False, coupled=coupled,
-            mixed=any(unit.mixed for unit in units), over=first.over if len({u.over for u in units}) == 1 else 1.0,
+            mixed=any(unit.mixed for unit in units), model=all(unit.model for unit in units),
+            over=first.over if len({u.over for u in units}) == 1 else 1.0,
         )  # fmt: skip
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
-            return self._over_samples(node, unit, moving)
+            return replace(self._over_samples(node, unit, moving), scattered=node.is_a("ScatterND", "ScatterElements"))
         return unit
 
     def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
@@ -290,6 +305,8 @@ class GradientUnits:
 
     def _at_samples(self, name: str, unit: Unit) -> Unit | None:
         """The unit of a reduced value where single samples read it, such as a statistic: about alike on all ranks."""
+        if unit.scattered:
+            return None
         degree = unit.degree + int(self._by_batch(unit.over, unit.sizes))
         start = degree == 1 and not unit.by and unit.factor == 1.0
         if not unit.by or degree > 0:
@@ -317,12 +334,14 @@ class GradientUnits:
         context = self.context
         reduced = mark.kind is not Relation.SAMPLES
         samples = [name for name in moving if context.marks[name].kind is Relation.SAMPLES]
-        found = Unit(degree=0 if samples else 1, start=True)
+        found = Unit(degree=0 if samples else 1, start=True, model=bool(samples))
         ordered = sorted(enumerate(node.inputs[:2]), key=lambda each: each[1] not in moving)
         for place, name in ordered:
             sign = -1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1
             if name in moving:
-                multiplied = self._multiplied(found, name, sign, samples=bool(samples), elementwise=node.is_a("Mul"))
+                multiplied = self._multiplied(
+                    found, name, sign, samples=bool(samples), elementwise=node.is_a("Mul", "Div")
+                )
                 if multiplied is None:
                     return None
                 found = multiplied
@@ -347,9 +366,11 @@ class GradientUnits:
             lone = unit.lone if found.lone is None else found.lone and unit.lone is not False
             if lone is None and elementwise and name in self.squared and sign > 0:
                 lone = True
+            first = found.start if unit.model else unit.start if found.model else found.start and unit.start
             return Unit(
                 found.degree + sign * unit.degree, found.by or unit.by, found.factor * unit.factor**sign,
-                found.start and unit.start, lone, sure, coupled, mixed=mixed, explicit=found.explicit or unit.explicit,
+                first, lone, sure, coupled, mixed=mixed, model=found.model and unit.model,
+                explicit=found.explicit or unit.explicit,
             )  # fmt: skip
         if self._is_count(name, sign):
             if found.by:
@@ -357,7 +378,7 @@ class GradientUnits:
             factor = found.factor * unit.factor**sign
             return replace(
                 found, degree=found.degree - unit.degree, by=unguarded(context, name), factor=factor, sure=sure,
-                coupled=coupled, mixed=mixed, sizes=found.sizes or unit.sizes,
+                coupled=coupled, mixed=mixed, sizes=found.sizes or unit.sizes, model=False,
             )  # fmt: skip
         if name not in self.units and name not in self.statistics:
             coupled = coupled or name
@@ -373,6 +394,7 @@ class GradientUnits:
             sizes=sizes, over=self._over(found, over, sizes), mixed=mixed,
             start=found.start and not (samples and unit.degree),
             factor=found.factor * (unit.factor**sign if unit.by else 1.0),
+            scattered=found.scattered or unit.scattered, model=found.model and name not in self.units,
         )  # fmt: skip
 
     def _is_count(self, name: str, sign: int) -> bool:
@@ -386,6 +408,7 @@ class GradientUnits:
     ) -> Unit:  # fmt: skip
         """Multiply by an operand that no sample enters, or divide by it."""
         if not node.is_a("Mul", "Div"):
+            found = replace(found, model=False) if found.model else found
             return self.settled(found, self._others(samples[0]) if samples else ()) if found.start else found
         factor = self.factors.of(name)
         found = replace(
@@ -394,7 +417,8 @@ class GradientUnits:
         if samples:
             if found.start and not factor.uniform:
                 return self.settled(found, self._others(samples[0]))
-            return replace(found, factor=found.factor * factor.number**sign) if found.start else found
+            known = found.factor * (factor.number**sign if found.start else 1.0)
+            return replace(found, factor=known, model=found.model and not factor.uniform)
         return replace(found, over=self._over(found, factor.number**sign, found.sizes))
 
     # --- behind the gradient ----------------------------------------------------------------------------------------

@@ -52,11 +52,22 @@ class LossTerms:
         for times in (2.0, 1.0) if lone else (1.0, 2.0):
             if (found := self._as_a_term(factor / times)) is not None:
                 return found, True
+        if self.common is not None and self._but_for_two(factor):
+            return self.common, True
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:
                 return int(says.by_batch), True
         return self.common or 0, False
+
+    def _but_for_two(self, factor: float) -> bool:
+        """Return whether a constant is a term's own but for a two of the model, and the number of samples explains no
+        other difference."""
+        ratios = [factor / term.factor for term in self.terms if term.factor]
+        known = [ratio / two for ratio in ratios for two in (0.5, 1.0, 2.0)]
+        batch = float(self.batch)
+        near = [any(isclose(each, batch**shift, rel_tol=2e-6) for each in known) for shift in (0, -1, 1)]
+        return near == [True, False, False]
 
     def _as_a_term(self, factor: float) -> int | None:
         """The degree of a constant that is a term's own, or differs from it by the number of samples alone."""

@@ -51,6 +51,8 @@ class RunResult:
     shared_calls: int = 0
     roles: Mapping[str, int] | None = None
     servers: Sequence[ServerSummary] = ()
+    record: Path | None = None
+    """The record of the order of messages, where one was written."""
 
     @cached_property
     def losses(self) -> list[float]:
@@ -86,4 +88,6 @@ class RunResult:
             record["roles"] = dict(self.roles)
         if self.servers:
             record["servers"] = [each.to_json() for each in self.servers]
+        if self.record is not None:
+            record["record"] = str(self.record)
         return record

@@ -41,4 +41,5 @@ def test_json():
     }  # fmt: skip
     assert (record["steps"], record["last"]["step"], record["checkpoint"]) == (2, 4, "ck")
     assert record["not_finite"] == {"steps": 1, "first": 4}
+    assert result(2.0, record=Path("run.json")).to_json()["record"] == "run.json"
     assert result().to_json()["first"] is None and "roles" not in result().to_json()

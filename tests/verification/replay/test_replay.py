@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,23 @@ def test_tables_are_replayed(name: str, rows: str, tmp_path: Path) -> None:
     assert result.equal, result.reason()
     kinds = {each["kind"] for given in json.loads(record.read_text())["received"].values() for each in given}
     assert {"PUSH_ROWS", "PULL_ROWS"} <= kinds
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
+def test_a_run_of_processes_is_replayed_in_one(tmp_path: Path) -> None:
+    folder = split(tmp_path)
+    recorded(folder)
+    record = tmp_path / "processes.json"
+    run = ["run", str(folder), "--launch", "5", "--data", str(tmp_path / "data.npz"), "--steps", "20", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gopt.cli", *run, "--record", str(record)], check=True, capture_output=True
+    )
+    assert json.loads(done.stdout)["record"] == str(record)
+    verify = ["verify", str(folder), "--replay", str(record), "--json"]
+    done = subprocess.run([sys.executable, "-P", "-m", "gopt.cli", *verify], capture_output=True)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["outcome"] == "equal" and found["steps"] == 20
 
 
 def edited(path: Path, old: float, new: float) -> None:
