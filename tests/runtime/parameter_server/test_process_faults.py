@@ -154,8 +154,8 @@ def test_who_is_killed_is_named_in_one_line(rank: int, by: signal.Signals, said:
 def test_the_others_go_on_without_a_trainer(mode: Mode, tmp_path: Path) -> None:
     more = ["--on-trainer-loss", "continue"] if mode is Mode.SYNC else []
     folder = split(tmp_path, mode=mode)
-    code, lines, steps = disturbed(folder, 300, kill(1), "--launch", "3", *more)
-    assert code == 0 and [each["step"] for each in steps] == list(range(1, 301)), lines
+    code, lines, steps = disturbed(folder, 1000, kill(1), "--launch", "3", *more)
+    assert code == 0 and [each["step"] for each in steps] == list(range(1, 1001)), lines
     assert [line for line in lines if "trainer 1 (endpoint 1, process 1) is lost in step" in line], lines
     assert not [line for line in lines if "error" in line]
 
