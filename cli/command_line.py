@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 INPUTS = {"model", "path", "paths", "folder", "a", "b"}
 """Arguments that name a model or a folder."""
 CONFIGURATIONS = {"config", "server_map"}
-OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict"}
-LEFT_OUT = {"state", "data"}
+OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict", "record"}
+LEFT_OUT = {"state", "data", "replay"}
 """Options whose files are values or code of the user: they are in no reproducer."""
 COMMANDS = ("shard", "split", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
 """Commands that a reproducer may hold: they read models and folders, and run no code of the user."""

@@ -137,11 +137,15 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
 
 
 def _late(step: StepSkeleton, gradient: str) -> str:
-    """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' for none."""
-    cone = ancestors(step.index, [gradient])[1]
+    """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' for none.
+
+    A state whose new value the gradient is made of is one of the optimizer's.
+    """
+    cone = ancestors(step.index, [gradient])[1] | {gradient}
     late = (
         name for name in step.index.graph.inputs
         if name in cone and name not in step.forward_values and not step.index.one_element(name)
+        and step.updated.get(name, "") not in cone
     )  # fmt: skip
     return next((name for name in late if step.updated.get(name, "") in step.tainted or name not in step.updated), "")
 

@@ -15,11 +15,10 @@ from whole_gen.writer import Writer
 STEPS = load_all()
 TELLS = {
     "gauss_seidel": "--params w0=VALUE", "adam_over_row": "--params w0=VALUE",
-    "on_the_simplex": "--states w0=w0.new", "triangle": "--states w1=w1.new",
     "exchanged_states": "--states w0.a=w0.b.new", "whole_numbers": "w0.fixed",
     **dict.fromkeys(["two_positions", "double_buffer", "nesterov_pair", "kept_gradients"], "neither is a proof"),
     "barzilai": "--states w0=w0.new", "summed_loss_with_shared_penalty": "count it once for every rank",
-    "difference_of_gradients": "--states w0.last=w0.last.new", "newton_loop": "Loop",
+    "newton_loop": "Loop",
     "row_of_two": "is made of several gradients",
     **dict.fromkeys(
         ["product_of_gradients", "two_products", "matrix_of_gradients", "signs_agree", "surgery", "clipped_each",

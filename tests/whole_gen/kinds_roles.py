@@ -149,7 +149,8 @@ def expert_bias(w: Writer) -> None:
     _finish(w, [router, experts], loss)
     load = chosen.sum(0) if w.pick(True, False) else chosen.mean(0)
     off = load.mean(0, keep=True) - load
-    w.becomes(bias, bias + (w.op("Sign", off) if w.pick(True, False) else off) * 0.01)
+    # a sign of what is zero but for rounding is any: loads are multiples of one over the experts' samples
+    w.becomes(bias, bias + (w.op("Sign", off + 0.003) if w.pick(True, False) else off) * 0.01)
 
 
 @kind

@@ -241,6 +241,6 @@ WAYS = {
         Written(NET + sgd(("b0", "w1", "b1")) + COUNT + "  go = Cast<to = 9>(one)\n  w0_out = Loop (one, go, w0) "
                 "<body = turn (int64 place, bool on, float[3,5] old) => (bool next, float[3,5] new) "
                 "{ next = Identity(on)\n s = Mul(gw0, lr)\n new = Sub(old, s) }>\n"),
-        ("output 'w0_out' may be the new value of input 'w0'", "--states w0=w0_out"),
+        ("control flow around a parameter", "Loop"),
     ),
 }  # fmt: skip
