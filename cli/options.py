@@ -74,7 +74,9 @@ def statistics_option(function: F) -> F:
     def named(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
         bare = next((part for part in _items(texts) if "=" not in part), None)
         if bare is not None:
-            raise OptionError(f"--statistics {bare!r} names no state", f"write --statistics INPUT={bare}")
+            raise OptionError(
+                f"--statistics {bare!r} names no state", "write --statistics INPUT=mean, or sum, max, min, root, local"
+            )
         return texts
 
     return click.option(

@@ -80,7 +80,8 @@ class RoleMap:
         for name, rule in self.statistics.items():
             if rule not in ("", *STATISTIC_RULES):
                 raise OptionError(
-                    f"statistic {name!r} cannot be combined by {rule!r}", f"write one of {', '.join(STATISTIC_RULES)}"
+                    f"statistic {name!r} cannot be combined by {rule!r}",
+                    f"write one of {', '.join(rule for rule in STATISTIC_RULES if rule != 'gather')}",
                 )
         losses = self.losses(graph)
         told = [(f"--states {name}={output}", output) for name, output in self.states.items()]

@@ -13,7 +13,7 @@ from gopt.analysis.local_taint import LocalTaint
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
 
@@ -33,7 +33,7 @@ def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) ->
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name not in losses]
     training = TrainingGraph(graph, losses, states, found.gradients, step.batch, hyper, metrics, step.random)
-    training.reductions = {name: rule for name, rule in step.roles.statistics.items() if rule}
+    training.reductions = _reductions(step)
     refuse_dropped(step, training, found)
     training.notes = _notes(step, training) + unguarded_roots(training, step.index)
     if not found.gradients:
@@ -42,6 +42,18 @@ def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) ->
             "name parameters with --params INPUT",
         )
     return training
+
+
+def _reductions(step: StepSkeleton) -> dict[str, str]:
+    """State -> the rule by which the user says that ranks combine it."""
+    found = {name: rule for name, rule in step.roles.statistics.items() if rule}
+    loose = next((name for name in found if name not in step.updated), None)
+    if loose is not None:
+        raise OptionError(
+            f"--statistics {loose}={found[loose]}: {loose!r} is no state, no output is its new value",
+            f"leave it out, or name its new value: --states {loose}=OUTPUT",
+        )
+    return found
 
 
 def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozenset[str], check: LocalTaint) -> State:

@@ -218,7 +218,7 @@ def _reducible(program: SpmdProgram) -> set[str]:
     """Local gradients, and what passes make of them on their way into a call."""
     found = set(program.training.gradients.values())
     for node in program.graph.nodes:
-        if node.made_by and node.domain != COMM and node.is_a("Cast") and node.inputs[0] in found:
+        if node.made_by and node.is_a("Cast", "Mul", "Div", "Where") and not found.isdisjoint(node.inputs):
             found.update(node.outputs)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gopt.cli.main import main
+from helpers import FIXTURES
 from onnx import ModelProto
 from written_steps import NET, SHAPES, Written, each, hold_ranks, saved, sgd
 
@@ -95,3 +96,10 @@ def test_a_norm_beside_a_stored_rate_is_refused(tmp_path, capsys):
     assert main(["shard", str(saved(file, tmp_path)), "--ranks", "2", "-o", str(tmp_path / "out")]) == 4
     assert "if it is fed, leave its value out" in capsys.readouterr().err
     hold_ranks(step, tmp_path, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["lr", "x"])
+def test_a_statistic_that_is_no_state_is_refused(name, tmp_path, capsys):
+    command = ["shard", str(FIXTURES / "mlp_adamw.onnx"), "--ranks", "2", "-o", str(tmp_path / "out")]
+    assert main([*command, "--statistics", f"{name}=mean"]) == 2
+    assert f"{name!r} is no state" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -129,3 +129,10 @@ def test_gpt2_calls_at_a_cap_that_packs(gpt2, stage):
 def test_gpt2_calls_at_the_default_cap(gpt2, stage):
     found = figures(gopt.shard(gpt2, 64, stage=stage))["calls"]
     assert found["count"] == found["packing_bound"]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_weighted_gradients_are_held_in_the_same_parts(stage):
+    plain = gopt.shard(source("mlp_adamw"), 4, stage=stage).report()
+    weighed = gopt.shard(source("mlp_adamw"), 4, stage=stage, loss_reduction="weighted:sum_1").report()
+    assert [each.nbytes for each in plain.ranks] == [each.nbytes for each in weighed.ranks]
