@@ -33,8 +33,9 @@ def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) ->
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name not in losses]
     training = TrainingGraph(graph, losses, states, found.gradients, step.batch, hyper, metrics, step.random)
-    training.reductions = _reductions(step)
+    training.reductions = {name: rule for name, rule in step.roles.statistics.items() if rule}
     refuse_dropped(step, training, found)
+    _refuse_no_state(step, training)
     training.notes = _notes(step, training) + unguarded_roots(training, step.index)
     if not found.gradients:
         raise InputError(
@@ -44,16 +45,14 @@ def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) ->
     return training
 
 
-def _reductions(step: StepSkeleton) -> dict[str, str]:
-    """State -> the rule by which the user says that ranks combine it."""
-    found = {name: rule for name, rule in step.roles.statistics.items() if rule}
-    loose = next((name for name in found if name not in step.updated), None)
-    if loose is not None:
-        raise OptionError(
-            f"--statistics {loose}={found[loose]}: {loose!r} is no state, no output is its new value",
-            f"leave it out, or name its new value: --states {loose}=OUTPUT",
-        )
-    return found
+def _refuse_no_state(step: StepSkeleton, training: TrainingGraph) -> None:
+    """Raise OptionError where the user says how ranks combine something that no output replaces."""
+    for name, rule in training.reductions.items():
+        if name not in step.updated:
+            raise OptionError(
+                f"--statistics {name}={rule}: {name!r} is no state, no output is its new value",
+                f"leave it out, or name its new value: --states {name}=OUTPUT",
+            )
 
 
 def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozenset[str], check: LocalTaint) -> State:

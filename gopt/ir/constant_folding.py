@@ -139,6 +139,9 @@ class Constants:
             return None
         if node.op_type == "Shape":
             return self._shape(node)
+        if node.op_type == "Size":
+            read = self._graph.type_of(node.inputs[0])
+            return np.array(read.elements, np.int64) if read.static else None
         operands: list[np.ndarray] = []
         for name in node.inputs[:1] if node.op_type == "CastLike" else filter(None, node.inputs):
             operand = self._value(name, depth)
@@ -221,6 +224,7 @@ _RULES: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
 
 _TYPED: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
     "Shape": lambda node, operands: operands[0],
+    "Size": lambda node, operands: operands[0],
     "CastLike": lambda node, operands: operands[0],
     "Expand": lambda node, operands: np.broadcast_to(
         operands[0], np.broadcast_shapes(operands[0].shape, tuple(operands[1].tolist()))

@@ -12,6 +12,7 @@ import pytest
 from products import spread
 
 import gopt
+from gopt.analysis.coupling import open_couplings
 from gopt.errors import UnsupportedError
 from gopt.verification.verify import Verifier
 
@@ -56,3 +57,22 @@ def test_an_update_inside_a_function_is_read_as_any_other(tmp_path):
     with pytest.raises(UnsupportedError, match="w1") as caught:
         gopt.load(tmp_path / "step.onnx")
     assert "--states" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize("name", ["h_scalar_size", "h_sizenumel"])
+def test_a_sum_divided_by_a_size_is_a_mean(name):
+    rules = gopt.shard(HERE / f"{name}.onnx", 2).program.reductions
+    assert [each.rule for each in rules.values()] == ["mean"]
+
+
+def test_a_factor_of_a_product_makes_gradients_means():
+    sharded = gopt.shard(HERE / "h_ga_exact.onnx", 2, loss_reduction="auto")
+    assert str(sharded.program.loss_reduction) == "mean" and open_couplings(sharded.program) == ()
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "refused").glob("*.onnx")), ids=lambda path: path.stem)
+def test_a_sum_by_weights_that_may_hold_the_number_of_samples_is_refused(path):
+    with pytest.raises(UnsupportedError, match="which may divide by their number") as caught:
+        gopt.shard(path, 2)
+    assert "--statistics s=mean" in caught.value.hints[0]
+    assert gopt.verify(gopt.shard(path, 2, statistics="s=mean"), steps=2).outcome == "equal"

@@ -350,9 +350,12 @@ class GradientUnits:
         added = node.inputs[2] if node.is_a("Gemm") and len(node.inputs) > 2 else ""
         if added and (added in moving or not is_zero(context.index, added)):
             return None if found.degree else replace(found, start=False)
+        alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
         if reduced and samples:
-            return self._over_samples(node, found, samples)
-        return replace(found, start=found.start and bool(samples))
+            made = self._over_samples(node, found, samples)
+            return made if alpha == 1 else replace(made, over=self._over(made, alpha, made.sizes))
+        factor = found.factor * (alpha if found.start and samples else 1.0)
+        return replace(found, factor=factor, start=found.start and bool(samples))
 
     def _multiplied(self, found: Unit, name: str, sign: int, *, samples: bool, elementwise: bool) -> Unit | None:
         """Multiply by a marked operand, or divide by it."""

@@ -188,6 +188,7 @@ class _Walk:
         """A sum over samples times a constant, which may divide by their number."""
         if mark.doubt or self.context.batch == 1:
             raise Unclear(f"{name!r} may be a sum or a mean over the samples of a batch of this size")
+        self._refuse_weights(name, mark)
         first = self.context.marks.get(mark.origin, mark)
         inside, factor = abs(first.factor), abs(mark.factor / first.factor) if first.factor else 0.0
         rate = 1 - old if old is not None else 0.0
@@ -201,6 +202,16 @@ class _Walk:
                     "number"
                 )
         return "sum"
+
+    def _refuse_weights(self, name: str, mark: Mark) -> None:
+        """Raise Unclear for a sum that a product takes, with weights that follow no batch: a vector of one over the
+        number of samples makes it a mean."""
+        node = self.context.origins.get(mark.origin)
+        if node is None or not node.is_a("MatMul", "Gemm", "Einsum"):
+            return
+        weights = next((each for each in node.inputs[:2] if each not in self.context.marks), None)
+        if weights is not None:
+            raise Unclear(f"{name!r} is a sum over samples weighted by {weights!r}, which may divide by their number")
 
     def _refuse_rate(self, name: str, node: Node | None, old: float | None) -> None:
         """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
