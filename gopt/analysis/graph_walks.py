@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from gopt.ir.constant_folding import Constants
@@ -86,6 +86,20 @@ def descendants(index: GraphIndex, sources: Iterable[str]) -> set[str]:
         else:
             tainted.update(filter(None, node.outputs))
     return tainted
+
+
+def parts_of(nodes: Sequence[Node], wholes: Mapping[str, int]) -> dict[str, int]:
+    """Value -> the bits of all that is made of it; one sweep against the order of ``nodes``. ``wholes``: value -> its
+    bits."""
+    found = dict(wholes)
+    for node in reversed(nodes):
+        bits = 0
+        for name in node.outputs:
+            bits |= found.get(name, 0)
+        if bits:
+            for name in node.reads:
+                found[name] = found.get(name, 0) | bits
+    return found
 
 
 def depth(index: GraphIndex) -> dict[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants, parts_of
 from gopt.analysis.operators import LAYOUT, elementwise, value_reads
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
@@ -91,7 +91,7 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
         name for node in index.graph.nodes if node.is_a(*PRODUCTS) and fed.issuperset(node.inputs[:2])
         for name in node.outputs
     }  # fmt: skip
-    of = _made_into(index, candidates)
+    of = parts_of(index.graph.nodes, {name: 1 << place for place, name in enumerate(candidates)})
     with_products = 0
     for name in products:
         with_products |= of.get(name, 0)
@@ -103,19 +103,6 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
         if not tensors or not with_products & one or not all(_meets(index, each, of, one, fed) for each in tensors):
             return list(candidates[place:])
     return []
-
-
-def _made_into(index: GraphIndex, values: Sequence[str]) -> dict[str, int]:
-    """Value -> those of ``values`` that are made of it, a bit for each; one backward sweep."""
-    found = {name: 1 << place for place, name in enumerate(values)}
-    for node in reversed(index.graph.nodes):
-        bits = 0
-        for name in node.outputs:
-            bits |= found.get(name, 0)
-        if bits:
-            for name in node.reads:
-                found[name] = found.get(name, 0) | bits
-    return found
 
 
 def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed: set[str]) -> bool:
@@ -187,16 +174,7 @@ class LossRoots:
     @cached_property
     def of(self) -> dict[str, int]:
         """Value of the forward -> the roots that are made of it, a bit for each; one backward sweep."""
-        found = dict(self._bit)
-        for node in reversed(self.index.graph.nodes):
-            if id(node) not in self.step.forward:
-                continue
-            bits = 0
-            for name in node.outputs:
-                bits |= found.get(name, 0)
-            for name in node.reads:
-                found[name] = found.get(name, 0) | bits
-        return found
+        return parts_of([node for node in self.index.graph.nodes if id(node) in self.step.forward], self._bit)
 
     def leads(self, value: str, root: str) -> bool:
         """Return whether a root is made of a value, or is that value."""

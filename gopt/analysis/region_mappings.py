@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors, parts_of
 from gopt.analysis.look_through import data_axes, look_through, spans_data_axes
 from gopt.analysis.training import TrainingGraph
 from gopt.importers.collectives import COPIES
@@ -140,17 +140,10 @@ class _Finder:
 
     def _gradients(self) -> dict[str, int]:
         """Return value -> bit set of the parameters whose gradients depend on it; one backward sweep."""
-        found: dict[str, int] = {}
+        gradients: dict[str, int] = {}
         for place, gradient in enumerate(self.training.gradients.values()):
-            found[gradient] = found.get(gradient, 0) | 1 << place
-        for node in reversed(self.index.graph.nodes):
-            bits = 0
-            for name in node.outputs:
-                bits |= found.get(name, 0)
-            if bits:
-                for name in node.reads:
-                    found[name] = found.get(name, 0) | bits
-        return found
+            gradients[gradient] = gradients.get(gradient, 0) | 1 << place
+        return parts_of(self.index.graph.nodes, gradients)
 
     def _passes_on(self, call: _Call) -> bool:
         """Return whether a call carries the gradient of an activation: a parameter's is summed for that one alone."""
