@@ -25,7 +25,7 @@ def settle_counters(training: TrainingGraph) -> None:
     Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add it up.
     """
     index = GraphIndex(training.graph)
-    open_ = [state for state in training.states if state.kind is not StateKind.PARAMETER]
+    open_ = [state for state in training.states if state.tensor not in training.gradients]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
     if not added:
         return

@@ -7,7 +7,7 @@ the file wrote the number of samples out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, isclose
 
 import numpy as np
@@ -26,12 +26,14 @@ _TOLERANCE = 1e-5
 class SizesBehind:
     """What a value that follows no sample takes of the number of samples.
 
-    ``counts``: the values behind it, or itself, that are proportional to it. ``term``: a constant that is added or
+    ``counts``: the values behind it, or itself, that are proportional to it; ``divisors``: those that sums over samples
+    are multiplied or divided by alone. ``term``: a constant that is added or
     divided, and may be a function of it; ``factor``: one that is multiplied by. ``lost``: a value that follows it in a
     way that gopt does not know.
     """
 
     counts: frozenset[str] = frozenset()
+    divisors: frozenset[str] = frozenset()
     term: str = ""
     factor: str = ""
     lost: str = ""
@@ -40,7 +42,11 @@ class SizesBehind:
         if other in (_NOTHING, self):
             return self
         return SizesBehind(
-            self.counts | other.counts, self.term or other.term, self.factor or other.factor, self.lost or other.lost
+            self.counts | other.counts,
+            self.divisors | other.divisors,
+            self.term or other.term,
+            self.factor or other.factor,
+            self.lost or other.lost,
         )
 
 
@@ -102,15 +108,13 @@ class SampleCounts:
             return []
         if mark is None and (self._count(name) is not None or self._sized(node)):
             return []
-        operands = [each for each in value_reads(node) if each]
-        return [each for each in operands if not self._divides(node, each)] if mark is not None else operands
+        return [each for each in value_reads(node) if each]
 
     def _divides(self, node: Node, name: str) -> bool:
-        """Return whether an operand makes a mean of a sum."""
+        """Return whether an operand divides a sum over samples, or multiplies it."""
         marks = self.context.marks
-        if name in marks or not node.is_a("Mul", "Div") or marks[node.outputs[0]].kind is not Relation.MEAN:
-            return False
-        return any(each in marks and marks[each].kind is Relation.SUM for each in node.inputs)
+        summed = (each in marks and marks[each].kind is Relation.SUM for each in node.inputs)
+        return name not in marks and node.is_a("Mul", "Div") and any(summed)
 
     def _of(self, name: str, node: Node | None, operands: list[str]) -> SizesBehind:
         if node is None:
@@ -123,7 +127,10 @@ class SampleCounts:
             return SizesBehind(lost=name)
         found = _NOTHING
         for each in operands:
-            found = found.joined(self._known[each])
+            behind = self._known[each]
+            if follows and behind.counts and self._divides(node, each):
+                behind = replace(behind, counts=frozenset(), divisors=behind.counts)
+            found = found.joined(behind)
             if not follows and self.written_out(node, each):
                 scales = node.is_a("Mul") or (node.is_a("Div") and each == node.inputs[1])
                 found = found.joined(SizesBehind(factor=each) if scales else SizesBehind(term=each))
@@ -166,14 +173,16 @@ class SampleCounts:
 
 
 def may_count(number: float, batch: int, sizes: tuple[int, ...] = ()) -> bool:
-    """Return whether a number may be one of samples, one less, or the reciprocal, root or logarithm of such a number.
+    """Return whether a number may be one of samples, one less, or the reciprocal, square, root or logarithm of
+    such a number.
 
     ``sizes``: other dimensions that may be counted with the samples.
     """
     if batch < 2 or not number or not np.isfinite(number):
         return False
     number = abs(float(number))
-    forms = [number, 1 / number, number**2, 1 / number**2, *([exp(number)] if number < 40 else [])]
+    forms = [number, 1 / number, number**2, number**-2, number**0.5, number**-0.5]
+    forms += [exp(number)] if number < 40 else []
     for many in products(sizes):
         count = batch * many
         if any(isclose(each, count, rel_tol=_TOLERANCE) for each in forms):

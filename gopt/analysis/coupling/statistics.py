@@ -85,18 +85,36 @@ def statistic_reductions(
     return found, unclear
 
 
-def _reduction(
-    context: CouplingContext, counts: SampleCounts, state: State, stated: str
-) -> StatisticReduction:  # fmt: skip
-    types = context.index.graph.types
-    if stated in ("root", "local") or (stated == "mean" and types[state.tensor].dtype in FLOATS):
+def _reduction(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
+    """How a statistic is combined: as it follows the batch, or as the user says, with a note where the two differ."""
+    if stated in ("root", "local"):
         return StatisticReduction(state.tensor, stated)
     if stated == "gather":
         raise Unclear("gopt does not gather rows of ranks", ROWS)
-    walk = _Walk(context, counts, state, stated)
-    points = walk.points()
-    if types[state.tensor].dtype not in FLOATS and any(point.reduce == "mean" for point in points):
-        raise Unclear(f"it is {types[state.tensor].dtype}, and ranks cannot agree on integers by a mean", _INTEGERS)
+    if not stated:
+        return _followed(context, counts, state, "")
+    try:
+        own = _followed(context, counts, state, "")
+    except Unclear:
+        return _followed(context, counts, state, stated)
+    if own.rule != stated:
+        context.couple(
+            CouplingKind.REDUCTION, context.index.producers[state.updated],
+            f"the statistic {state.tensor!r} follows all samples by {own.rule}, and ranks combine it by {stated}, as "
+            "--statistics says", f"--statistics {state.tensor}={own.rule} is exact" if own.rule in RULES else "",
+            state.updated,
+        )  # fmt: skip
+        return _followed(context, counts, state, stated)
+    return own
+
+
+def _followed(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
+    dtype = context.index.graph.types[state.tensor].dtype
+    if stated == "mean" and dtype in FLOATS:
+        return StatisticReduction(state.tensor, stated)
+    points = _Walk(context, counts, state, stated).points()
+    if dtype not in FLOATS and any(point.reduce == "mean" for point in points):
+        raise Unclear(f"it is {dtype}, and ranks cannot agree on integers by a mean", _INTEGERS)
     rules = "+".join(dict.fromkeys(point.reduce for point in points))
     if [point.value for point in points] == [state.updated] and rules == "mean":
         return StatisticReduction(state.tensor, rules)
@@ -124,8 +142,8 @@ class _Walk:
             if mark is None:
                 self._count(name)
                 continue
-            rule = self._rule(name, mark, old)
-            if rule and not self._counted(name):
+            rule = self._rule(name, mark, old) if not self._counted(name, mark) else ""
+            if rule:
                 self.found[name] = rule
                 continue
             node = self.context.index.producers[name]
@@ -137,9 +155,12 @@ class _Walk:
         order = self.context.index.defined_at
         return [StatisticPoint(name, self.found[name]) for name in sorted(self.found, key=order)]
 
-    def _counted(self, name: str) -> bool:
+    def _counted(self, name: str, mark: Mark) -> bool:
         """Return whether numbers of samples stand between a value and those in which samples were reduced."""
-        return name not in self.context.origins and bool(self._sizes(name).counts)
+        if mark.kind not in REDUCED or name in self.context.origins:
+            return False
+        behind = self._sizes(name)
+        return bool(behind.counts) or (bool(behind.divisors) and mark.kind is not Relation.MEAN)
 
     def _count(self, name: str) -> None:
         """Let ranks add up the numbers of samples behind a value that follows no sample."""
@@ -276,7 +297,8 @@ class _Walk:
         sizes = [self.context.batch * size for size in products(mark.sizes)]
         if rate and factor and any(isclose(factor * size, rate, rel_tol=1e-5) for size in sizes):
             return "mean"
-        for by in (inside, 0.0 if isclose(factor, rate, rel_tol=1e-5) else factor):
+        apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
+        for by in (inside, *apart):
             less = any(isclose(by * (size - 1), 1, rel_tol=1e-5) for size in sizes if size > 2)
             if less or any(_digits(by * size) < _digits(by) for size in sizes):
                 raise Unclear(
