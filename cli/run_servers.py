@@ -70,7 +70,6 @@ def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     roles'."""
     from pathlib import Path
 
-    from gopt.runtime.messages.shield import shielded
     from gopt.runtime.parameter_server.job import ServerJob
     from gopt.runtime.training.job import Job
 
@@ -79,7 +78,7 @@ def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     found.processes(given["launch"])
     return {
         "names": [found.describe_process(number) for number in range(given["launch"])],
-        "start": lambda launcher, count, program: shielded([launcher], count, program),
+        "outlive": True,
     }
 
 

@@ -75,8 +75,21 @@ def load_mpi(extra: str = "mpi") -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunError(f"MPI cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'") from error
+        raise _unusable(error, extra) from error
     return MPI
+
+
+def _unusable(error: Exception, extra: str) -> RunError:
+    return RunError(f"MPI cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'")
+
+
+def check_installed(extra: str) -> None:
+    """Raise RunError, as ``load_mpi``, where there is no MPI for ranks to load; it is not loaded here."""
+    try:
+        import mpi4py
+    except ImportError as error:
+        raise _unusable(error, extra) from error
+    del mpi4py
 
 
 class MpiEngine:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import calls, edit_rank
+from helpers import calls, edit_rank, mpiexec
 from onnx import ModelProto
 from products import spread
 from recipes import Recipe
 from test_run import LONG, command, mpi, processes, run, samples, train, written
 
 from gopt.mesh import Mesh
-from gopt.runtime.engines import launch
 
 WIDE = Recipe(widths=(3, 150, 160, 4))
 """Gradients large enough to be worth it."""
@@ -84,7 +83,7 @@ def test_states_have_the_bits_of_threads(mesh, micro_steps, recipe, options, cou
 def test_every_reduction_while_ranks_are_late(mesh, fault, said, tmp_path):
     script = Path(__file__).with_name("shared_ranks.py")
     ranks = str(Mesh.parse(mesh).ranks)
-    done = run([launch.mpiexec(), "-n", ranks, sys.executable, str(script), mesh, fault])
+    done = run([mpiexec(), "-n", ranks, sys.executable, str(script), mesh, fault])
     assert done.returncode == 0 and done.stdout.strip() == said, done.stderr[-3000:]
 
 
@@ -131,7 +130,7 @@ def test_only_what_mpi_calls_one_host_is_shared(tmp_path, monkeypatch):
     train(folder, data, 4, checkpoint=tmp_path / "threads")
     threads = stored(tmp_path / "threads")
     for hosts, count in (("localhost:3,127.0.0.1:1", 2), ("localhost:1,127.0.0.1:3", 0)):
-        launcher = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", "4"]
+        launcher = [mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", "4"]
         start = [*launcher, *command(folder, data, 4)]
         assert result(folder, data, f"{count}", how=lambda more: run([*start, *more])) == (count, threads)  # noqa: B023
     monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")
