@@ -32,6 +32,7 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import TensorType
 from gopt.runtime.host_value import array_dtype
+from gopt.runtime.messages.values import exchanged
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
@@ -42,6 +43,7 @@ from gopt.runtime.training.checkpoint_folder import (
     unwritable,
 )
 
+exchanged(FileEntry)
 NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
