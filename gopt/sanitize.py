@@ -15,6 +15,11 @@ def show(value: object) -> str:
     return text if len(text) <= NAME else f"{text[: NAME - 40]}…{text[-20:]}"
 
 
+def show_path(path: str) -> str:
+    """A path as it may stand in a message: as it is, or as ``show`` has it where it would not stay on its line."""
+    return path if path.isprintable() else show(path)
+
+
 def clean(text: str) -> str:
     """Text for a terminal: whatever would move its cursor, colour it or turn its direction is written as an escape.
     Line breaks stay."""

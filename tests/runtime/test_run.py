@@ -23,7 +23,9 @@ from recipes import Recipe, build
 
 import gopt
 from gopt.artifact.manifest import InputKind
+from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.errors import GoptError, RunError
+from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
@@ -386,6 +388,23 @@ def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path, capsys):
     again = command(folder, "faulty_data:batches", 9, "--checkpoint", str(tmp_path / "c"), "--resume", "--json")
     assert main(again[3:]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 3
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(("--launch", "2"), marks=[mpi, pytest.mark.slow])])
+def test_a_data_file_that_is_truncated_meanwhile_is_named(more, tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    arrays = {"x": random.standard_normal((4096, 3), "f4"), "y": random.standard_normal((4096, 4), "f4")}
+    path = tmp_path / "data.safetensors"
+    types = {name: TensorType("float32", array.shape) for name, array in arrays.items()}
+    path.write_bytes(b"".join(safetensors_chunks(types, arrays.values())))
+    monkeypatch.setenv("TRUNCATE", str(path))
+    folder, kept = written(tmp_path), tmp_path / "c"
+    rate = ("--set", "lr=faulty_data:truncating", "--checkpoint", str(kept), "--every", "1")
+    done = run(command(folder, str(path), 500, *rate, *more))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
+    assert done.returncode == 5 and len(errors) == 1, (done.returncode, done.stderr)
+    assert "step 3: " in errors[0] and f"{path} was truncated while it is read: it has 300 bytes" in errors[0]
+    assert values(kept / "step_00000002", tmp_path)
 
 
 @mpi
