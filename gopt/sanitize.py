@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gopt.limits import LINE, NAME
 
 
@@ -41,3 +43,13 @@ _GAP = " […] "
 
 def _escape(character: str) -> str:
     return repr(character)[1:-1]
+
+
+def and_more(left: int) -> str:
+    """The end of a list that is cut short: `` and 3 more``; nothing where nothing is left."""
+    return f" and {left} more" if left > 0 else ""
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first names of a list, and how many are left: ``a, b and 3 more``."""
+    return ", ".join(names[:most]) + and_more(len(names) - most)

@@ -20,6 +20,7 @@ from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
 from gopt.runtime.training.sample_rows import FileRows, SampleFile, Samples
+from gopt.sanitize import listed
 
 Batch = dict[str, Array]
 FILES = (".npz", ".safetensors")
@@ -214,8 +215,7 @@ def _module_and_name(text: str) -> tuple[str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    first = sorted(names)
-    return ", ".join(first[:_LISTED]) + (f" and {len(first) - _LISTED} more" if len(first) > _LISTED else "")
+    return listed(sorted(names), _LISTED)
 
 
 def _check_samples(path: str, name: str, type: TensorType, held: TensorType) -> None:
