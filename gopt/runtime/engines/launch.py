@@ -88,7 +88,7 @@ def program(arguments: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _copies() -> Iterator[list[int]]:
-    """Two open files, copied to stdout and stderr until nobody holds them any more; the block closes them."""
+    """Two open files, copied to stdout and stderr until all processes have closed them; the block closes them too."""
     pipes = [os.pipe() for _ in range(2)]
     copies = [
         threading.Thread(target=_copy, args=(source, target), daemon=True)
@@ -117,7 +117,7 @@ def _signals(patient: bool) -> Iterator[list[int]]:
 
 
 def _copy(source: int, target: IO[str]) -> None:
-    """Copy what ranks print; what nobody reads any more is dropped."""
+    """Copy what ranks print; the copy ends without an error where the reader is gone."""
     with open(source, "rb") as lines:
         for line in lines:
             text = line.decode("utf-8", "replace")

@@ -27,8 +27,8 @@ from gopt.runtime.engines.mpi_reductions import Reductions, reduce_op
 from gopt.runtime.engines.shared_buffers import share_buffers
 from gopt.runtime.engines.shared_reduction import MIN_BYTES, all_reduce, reduce_scatter
 from gopt.runtime.engines.watchdog import Watchdog
+from gopt.runtime.exchanged_values import decode, encode
 from gopt.runtime.memory import Pool, packed, same_memory, unpack_views
-from gopt.runtime.messages.values import decode, encode
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import (
     NOT_SHARED,

@@ -32,7 +32,7 @@ _FIXED = {
 
 @dataclass(slots=True)
 class _Peer:
-    """What a process has sent, up to the end of its last whole request."""
+    """A process that sends requests. ``line``: the beginning of one whose end has not come."""
 
     rank: int
     line: bytes = b""

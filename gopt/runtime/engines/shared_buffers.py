@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gopt.runtime.messages.values import exchanged
+from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import GatherRequest, Key, SendRequest, SharedGather, SharedMemory, SharedSend
 

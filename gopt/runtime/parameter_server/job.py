@@ -19,9 +19,9 @@ from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.parameter_server.blocks import Block, find_blocks
 from gopt.parameter_server.roles import Roles
+from gopt.runtime.exchanged_values import from_json, to_json
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.roster import Roster
-from gopt.runtime.messages.values import from_json, to_json
 from gopt.runtime.parameter_server.faults import FaultOptions
 from gopt.runtime.session import Array
 from gopt.runtime.training.initial_states import initial_states

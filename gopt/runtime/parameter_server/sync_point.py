@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gopt.runtime.messages.values import exchanged
+from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.parameter_server.job import EndpointEngine
 
 

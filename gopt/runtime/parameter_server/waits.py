@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gopt.runtime.messages.values import exchanged
+from gopt.runtime.exchanged_values import exchanged
 
 ENOUGH = 10
 """Rounds after which a trainer may be called a straggler."""

@@ -31,8 +31,8 @@ from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import TensorType
+from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.host_value import array_dtype
-from gopt.runtime.messages.values import exchanged
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,

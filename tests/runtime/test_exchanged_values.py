@@ -20,7 +20,7 @@ import gopt
 from gopt.artifact.checkpoint_index import FileEntry
 from gopt.errors import InvariantError, RunError
 from gopt.runtime.engines.shared_buffers import MemoryHandle
-from gopt.runtime.messages.values import decode, encode, from_json, to_json
+from gopt.runtime.exchanged_values import decode, encode, from_json, to_json
 from gopt.runtime.parameter_server.sync_point import SyncReport, Usage
 from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.training import checkpoint
