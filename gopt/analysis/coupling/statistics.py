@@ -115,8 +115,8 @@ def _followed(context: CouplingContext, counts: SampleCounts, state: State, stat
     points = _Walk(context, counts, state, stated).points()
     if dtype not in FLOATS and any(point.reduce == "mean" for point in points):
         raise Unclear(f"it is {dtype}, and ranks cannot agree on integers by a mean", _INTEGERS)
-    rules = "+".join(dict.fromkeys(point.reduce for point in points))
-    if [point.value for point in points] == [state.updated] and rules == "mean":
+    rules = "+".join(dict.fromkeys(point.reduce for point in points)) or "mean"  # none: a size alone, equal on ranks
+    if not points or [point.value for point in points] == [state.updated] and rules == "mean":
         return StatisticReduction(state.tensor, rules)
     return StatisticReduction(state.tensor, rules, tuple(points))
 
