@@ -14,6 +14,7 @@ import numpy as np
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Relation, products
+from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import elementwise, value_reads
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
@@ -24,7 +25,7 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SizesBehind:
-    """What a value that follows no sample takes of the number of samples.
+    """Numbers of samples that a value is made of which follows no sample.
 
     ``counts``: the values behind it, or itself, that are proportional to it; ``divisors``: those that sums over samples
     are multiplied or divided by alone. ``term``: a constant that is added or
@@ -158,8 +159,10 @@ class SampleCounts:
             or self._count(name) is not False
         ):
             return False
+        needed = ancestors(self.context.index, [name])[1]
         value = self.context.constant(name)
-        assert value is not None
+        if value is None or any(each in self.context.marks for each in needed):
+            return False  # a dimension that follows no sample, read from a shape
         if not value.size or value.dtype.kind not in "fiuV":
             return False
         flat = value.reshape(-1).astype(np.float64)

@@ -116,7 +116,7 @@ def _followed(context: CouplingContext, counts: SampleCounts, state: State, stat
     if dtype not in FLOATS and any(point.reduce == "mean" for point in points):
         raise Unclear(f"it is {dtype}, and ranks cannot agree on integers by a mean", _INTEGERS)
     rules = "+".join(dict.fromkeys(point.reduce for point in points)) or "mean"  # none: a size alone, equal on ranks
-    if not points or [point.value for point in points] == [state.updated] and rules == "mean":
+    if not points or ([point.value for point in points] == [state.updated] and rules == "mean"):
         return StatisticReduction(state.tensor, rules)
     return StatisticReduction(state.tensor, rules, tuple(points))
 
