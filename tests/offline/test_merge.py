@@ -62,7 +62,7 @@ layouts = st.sampled_from(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(st.booleans(), st.booleans(), layouts, layouts, st.sampled_from([1, 2]))
 def test_merge_after_reshard_is_merge(half, ema, first, second, micro_steps):
     with TemporaryDirectory() as text:
