@@ -295,7 +295,7 @@ def doubling(levels: int) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("levels", [18, 25, 90])
+@pytest.mark.parametrize("levels", part([18, 25, 90], 1, first=1))
 def test_functions_that_double(tmp_path, levels):
     onnx.save(doubling(levels), str(tmp_path / "m.onnx"))
     ended = run("shard", "m.onnx", "--ranks", "2", folder=tmp_path)
@@ -341,8 +341,7 @@ def test_a_loop_with_an_end_is_verified(tmp_path):
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["shard", "plan"])
-@pytest.mark.parametrize("ranks", [limits.RANKS + 1, 10**18])
+@pytest.mark.parametrize(("command", "ranks"), spread(["shard", "plan"], [limits.RANKS + 1, 10**18]))
 def test_more_ranks_than_one_command_takes(tmp_path, command, ranks):
     ended = run(command, MODEL, "--ranks", str(ranks), folder=tmp_path)
     refused(ended, 2, str(ranks), "RANKS")
