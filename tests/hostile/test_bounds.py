@@ -94,7 +94,7 @@ def numbers() -> bytes:
             (lambda: inside(5, b"\x08\x01" * 9_000_000 + b"\x10\x07" + inside(8, b"t")), "PARTS"),
             (lambda: inside(11, inside(2, inside(1, inside(2, inside(1, b"") * 20_000_000)))), "PARTS"),
         ],
-        2,
+        1,
         first=1,
     ),
     ids=["ints", "floats", "unpacked", "numbers", "dims", "dims unpacked", "shape"],
@@ -127,7 +127,7 @@ START = b'{"format": "gopt-manifest/1", "a": ['
                 "is missing",
             ),
         ],
-        2,
+        1,
     ),
     ids=["quotes", "open", "tables", "keys"],
 )

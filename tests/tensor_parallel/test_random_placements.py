@@ -37,7 +37,7 @@ def draw(name: str, seed: int, members: int) -> str:
     return ";".join(words)
 
 
-@pytest.mark.parametrize("name", [*part(STEPS, 4), *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
+@pytest.mark.parametrize("name", [*part(STEPS, 2), *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 0)) for seed in range(8)])
 def test_drawn_placements(name, seed, tmp_path):
     options = {

@@ -48,7 +48,7 @@ def stored(checkpoints: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("mesh", "micro_steps", "recipe", "options", "count"),
     [
-        ("shard=2", 1, WIDE, {"stage": 2}, 2),
+        pytest.param("shard=2", 1, WIDE, {"stage": 2}, 2, marks=slow),
         pytest.param("shard=3", 1, WIDE, {"stage": 2, "bucket_mb": 0}, 2, marks=slow),  # a bucket of one tensor
         pytest.param("shard=3", 1, WIDE, {"stage": 3}, 2, marks=slow),
         pytest.param("shard=3", 1, WIDE, {"stage": 1}, 2, marks=slow),
