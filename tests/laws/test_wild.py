@@ -56,7 +56,7 @@ def hold(form: Form, name: str, stage: int, folder: Path, capsys: pytest.Capture
 ONE_OF_EACH = one_of_each()
 
 
-@pytest.mark.parametrize(("form", "name", "stage"), part(ONE_OF_EACH, 36), ids=str)
+@pytest.mark.parametrize(("form", "name", "stage"), part(ONE_OF_EACH, 24), ids=str)
 def test_a_form(form, name, stage, tmp_path, capsys):
     hold(form, name, stage, tmp_path, capsys)
 

@@ -40,7 +40,7 @@ def test_all_four_are_there():
     assert FAMILIES == ["llama_adamw_clip", "moe_adamw", "t5_adamw", "vit_mom"]
 
 
-@pytest.mark.parametrize(("name", "way"), fewer(spread(FAMILIES, WAYS), 2))
+@pytest.mark.parametrize(("name", "way"), fewer(spread(FAMILIES, WAYS), 1))
 def test_ranks_equal_the_source(name, way, tmp_path):
     mesh, sequence, stage, accumulate = way
     equal(name, mesh, tmp_path / "out", sequence=sequence, stage=stage, accumulate=accumulate)

@@ -512,7 +512,9 @@ def test_ranks_and_launcher_must_agree(tmp_path):
     ("where", "data", "ranks", "code", "said"),
     [
         ("nowhere", "faulty_data:batches", 2, 3, "not an output folder"),
-        ("", "faulty_data:batches", 3, 2, "the launcher started 3 ranks, the folder holds 2"),
+        pytest.param(
+            "", "faulty_data:batches", 3, 2, "the launcher started 3 ranks, the folder holds 2", marks=pytest.mark.slow
+        ),
         pytest.param("", "none.npz", 2, 3, "none.npz: no such file", marks=pytest.mark.slow),
         pytest.param("one file", "faulty_data:batches", 2, 5, "there is no file", marks=pytest.mark.slow),
     ],

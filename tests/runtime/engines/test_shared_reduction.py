@@ -99,11 +99,10 @@ def test_a_rank_that_cannot_share_leaves_all_to_mpi(stage, fault, tmp_path):
     folder = written(tmp_path, recipe=WIDE, stage=stage)
     train(folder, "faulty_data:batches", 4, checkpoint=tmp_path / "threads")
     assert result(folder, "faulty_data:batches", "mpi", fault) == (count, stored(tmp_path / "threads"))
-    assert result(folder, "faulty_data:batches", "again") == (2, stored(tmp_path / "threads"))
 
 
 @mpi
-@pytest.mark.parametrize(("micro_steps", "count"), [pytest.param(1, 4, marks=slow), (3, 2)])
+@pytest.mark.parametrize(("micro_steps", "count"), [pytest.param(1, 4, marks=slow), pytest.param(3, 2, marks=slow)])
 def test_calls_that_run_beside_the_graph(micro_steps, count, tmp_path):
     """Segments go on to write what later calls send, and what the same calls send in the next micro-step."""
     recipe = Recipe(widths=(3, 150, 160, 150, 4))
@@ -166,7 +165,7 @@ def test_ranks_of_different_plans_are_told_so_before_they_share(tmp_path):
 
 @mpi
 @pytest.mark.parametrize(("fault", "said"), [
-    ("kill", "rank 1 was killed by SIGKILL in step 8"),
+    pytest.param("kill", "rank 1 was killed by SIGKILL in step 8", marks=slow),
     pytest.param(
         "stop", "rank 0, step 8, call 0: after 1.5 s, it still waits at call 0 (ReduceScatter over shard)", marks=slow),
     pytest.param(
