@@ -23,7 +23,7 @@ from gopt.ir.types import FLOATS
 _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Relation.MIN: "min"}
 _JOINS = frozenset(["Concat", "ScatterND", "ScatterElements", "Scatter", "TensorScatter"])
 _OF_STATISTICS = (CouplingKind.STATISTICS, CouplingKind.IN_BATCH, CouplingKind.PLACE)
-"""Kinds that are told of nodes between the forward and a statistic; what cannot be followed there has its own refusal."""
+"""Kinds that are told of nodes between the forward and a statistic; the rest has its own refusal."""
 _EPSILON = 1e-3
 _AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
 
