@@ -40,6 +40,10 @@ class RunError(GoptError):
     exit_code = 5
 
 
+class NoteWarning(UserWarning):
+    """What a user of Python is told as a warning, and one of the command line as a note."""
+
+
 class InvariantError(GoptError):
     """A defect of gopt: an invariant of contract section 6 does not hold. Nothing is written."""
 

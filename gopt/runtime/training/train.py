@@ -25,6 +25,7 @@ from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, mean, not_finite, read_manifest
@@ -50,6 +51,7 @@ class Trainer:
         self.device: Device = Host(tuning_of(job.tuning)) if device is None else device
         self.manifest, self.mesh = read_manifest(job.folder)
         self.record = self.manifest.ranks[engine.rank]
+        check_own(job.folder, self.manifest, engine.rank)
         self._sync = sync_axes(job.sync_init, self.mesh)
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
@@ -118,6 +120,7 @@ class Trainer:
 
     def _prepare(self) -> None:
         """Check with all ranks, then allocate memory, then compile; raises RunError, UnsupportedError."""
+        raise_on_one_rank(self.engine, lambda: check_shared(self.job.folder, self.manifest, self.engine))
         check_calls(self.engine, self.mesh, self._graphs)
         replicas = Replicas(self.manifest, self.mesh)
         if self._sync:
