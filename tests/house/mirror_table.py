@@ -151,7 +151,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.server_entries artifact.table_parts", _RECORDS,
         "parameter_server/test_parameter_server_split.py", "parameter_server/test_table_choice.py",
     ),
-    **_each("artifact.written", "digests, which gopt verify reads", "verification/test_folder_check.py"),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.shardings", "the table that the verifier fills", "sharding/test_verifier.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),

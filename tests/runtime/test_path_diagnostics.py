@@ -12,6 +12,8 @@ from test_run import samples, train, written
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.diff import diff
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 MODEL = str(FIXTURES / "mlp_adamw.onnx")
 RUN = ("--data", "x.npz", "--steps", "1")
 HINTS = {

@@ -25,7 +25,7 @@ from gopt.artifact.checkpoint_index import (
     read_index,
     step_dir,
 )
-from gopt.artifact.integrity import FileEntry
+from gopt.artifact.integrity import FileEntry, fault_of
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.output_paths import check_not_inside, resolve_output
@@ -73,8 +73,8 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
         sweep(root)
         _check_manifest(root, manifest)
         _check_steps(root)
-        run = identity(root) or secrets.token_hex(16)
-        _guarded(root, lambda: _share(root, folder, manifest, run))
+        run = identity(root) or new_identity()
+        _guarded(root, lambda: _share(root, folder, run))
         _guarded(root, lambda: prune(root, keep))
         yield run
     finally:
@@ -143,7 +143,12 @@ def identity(root: Path) -> str | None:
     return next(iter(found), None)
 
 
-def _share(root: Path, folder: Path, manifest: Manifest, run: str) -> None:
+def new_identity() -> str:
+    """A random identity for a job."""
+    return secrets.token_hex(16)
+
+
+def _share(root: Path, folder: Path, run: str) -> None:
     graph = load(folder / SOURCE_FILE, own=True)
     values = StatesFile()
     for name, tensor in graph.initializers.items():
@@ -154,12 +159,22 @@ def _share(root: Path, folder: Path, manifest: Manifest, run: str) -> None:
     files = {name: FileEntry.of(content) for name, content in contents.items()}
     if data:
         files[data] = FileEntry.of_file(root / data)
-    contents[MANIFEST_FILE] = replace(read_manifest(folder)[0].bare, run=run, files=files).text().encode()
+    bare = replace(read_manifest(folder)[0].bare, run=run)
+    same = {name for name, entry in files.items() if _is(root / name, entry)}
+    if same != files.keys() and (root / MANIFEST_FILE).exists():
+        # At no moment may the manifest have another digest of a file than its own.
+        replace_file(root / MANIFEST_FILE, replace(bare, files={name: files[name] for name in same}).text().encode())
     for name, content in contents.items():
         replace_file(root / name, content)
+    replace_file(root / MANIFEST_FILE, replace(bare, files=files).text().encode())
     for path in root.iterdir():
         if _BIN.fullmatch(path.name) and path.name != data:
             path.unlink()
+
+
+def _is(path: Path, entry: FileEntry) -> bool:
+    """Return whether a file is there, with the content of an entry."""
+    return is_regular_file(path) and not fault_of(path, entry)
 
 
 def _report(folder: Path) -> bytes:

@@ -28,10 +28,11 @@ def check_own(folder: Path, manifest: Manifest, rank: int) -> None:
 
 
 def check_shared(folder: Path, manifest: Manifest, engine: Agreement) -> None:
-    """Raise InputError where a file that ranks share is not what gopt wrote; all ranks call it, and the first one of
-    each host reads them."""
-    hosts = engine.gather(socket.gethostname())
-    if manifest.files is not None and hosts.index(hosts[engine.rank]) == engine.rank:
+    """Raise InputError where a file that ranks share is not what gopt wrote; all ranks call it, and of those that have
+    one folder on one host the first reads them."""
+    found = folder.stat()
+    homes = engine.gather(f"{socket.gethostname()}:{found.st_dev}:{found.st_ino}")
+    if manifest.files is not None and homes.index(homes[engine.rank]) == engine.rank:
         check_files(folder, manifest.files, manifest.files.keys() - _graphs(manifest.ranks))
 
 

@@ -24,6 +24,8 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.verification.replay.replay import RUN
 from gopt.verification.replay.source_replay import GRADIENTS, UPDATES
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 STEPS = 4
 
 
