@@ -41,7 +41,7 @@ class RunError(GoptError):
 
 
 class NoteWarning(UserWarning):
-    """What a user of Python is told as a warning, and one of the command line as a note."""
+    """A warning to a user of Python; the command line prints it as a note."""
 
 
 class InvariantError(GoptError):

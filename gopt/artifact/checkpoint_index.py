@@ -23,6 +23,9 @@ INDEX_FILE = "index.json"
 FORMAT = "gopt-checkpoint/1"
 LOCK_FILE = ".gopt.lock"
 """File in a folder of checkpoints that the job which writes them locks; it is never removed."""
+STATES_OF_RANK = re.compile(r"rank_\d{4,}\.safetensors")
+VALUES_FILE = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
+"""Names of the file, beside the steps, that has large constants of the source."""
 STEP_DIR = re.compile(r"step_(\d{8,})")
 
 

@@ -115,7 +115,7 @@ def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Coll
 
 
 def fault_of(path: Path, entry: FileEntry) -> str:
-    """What a file has that differs from its entry, as the rest of a sentence; empty where nothing differs.
+    """The difference of a file from its entry, as the rest of a sentence; empty where there is none.
 
     Raises InputError where it cannot be read.
     """

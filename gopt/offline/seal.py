@@ -7,13 +7,12 @@ or its new ones.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gopt.artifact.checkpoint_index import INDEX_FILE, open_index
+from gopt.artifact.checkpoint_index import INDEX_FILE, LOCK_FILE, STATES_OF_RANK, VALUES_FILE, open_index
 from gopt.artifact.integrity import FileEntry, unchecked
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_check import read_manifest
@@ -21,16 +20,14 @@ from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.states_file import STATES_FILE
 from gopt.disk.files import is_regular_file, reason
+from gopt.disk.lock import is_locked
 from gopt.disk.staging import replace_file
 from gopt.errors import InputError, RunError
-from gopt.runtime.training.checkpoint_folder import check_unlocked
-
-_VALUES = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What ``seal`` has written. ``changed``: files whose entry is another now, or is new."""
+    """The document that ``seal`` has written. ``changed``: files whose entry is another now, or is new."""
 
     path: Path
     files: int
@@ -53,10 +50,10 @@ def seal(path: str | os.PathLike[str]) -> Sealed:
 
 
 def _seal_folder(folder: Path) -> Sealed:
-    check_unlocked(folder)
+    _check_unlocked(folder)
     manifest, _ = read_manifest(folder)
     known = _known(manifest)
-    there = [each.name for each in folder.iterdir() if each.name in known or _VALUES.fullmatch(each.name)]
+    there = [each.name for each in folder.iterdir() if each.name in known or VALUES_FILE.fullmatch(each.name)]
     files = {**(manifest.files or {}), **_entries(folder, there)}
     text = replace(manifest, written=None, files=files).text()
     return _written(folder / MANIFEST_FILE, text, manifest.files or {}, files)
@@ -72,16 +69,20 @@ def _known(manifest: Manifest) -> set[str]:
 
 def _seal_step(folder: Path) -> Sealed:
     home = Path(os.path.realpath(folder)).parent
-    check_unlocked(home)
+    _check_unlocked(home)
     manifest, _ = read_manifest(home)
     index = open_index(folder)
-    held = {**index.files, **_entries(folder, (each.name for each in folder.iterdir() if _is_of_rank(each)))}
+    held = {
+        **index.files,
+        **_entries(folder, (each.name for each in folder.iterdir() if STATES_OF_RANK.fullmatch(each.name))),
+    }
     text = replace(index, manifest=_digest(manifest, held), run=manifest.run, files=held).text()
     return _written(folder / INDEX_FILE, text, index.files, held)
 
 
-def _is_of_rank(path: Path) -> bool:
-    return re.fullmatch(r"rank_\d{4,}\.safetensors", path.name) is not None
+def _check_unlocked(root: Path) -> None:
+    if is_locked(root / LOCK_FILE):
+        raise RunError(f"another job writes checkpoints into {root}", "wait for its end")
 
 
 def _digest(manifest: Manifest, files: Mapping[str, FileEntry]) -> str:

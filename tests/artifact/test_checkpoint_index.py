@@ -18,8 +18,8 @@ from gopt.artifact.checkpoint_index import (
     read_index,
     step_dir,
 )
-from gopt.artifact.manifest import CommonEntry, Manifest, MeshEntry
 from gopt.artifact.integrity import FileEntry
+from gopt.artifact.manifest import CommonEntry, Manifest, MeshEntry
 from gopt.errors import RunError
 
 MANIFEST = Manifest(

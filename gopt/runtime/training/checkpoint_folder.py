@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +18,9 @@ from typing import Any
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
     LOCK_FILE,
+    STATES_OF_RANK,
     STEP_DIR,
+    VALUES_FILE,
     complete_steps,
     open_index,
     read_index,
@@ -41,8 +42,6 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.load import load
 
 _HINT = "choose another --checkpoint"
-_RANK = re.compile(r"rank_\d{4,}\.safetensors")
-_BIN = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 
 
 def check_checkpoint_folder(root: Path, folder: Path) -> None:
@@ -122,7 +121,7 @@ def _check_steps(root: Path) -> None:
         if STEP_DIR.fullmatch(path.name) and not (path / INDEX_FILE).is_file():
             if path.is_symlink() or not path.is_dir():
                 raise RunError(f"cannot write checkpoints into {root}: {path.name} is a file", "move it away")
-            if other := next((each.name for each in path.iterdir() if not _RANK.fullmatch(each.name)), None):
+            if other := next((each.name for each in path.iterdir() if not STATES_OF_RANK.fullmatch(each.name)), None):
                 raise RunError(f"cannot write checkpoints into {root}: {path.name} holds {other!r}", "move it away")
 
 
@@ -168,7 +167,7 @@ def _share(root: Path, folder: Path, run: str) -> None:
         replace_file(root / name, content)
     replace_file(root / MANIFEST_FILE, replace(bare, files=files).text().encode())
     for path in root.iterdir():
-        if _BIN.fullmatch(path.name) and path.name != data:
+        if VALUES_FILE.fullmatch(path.name) and path.name != data:
             path.unlink()
 
 
@@ -209,7 +208,7 @@ def remove_step(path: Path) -> None:
         (path / INDEX_FILE).unlink(missing_ok=True)
         sync(path)
         for each in path.iterdir():
-            if _RANK.fullmatch(each.name) and is_regular_file(each):
+            if STATES_OF_RANK.fullmatch(each.name) and is_regular_file(each):
                 each.unlink()
         path.rmdir()
 
