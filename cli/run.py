@@ -160,6 +160,8 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     from . import run_ranks, run_servers
 
     split = run_servers.has_servers(folder)
+    if not split and not launched():
+        read_manifest(job.folder)  # a folder that is none is said first
     options.check(split=split)
     run_servers.check_engine(given, split)
     engine = given["engine"] or ("mpi" if launched() else "threads")

@@ -12,7 +12,7 @@ from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.pieces import cut
 from gopt.errors import InputError
 from gopt.runtime.session import Array
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 from gopt.verification.rank_programs import RankPrograms
 
 NAMED = 4
@@ -79,8 +79,9 @@ def other_start_values(stored: Mapping[str, Array], source: TrainingGraph) -> li
     ]  # fmt: skip
     if not other:
         return []
-    names = ", ".join(other[:NAMED]) + (", …" if len(other) > NAMED else "")
-    return [f"{names}: the ranks start from other values than the model. Both ran from those of the ranks"]
+    return [
+        f"{listed(other, NAMED)}: the ranks start from other values than the model. Both ran from those of the ranks"
+    ]
 
 
 def _bytes(value: Array) -> Array:

@@ -56,6 +56,7 @@ def test_the_others_go_on_when_a_process_is_killed(tmp_path):
     assert code == 137 and "trainer 0 prints" in said and said.count("server 0 prints") == 20, (code, said)
 
 
+@pytest.mark.slow
 def test_the_others_go_on_when_two_are_killed_in_one_moment(tmp_path):
     found, code, said = play("two_die", 4, tmp_path, shield=True)
     assert found == {0: 20, 3: [1, 2]} and code == 137, (found, code, said)
