@@ -245,7 +245,7 @@ def render_sealed(done: Sealed) -> None:
     """Print the result of ``gopt seal``."""
     many = len(done.changed)
     named = f"{listed(done.changed)} {'has' if many == 1 else 'have'} new digests" if many else "none was edited"
-    console().print(f"{done.files} files sealed in {done.path}: {named}", soft_wrap=True)
+    console().print(f"{done.files} files sealed in {done.path}: {named}")
 
 
 def render_inference(written: Inference) -> None:

@@ -22,6 +22,7 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.training.audit import audit
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
@@ -221,8 +222,18 @@ class Trainer:
         if self.engine.rank == 0:
             samples = self._samples * self.parts * times
             on_step(Progress.of(self.step, losses, time.perf_counter() - begin, samples))
-        if self.checkpoints is not None and self._due():
+        due = self.checkpoints is not None and self._due()
+        if self._audit_due(due):
+            replicas = Replicas(self.manifest, self.mesh)
+            audit(self.engine, replicas, self.held, self.to_host, self.job.folder, self.step)
+        if self.checkpoints is not None and due:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
+
+    def _audit_due(self, saved: bool) -> bool:
+        """Return whether states in common are compared now; ``saved``: whether a checkpoint follows."""
+        if self.job.audit is None:
+            return saved
+        return self.job.audit > 0 and (saved or self.step % self.job.audit == 0)
 
     def _due(self) -> bool:
         return (
