@@ -12,7 +12,6 @@ from test_run import samples, train, written
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.diff import diff
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 
 MODEL = str(FIXTURES / "mlp_adamw.onnx")
 RUN = ("--data", "x.npz", "--steps", "1")
@@ -20,7 +19,7 @@ HINTS = {
     "model": "shard it first: gopt shard",
     "rank": "it is a part of one: give {folder}",
     "part": "it is a part of one: give {step}",
-    "home": "gopt run DIR --checkpoint {home} --resume",
+    "home": "gopt run DIR --data FILE --steps N --checkpoint {home} --resume",
     "step": "gopt reshard {step} --ranks N",
     "nowhere": "make one with gopt shard",
 }
