@@ -12,7 +12,6 @@ from test_run import samples, train, written
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.diff import diff
 
-
 MODEL = str(FIXTURES / "mlp_adamw.onnx")
 RUN = ("--data", "x.npz", "--steps", "1")
 HINTS = {

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gopt.cli.main import main
-from helpers import accept, calls, edit_rank
+from helpers import accept, calls, edit_rank, mpiexec
 from products import part
 from recipes import Recipe, build
 
@@ -146,7 +146,7 @@ def test_mpi_trains_as_threads_do(mesh, stage, hosts, tmp_path):
     ranks = str(Mesh.parse(mesh).ranks)
     given = ["--checkpoint", str(tmp_path / "mpi"), "--json"]
     if hosts:
-        launcher = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", ranks]
+        launcher = [mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", ranks]
         done = run([*launcher, *command(folder, data, 5, *given)])
     else:
         done = run(command(folder, data, 5, "--launch", ranks, *given))
@@ -348,7 +348,7 @@ def test_processes_that_start_apart_are_told_so_unless_the_first_gives_its_value
     own, other = command(folder, data, 1), command(tmp_path / "other.ranks", data, 1)
 
     def work(*more: str) -> subprocess.CompletedProcess[str]:
-        return run([launch.mpiexec(), "-n", "1", *own, *more, ":", "-n", "1", *other, *more])
+        return run([mpiexec(), "-n", "1", *own, *more, ":", "-n", "1", *other, *more])
 
     done = work()
     assert done.returncode == 5 and "rank 1 and rank 0 start with different values of" in done.stderr
@@ -421,7 +421,7 @@ def test_ranks_that_are_killed_leave_no_memory_behind():
         "found = engine.gather((bool(named), [line for line in named if '(deleted)' not in line]))\n"
         "if engine.rank == 0: print(found)"
     )
-    done = run([launch.mpiexec(), "-n", "2", sys.executable, "-c", code])
+    done = run([mpiexec(), "-n", "2", sys.executable, "-c", code])
     assert done.stdout == "[(True, []), (True, [])]\n", done.stderr
 
 
@@ -524,42 +524,33 @@ def test_ranks_of_a_users_launcher_say_it_once(where, data, ranks, code, said, t
     if where == "one file":
         next(folder.glob("*1.onnx")).unlink()
     target = tmp_path / where if where == "nowhere" else folder
-    done = run(
-        [launch.mpiexec(), "-n", str(ranks), *command(folder, data, 2)[:4], str(target), *command(folder, data, 2)[5:]]
-    )
+    done = run([mpiexec(), "-n", str(ranks), *command(folder, data, 2)[:4], str(target), *command(folder, data, 2)[5:]])
     errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
     assert done.returncode == code and len(errors) == 1 and said in errors[0], (done.returncode, done.stderr)
 
 
-def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
-    stuck = tmp_path / "mpiexec"
-    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
-    stuck.chmod(0o755)
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(stuck))
+def test_ranks_that_never_begin_are_given_up(tmp_path, monkeypatch):
+    stuck = [sys.executable, "-c", "import time; time.sleep(1000)", str(tmp_path)]
+    monkeypatch.setattr(launch, "program", lambda arguments: stuck)
     monkeypatch.setattr(launch, "START", 0.3)
     with pytest.raises(RunError, match=r"after 0\.5 s, no rank has begun"):
         launch.launch(2, ["run"], 0.1, lambda line: None)
-    assert not processes(stuck)
+    assert not processes(tmp_path)
 
 
-def test_the_code_is_that_of_the_rank_that_said_why(tmp_path, monkeypatch):
-    """The launcher may report the signal that ended another one."""
-    ended = tmp_path / "mpiexec"
-    ended.write_text(f'#!/bin/sh\nprintf "3 1" > "${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"\nexit 9\n')
-    ended.chmod(0o755)
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(ended))
+def test_the_code_is_that_of_the_rank_that_said_why(monkeypatch):
+    """Others may end in any other way."""
+    script = f'printf "3 1" > "${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"; exit 9'
+    monkeypatch.setattr(launch, "program", lambda arguments: ["sh", "-c", script])
     assert launch.launch(2, ["run"], 1.0, lambda line: None) == 3
 
 
 @mpi
 @pytest.mark.parametrize("more", [("--debug",), pytest.param((), marks=pytest.mark.slow)])
-def test_the_reason_does_not_pass_through_the_launcher(tmp_path, monkeypatch, capfd, more):
-    """MPICH's launcher ends all processes before it has read what they print."""
-    deaf = tmp_path / "mpiexec"
-    deaf.write_text(f'#!/bin/sh\nexec {launch.mpiexec()} "$@" 2>/dev/null\n')
-    deaf.chmod(0o755)
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(deaf))
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(deaf))
+def test_the_reason_does_not_pass_through_what_ranks_print(tmp_path, monkeypatch, capfd, more):
+    """A rank ends all others, and what it prints may come behind."""
+    real = launch.program
+    monkeypatch.setattr(launch, "program", lambda given: ["sh", "-c", 'exec "$@" 2>/dev/null', "sh", *real(given)])
     monkeypatch.setenv("FAULT", "raise")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     arguments = [*more, *command(written(tmp_path), "faulty_data:batches", 20)[3:], "--engine", "mpi"]

@@ -31,6 +31,7 @@ from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import TensorType
+from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import (
@@ -43,6 +44,7 @@ from gopt.runtime.training.checkpoint_folder import (
     unwritable,
 )
 
+exchanged(FileEntry)
 NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 

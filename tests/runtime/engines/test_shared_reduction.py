@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import calls, edit_rank
+from helpers import calls, edit_rank, mpiexec
 from onnx import ModelProto
 from products import part
 from recipes import Recipe
 from test_run import LONG, command, mpi, processes, run, samples, train, written
 
 from gopt.mesh import Mesh
-from gopt.runtime.engines import launch
 
 WIDE = Recipe(widths=(3, 150, 160, 4))
 """Gradients large enough to be worth it."""
@@ -88,7 +87,7 @@ def test_states_have_the_bits_of_threads(mesh, micro_steps, recipe, options, cou
 def test_every_reduction_while_ranks_are_late(mesh, fault, said, tmp_path):
     script = Path(__file__).with_name("shared_ranks.py")
     ranks = str(Mesh.parse(mesh).ranks)
-    done = run([launch.mpiexec(), "-n", ranks, sys.executable, str(script), mesh, fault])
+    done = run([mpiexec(), "-n", ranks, sys.executable, str(script), mesh, fault])
     assert done.returncode == 0 and done.stdout.strip() == said, done.stderr[-3000:]
 
 
@@ -134,7 +133,7 @@ def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path, monkeypatch
 def test_only_what_the_launcher_calls_one_node_is_shared(hosts, count, tmp_path):
     folder, data = written(tmp_path, "dp=2,shard=2", recipe=WIDE, stage=2), samples(tmp_path)
     train(folder, data, 4, checkpoint=tmp_path / "threads")
-    start = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", "4", *command(folder, data, 4)]
+    start = [mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", "4", *command(folder, data, 4)]
     assert result(folder, data, "mpi", how=lambda more: run([*start, *more])) == (count, stored(tmp_path / "threads"))
 
 

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import source
+from helpers import mpiexec, source
 
 from gopt import api
 from gopt.artifact.checkpoint_index import complete_steps
 from gopt.artifact.server_entries import Mode
 from gopt.parameter_server.options import SplitOptions
-from gopt.runtime.engines.launch import mpiexec
 from gopt.runtime.parameter_server.outlive import ended_together
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
