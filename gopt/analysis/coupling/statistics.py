@@ -24,7 +24,8 @@ _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Rela
 _JOINS = frozenset(["Concat", "ScatterND", "ScatterElements", "Scatter", "TensorScatter"])
 _OF_STATISTICS = (CouplingKind.STATISTICS, CouplingKind.IN_BATCH, CouplingKind.PLACE)
 """Kinds that are told of nodes between the forward and a statistic; the rest has its own refusal."""
-_EPSILON = 1e-3
+_EPSILON = 1e-2
+"""Of one sample: a smaller constant beside a sum keeps it from zero."""
 _AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
 
 
