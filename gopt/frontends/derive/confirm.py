@@ -23,12 +23,11 @@ from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
-from gopt.runtime.session import SessionCache
 from gopt.runtime.training.data import MicroStep, open_data
 from gopt.sanitize import show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
-from gopt.verification.gradient_check.forward import Forward, Precision, Values
+from gopt.verification.gradient_check.forward import Forward, Precision, Values, sessions_for
 from gopt.verification.gradient_check.points import all_beside
 from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.verdict import APART, PROPORTIONAL, UNSTEADY, ZERO
@@ -38,8 +37,8 @@ from gopt.verification.second_engine import check_step
 
 LOOKS = (1e-3, 1e-2)
 """Moves of the states, relative to their size, to the points at which all gradients are looked at."""
-POINTS, DIRECTIONS = 2, 2
-"""Batches of a look, and directions at each."""
+POINTS = 2
+"""Batches of a look."""
 FAINT = 1e-9
 """Below this share of the largest gradient, a value may be rounding."""
 MOST = 16
@@ -79,7 +78,7 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
 
 def _second_engine(training: TrainingGraph, point: Values) -> list[str]:
     """Remarks on what a second engine makes of the step; raises UnsupportedError where it computes something else."""
-    checks = check_step(training, point, SessionCache(), refuse_call)
+    checks = check_step(training, point, sessions_for(training.graph), refuse_call)
     for _, why in (doubt for check in checks for doubt in check.doubts()):
         raise UnsupportedError(
             f"two engines make different steps of it: {why}",
@@ -153,9 +152,9 @@ class _Slopes:
         states = [state.tensor for state in self.training.parameters]
         turn = self._looks % len(self.given)
         given = [*self.given[turn:], *self.given[:turn]][:POINTS]
-        points = all_beside(self.forward.points(given), states, amount, self.seed + self._looks)
+        points = all_beside(self.forward.points(given, states), states, amount, self.seed + self._looks)
         generator = np.random.default_rng([self.seed, 5, self._looks])
-        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale, directions=DIRECTIONS)
+        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale)
         right = {name for group, _ in check.agreeing(self._at(points, names), names) for name in group}
         return [name for name in names if name not in right]
 
@@ -182,7 +181,8 @@ class _Slopes:
             levels, gradients = self.forward.loss_and_gradients(point)
             found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
             for name, gradient in found.items():
-                self._peaks[name] = max(self._peaks.get(name, 0.0), float(np.abs(gradient).max(initial=0.0)))
+                peak = max(gradient.max(initial=0.0), -gradient.min(initial=0.0))
+                self._peaks[name] = max(self._peaks.get(name, 0.0), float(peak))
             del gradients, gradient
             yield point, float(levels[0]), found
 
