@@ -149,8 +149,8 @@ class SlopeCheck:
             gradient = gradients.pop(name)
             length = float(np.linalg.norm(gradient))
             known = group.lengths[name] = max(length, group.lengths.get(name, 0.0))
-            sign = 1 if self.generator.random() < 0.5 else -1
             noise = self.generator.standard_normal(gradient.shape, np.float32)
+            sign = 1 if self.generator.random() < 0.5 else -1
             noise *= np.float32(NOISE / (known or 1.0))
             if length:
                 add_multiple(noise, gradient, sign / length / known)
