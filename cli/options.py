@@ -107,7 +107,8 @@ def stage_option(default: str) -> Callable[[F], F]:
     """``--stage``; ``default`` says what holds without it."""
     return click.option(
         "--stage", type=_Stage(0, 3), metavar="0|1|2|3",
-        help=f"0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: {default}]",
+        help="0: nothing sharded; 1: optimizer states; 2: gradients too, also those that micro-steps sum; "
+        f"3: parameters too.  [default: {default}]",
     )  # fmt: skip
 
 

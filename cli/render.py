@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +19,7 @@ from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
-from gopt.sanitize import clean
+from gopt.sanitize import clean, listed
 
 from .verbosity import Verbosity, verbosity
 
@@ -32,33 +34,67 @@ WIDE = 200
 """Columns of what goes into a pipe or a file."""
 
 
-def console() -> Console:
+def console() -> SafeConsole:
     """A console on stdout; wide where that is not a terminal, so that names are not cut."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    return SafeConsole(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, width=width)
+    fits = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return SafeConsole(file=sys.stdout, width=None if fits else WIDE, fits=fits)
 
 
 class SafeConsole(Console):
-    """Prints text without markup; control characters are shown as escapes. Prints nothing with ``--quiet``."""
+    """Prints text without markup; control characters are shown as escapes. Prints nothing with ``--quiet``.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(quiet=verbosity() is Verbosity.QUIET, **options)
+    Text goes on in a next line between two words, where it is wider than the terminal: a word, such as a path, stays
+    whole. ``fits``: whether there is a terminal; without one a text stays a line.
+    """
+
+    def __init__(self, fits: bool = True, **options: Any) -> None:
+        self.fits = fits
+        super().__init__(quiet=verbosity() is Verbosity.QUIET, highlight=False, markup=False, **options)
 
     def print(self, *objects: Any, **given: Any) -> None:
-        """As rich's, with texts and tables escaped."""
-        super().print(*map(_cleaned, objects), **given)
+        """Print texts and tables; the title of a table is a text."""
+        for each in objects or ("",):
+            if isinstance(each, Table) and isinstance(each.title, Text):
+                self._print_text(each.title, given)
+                each.title = None
+            if isinstance(each, str | Text):
+                self._print_text(Text(each) if isinstance(each, str) else each, given)
+            else:
+                super().print(each, **given)
+
+    def print_line(self, text: Text) -> None:
+        """Print a text on one line, however wide it is: for lines that other programs read, such as differences."""
+        super().print(_cleaned(text), soft_wrap=True)
+
+    def _print_text(self, text: Text, given: dict[str, Any]) -> None:
+        text = _cleaned(text)
+        lines = text.split(allow_blank=True) if text.plain else [text]
+        for line in lines:
+            for row in wrapped(line, self.width) if self.fits else (line,):
+                super().print(row, soft_wrap=True, **given)
 
 
-def _cleaned(each: Any) -> Any:
-    if isinstance(each, Text):
-        return each if clean(each.plain) == each.plain else Text(clean(each.plain), style=each.style)
-    return clean(each) if isinstance(each, str) else each
+def wrapped(line: Text, width: int) -> list[Text]:
+    """A line as several, cut between words; those behind the first are indented."""
+    indent = " " * (len(line.plain) - len(line.plain.lstrip()) + 2)
+    cuts, start, room = [], 0, width
+    for word in re.finditer(r"\S+", line.plain):
+        if cell_len(line.plain[start : word.end()]) > room and line.plain[start : word.start()].strip():
+            cuts.append(word.start())
+            start, room = word.start(), width - len(indent)
+    rows = line.divide(cuts) if cuts else [line]
+    for row in rows:
+        row.rstrip()
+    return [rows[0], *(Text(indent).append_text(row) for row in rows[1:])]
+
+
+def _cleaned(each: Text) -> Text:
+    return each if clean(each.plain) == each.plain else Text(clean(each.plain), style=each.style)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
     """A plain table; columns whose indices are in ``right`` are right-aligned."""
-    head = Text(clean(title), no_wrap=True, overflow="ignore")  # a title wider than its columns stays a line
-    made = Table(title=head, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    made = Table(title=Text(title, "bold"), header_style="bold", box=None, pad_edge=False)
     for place, name in enumerate(columns):
         number = place in right  # a number never wraps
         made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
@@ -80,15 +116,16 @@ def render_report(report: Report, output: Path | None) -> None:
         chosen = describe(choice.stage, choice.partition, choice.bucket_mb)
         out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
-    passed = ", ".join(f"{check.name} {check.count}" for check in report.checks)
+    kinds = ", ".join(f"{check.name} {check.count}" for check in report.checks)
+    passed = f": {kinds}" if verbosity() is Verbosity.VERBOSE else ""
     gone, new = total(report.removed_ops), total(report.added_ops)
-    out.print(f"operators: {gone} of the source removed, {new} added; gopt explain DIR NAME tells of each")
-    out.print(f"checks passed: {passed}")
+    out.print(f"operators: {gone} of the source removed, {new} added; gopt explain DIR NAME shows one of them")
+    out.print(f"all {sum(check.count for check in report.checks)} checks of the sharding passed{passed}")
     for note in report.notes:
         out.print(f"note: {note}")
     whole = len(report.ranks) == report.mesh.ranks
     done = f"written to {output}" + (f"; gopt verify {output} proves it" if whole else "")
-    out.print(done if output else "nothing written (--dry-run)", soft_wrap=True)
+    out.print(done if output else "nothing written (--dry-run)")
 
 
 def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
@@ -108,8 +145,7 @@ def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
     ]
     columns = ("name", "update", "tensors", "classes", "size", "dtype", "closed because")
     out.print(table("Buckets", columns, rows, (2, 3, 4)))
-    if len(found) > len(rows):
-        out.print(f"… and {len(found) - len(rows)} more in report.json")
+    print_left(out, len(found) - len(rows), where="report.json")
 
 
 def calls_text(calls: Mapping[str, int]) -> str:
@@ -133,7 +169,7 @@ def print_ranks(out: Console, columns: Sequence[str], groups: Sequence[Sequence[
     right = [number for number, name in enumerate(columns) if name not in ("rank", "calls")]
     out.print(table("Ranks", columns, rows, right))
     if len(calls) == 1:
-        out.print(f"calls of each rank in a step: {calls.pop()}", soft_wrap=True)
+        out.print(f"calls of each rank in a step: {calls.pop()}")
 
 
 def _render_ranks(out: Console, report: Report) -> None:
@@ -149,8 +185,7 @@ def _render_ranks(out: Console, report: Report) -> None:
     shown = len(few(groups))
     columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step")
     print_ranks(out, columns, [(rank_ranges(ranks), *cells) for ranks, cells in groups], shown)
-    if len(groups) > shown:
-        out.print(f"… and {len(groups) - shown} more kinds of ranks in report.json")
+    print_left(out, len(groups) - shown, "kinds of ranks", "report.json")
 
 
 def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
@@ -165,7 +200,7 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
             f"{traffic.ratio:.3f} × minimum",
             f"{format_bytes(traffic.sent)} sent, minimum {format_bytes(traffic.bound)}",
         ),
-        ("calls", str(calls.count), f"at least {calls.packing_bound} at this cap"),
+        ("calls", str(calls.count), _least(calls.packing_bound, calls.count)),
         ("balance", f"{balance:.3f}", f"max / mean of {uneven.replace('_', ' ')}"),
         ("overlap", f"{overlap.hidden_share:.0%} overlapped", kinds or "no calls"),
     ]
@@ -177,6 +212,10 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _least(bound: int, count: int) -> str:
+    return "the fewest with these buckets" if count <= bound else f"{bound} would do with these buckets"
+
+
 def describe(stage: int, partition: str, bucket_mb: float | None) -> str:
     """The settings of a choice of ``gopt plan``."""
     return f"stage {stage}, {partition}, {'default' if bucket_mb is None else f'{bucket_mb:g} MiB'} buckets"
@@ -186,8 +225,10 @@ def few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
     return rows[:most]
 
 
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+def print_left(out: Console, left: int, what: str = "", where: str = "--json") -> None:
+    """Print how many rows of a table are left out, and where they are; nothing where there are all."""
+    if left > 0:
+        out.print(f"… and {left} more{what and ' '}{what} in {where}")
 
 
 def render_merged(merged: Merged) -> None:
@@ -196,57 +237,57 @@ def render_merged(merged: Merged) -> None:
     beside = f", values in {merged.data}" if merged.data else ""
     out.print(f"{merged.states} states, {format_bytes(merged.nbytes)}: written to {merged.model}{beside}")
     if merged.missing:
-        out.print(f"note: {len(merged.missing)} states have no value: {_first_names(merged.missing)}")
+        out.print(f"note: {len(merged.missing)} states have no value: {listed(merged.missing)}")
 
 
 def render_inference(written: Inference) -> None:
     """Print the result of ``gopt merge --inference``."""
     out = console()
     beside = f", values in {written.data}" if written.data else ""
-    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}", soft_wrap=True)
-    out.print(f"reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}", soft_wrap=True)
+    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}")
+    out.print(f"reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}")
     if written.dropped:
-        names = _first_names(written.dropped)
-        out.print(f"note: dropout does nothing, and these inputs are left out: {names}", soft_wrap=True)
+        names = listed(written.dropped)
+        out.print(f"note: dropout does nothing, and these inputs are left out: {names}")
     if written.running:
-        out.print(f"note: {len(written.running)} batch statistics are replaced by running statistics", soft_wrap=True)
+        out.print(f"note: {len(written.running)} batch statistics are replaced by running statistics")
 
 
 def render_training_info(written: TrainingInfo) -> None:
     """Print the result of ``gopt merge --training-info``."""
     out = console()
     beside = f", values in {written.data}" if written.data else ""
-    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}", soft_wrap=True, markup=False)
+    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}")
     fed = f", with {', '.join(written.fed)} besides" if written.fed else ""
     for line in (
         f"graph: {written.nodes} nodes; reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}",
         f"algorithm: {written.algorithm} nodes{fed}; computes {written.loss}, replaces {written.states} initializers",
     ):
-        out.print(line, soft_wrap=True, markup=False)
+        out.print(line)
     if written.initialized:
         out.print(f"initialization: kept, of {written.initialized} initializers")
     if written.twice:
         name, again = next(iter(written.twice.items()))
         out.print(
             f"note: {len(written.twice)} values differ in evaluation, and are computed a second time for training: "
-            f"{name} is {again} there", soft_wrap=True, markup=False,
+            f"{name} is {again} there"
         )  # fmt: skip
 
 
 def render_state_dict(saved: StateDict) -> None:
     """Print the result of ``gopt merge --state-dict``."""
     out = console()
-    out.print(f"{saved.tensors} tensors, {format_bytes(saved.nbytes)}: written to {saved.file}", soft_wrap=True)
+    out.print(f"{saved.tensors} tensors, {format_bytes(saved.nbytes)}: written to {saved.file}")
     if saved.missing:
-        out.print(f"note: {len(saved.missing)} states have no value: {_first_names(saved.missing)}")
+        out.print(f"note: {len(saved.missing)} states have no value: {listed(saved.missing)}")
 
 
 def render_loaded(loaded: Loaded) -> None:
     """Print the result of ``gopt load-state``."""
     out = console()
-    out.print(f"{loaded.loaded} states loaded, {len(loaded.kept)} kept: written to {loaded.model}", soft_wrap=True)
+    out.print(f"{loaded.loaded} states loaded, {len(loaded.kept)} kept: written to {loaded.model}")
     if loaded.unknown:
-        names = _first_names(loaded.unknown)
+        names = listed(loaded.unknown)
         out.print(f"note: {len(loaded.unknown)} tensors are not states and were left out: {names}")
 
 
@@ -257,9 +298,9 @@ def render_passes(passes: Iterable[Pass], default: Collection[str]) -> None:
     out = console()
     for spec in passes:
         mark = "" if spec.name in default else "  (not in the default pipeline)"
-        out.print(f"[bold]{spec.name}[/]{mark}", markup=True)
+        out.print(Text.assemble((spec.name, "bold"), mark))
         for text in (spec.summary, *([f"runs after {', '.join(spec.after)}"] if spec.after else [])):
-            out.print(fill(text, out.width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
+            out.print(fill(text, out.width, initial_indent="  ", subsequent_indent="  "))
         for name, kind, value in option_table(spec):
             shown = '""' if value == "" else value
-            out.print(f"  {name} = {shown}   [dim]({kind})[/]", markup=True)
+            out.print(Text.assemble(f"  {name} = {shown}   ", (f"({kind})", "dim")))

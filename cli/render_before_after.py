@@ -38,12 +38,15 @@ def render_before_after(
     sizes: BeforeAfter | None,
 ) -> None:
     """Print the request on one line, and its savings."""
-    out.print(Text.assemble((file, "bold"), f"  {_asked(mesh, pipeline)}"), soft_wrap=True)
+    out.print(Text.assemble((file, "bold"), f"  {_asked(mesh, pipeline)}"))
     if sizes is None:
         return
     sized = (("source", sizes.source), (f"rank {sizes.rank}", sizes.largest))
     out.print(size_table("Before and after", sized, _ROWS))
-    out.print(f"rank {sizes.rank} holds most; peak live values come on top of states, inputs and constants")
+    out.print(
+        f"rank {sizes.rank} is shown, which needs most memory; peak live values are activations and other results, "
+        "in addition to the rows above"
+    )
 
 
 def render_roles(out: Console, sizes: Sequence[RoleSize]) -> None:
@@ -52,7 +55,7 @@ def render_roles(out: Console, sizes: Sequence[RoleSize]) -> None:
         labels = {name: label for label, name in _ROWS} | {"calls": "messages in a step"}
         rows = [(label, name) for name, label in labels.items() if name != "peak_live"]
         out.print(size_table("Before and after", [(each.role, each) for each in sizes], rows))
-        out.print("a trainer keeps nothing of what it pulls; of all servers the one that holds most is shown")
+        out.print("a trainer does not keep what it pulls; the server that holds most is shown")
 
 
 def size_table(title: str, sizes: Sequence[tuple[str, object]], rows: Sequence[tuple[str, str]]) -> Table:

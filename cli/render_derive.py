@@ -21,8 +21,8 @@ def render_derived(derived: Derived) -> None:
         f"{derived.states} states, {format_bytes(derived.nbytes)}"
     )
     rate = "" if derived.lr is None else f" ({derived.lr_input}: {derived.lr:g} is usual)"
-    out.print(f"inputs: {', '.join(derived.inputs)}{rate}", soft_wrap=True)
+    out.print(f"inputs: {', '.join(derived.inputs)}{rate}")
     out.print(f"gradients confirmed by finite differences: {derived.confirmed} of {derived.parameters}")
     for note in derived.notes:
-        out.print(f"note: {note}", soft_wrap=True)
-    out.print(f"written to {derived.model}{beside}; gopt shard {derived.model} --ranks 2 shards it", soft_wrap=True)
+        out.print(f"note: {note}")
+    out.print(f"written to {derived.model}{beside}; gopt shard {derived.model} --ranks 2 shards it")

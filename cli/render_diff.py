@@ -22,7 +22,7 @@ def render_full(found: Diff) -> None:
     for section in found.review:
         _render_section(section)
     for line in found.lines:
-        out.print(Text(str(line), style=_COLOURS.get(line.kind, "")), soft_wrap=True)
+        out.print_line(Text(str(line), style=_COLOURS.get(line.kind, "")))
 
 
 def render_sections(found: Diff) -> None:
@@ -36,7 +36,7 @@ def _render_section(section: Section) -> None:
     out.print(Text(section.title, style="bold"))
     if len(section.columns) == 1:
         for (text,) in section.rows:
-            out.print(Text(f"  {text}"), soft_wrap=True)
+            out.print(Text(f"  {text}"))
     else:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for place, column in enumerate(section.columns):
@@ -45,14 +45,14 @@ def _render_section(section: Section) -> None:
             table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
         out.print(table)
     if section.hidden:
-        out.print(Text(f"  and {section.hidden} more (--full shows all)", style="dim"), soft_wrap=True)
+        out.print(Text(f"  and {section.hidden} more (--full shows all)", style="dim"))
 
 
 def render_verdict(found: Diff) -> None:
     """Notes, and whether both are equal."""
     out = console()
     for note in found.notes:
-        out.print(Text(f"note: {note}"), soft_wrap=True)
+        out.print(Text(f"note: {note}"))
     if found.renamed:
-        out.print(f"{found.renamed} inner values have other names, which does not count", soft_wrap=True)
-    out.print(found.verdict, soft_wrap=True)
+        out.print(f"{found.renamed} inner values have other names, which does not count")
+    out.print(found.verdict)

@@ -20,7 +20,7 @@ _COLOURS = {"removed": "red", "added": "green", "now": "bold"}
 def render_story(story: Story) -> None:
     """One fact a line; what a terminal cannot hold on one goes on below it, under the text."""
     out = console()
-    out.print(Text(story.name, style="bold"), soft_wrap=True)
+    out.print(Text(story.name, style="bold"))
     rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")

@@ -21,19 +21,19 @@ def render_exported(exported: Exported) -> None:
         f"{exported.nodes} nodes, {exported.parameters} parameters, {exported.states} states, "
         f"{format_bytes(exported.nbytes)}"
     )
-    out.print(f"inputs: {', '.join(exported.inputs)}", soft_wrap=True)
+    out.print(f"inputs: {', '.join(exported.inputs)}")
     _render_check(exported.checked)
     for note in exported.notes:
-        out.print(f"note: {note}", soft_wrap=True)
-    out.print(f"written to {exported.model}{beside}; gopt shard {exported.model} --ranks 2 shards it", soft_wrap=True)
+        out.print(f"note: {note}")
+    out.print(f"written to {exported.model}{beside}; gopt shard {exported.model} --ranks 2 shards it")
 
 
 def _render_check(checked: ExportCheck | None) -> None:
     out = console()
     if checked is None:
-        out.print("not compared with eager PyTorch: a step without values cannot run", soft_wrap=True)
+        out.print("not compared with eager PyTorch: a step without values cannot run")
         return
     worst = f"; largest difference {checked.worst:.1e} of a change, {checked.worst_state}" if checked.worst else ""
     losses = " ".join(f"{loss:.6g}" for loss in checked.losses)
     count = len(checked.losses)
-    out.print(f"equal to eager PyTorch over {count} step{'s' * (count != 1)}: loss {losses}{worst}", soft_wrap=True)
+    out.print(f"equal to eager PyTorch over {count} step{'s' * (count != 1)}: loss {losses}{worst}")

@@ -19,12 +19,12 @@ def render_check(found: GoldenCheck, folder: str) -> None:
     out = console()
     for lines in found.differing.values():
         for line in lines:
-            out.print(Text(line, style=_COLOURS.get(line[:1], "")), soft_wrap=True)
+            out.print_line(Text(line, style=_COLOURS.get(line[:1], "")))
     for name in found.missing:
-        out.print(Text(f"missing: golden/{name}", style="red"), soft_wrap=True)
+        out.print(Text(f"missing: golden/{name}", style="red"))
     for name in found.extra:
-        out.print(Text(f"extra: golden/{name}: no case asks for it", style="red"), soft_wrap=True)
+        out.print(Text(f"extra: golden/{name}: no case asks for it", style="red"))
     if found.equal:
         out.print("equal")
     else:
-        out.print(Text(f"to accept: gopt golden update {folder}"), soft_wrap=True)
+        out.print(Text(f"to accept: gopt golden update {folder}"))

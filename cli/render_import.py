@@ -20,18 +20,15 @@ def render_imported(imported: Imported) -> None:
         f"{imported.nodes} nodes, {imported.parameters} parameters, {imported.states} states, "
         f"{format_bytes(imported.nbytes)}"
     )
-    out.print(f"inputs: {', '.join(imported.inputs)}", soft_wrap=True, markup=False)
+    out.print(f"inputs: {', '.join(imported.inputs)}")
     if imported.missing:
-        out.print(f"note: {len(imported.missing)} states have no value, {imported.missing[0]} first", markup=False)
+        out.print(f"note: {len(imported.missing)} states have no value, {imported.missing[0]} first")
     left = imported.uninitialized
     if left:
         out.print(
             f"note: the source computes first values of {len(left)} states, {left[0]} first; the step has the "
             "stored ones. gopt shard of the source keeps the graph",
-            soft_wrap=True,
-            markup=False,
         )
     out.print(
-        f"written to {imported.model}{beside}; gopt shard {imported.model} --ranks 2 shards it", soft_wrap=True,
-        markup=False,
+        f"written to {imported.model}{beside}; gopt shard {imported.model} --ranks 2 shards it",
     )  # fmt: skip

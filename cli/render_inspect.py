@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
+from gopt.sanitize import listed
 
-from .render import calls_text, console, print_ranks, table
+from .render import calls_text, console, print_left, print_ranks, table
 from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
@@ -34,34 +35,31 @@ def render_inspection(found: Inspection) -> None:
     ]
     out.print(table("Phases", ("phase", "nodes", "most frequent"), rows, (1,)))
     for line in (*map(_optimizer, found.optimizers), *_controls(found.controls)):
-        out.print(line, soft_wrap=True)
+        out.print(line)
     casts = found.casts
     if casts.parameters or casts.gradients:
         narrow = ", ".join(casts.dtypes)
         out.print(f"low precision: {casts.parameters} parameters cast to {narrow}, {casts.gradients} gradients back")
     rows = [_parameter(each) for each in found.parameters[:MOST]]
     out.print(table("Parameters", ("name", "type", "size", "gradient", "states", "update"), rows, (2,)))
-    if len(found.parameters) > MOST:
-        out.print(f"… and {len(found.parameters) - MOST} more: see --json")
+    print_left(out, len(found.parameters) - MOST)
     for title, named in (("batch", found.batch), ("hyper-parameters", found.hyper), ("statistics", found.statistics),
                          ("scalars", found.scalars), ("metrics", found.metrics)):  # fmt: skip
         if named:
-            more = f" and {len(named) - 8} more" if len(named) > 8 else ""
-            out.print(Text(f"{title}: {', '.join(map(_named, named[:8]))}{more}"), soft_wrap=True)
+            out.print(f"{title}: {listed([*map(_named, named)], 8)}")
     if found.mappings:
         rows = [(e.mapping, e.group, e.call, e.value, e.dual or "?", e.gradient) for e in found.mappings[:MOST]]
         heads = ("mapping", "over", "forward", "value", "backward", "gradient")
         out.print(table("Region mappings of the source", heads, rows, ()))
-        if len(found.mappings) > MOST:
-            out.print(f"… and {len(found.mappings) - MOST} more: see --json")
+        print_left(out, len(found.mappings) - MOST)
     for each in found.configurations:
         stages = f", {each.stages} pipeline stages" if each.stages else ""
         text = f"device configuration {each.name}: {each.devices} devices, {each.specs} sharding specs{stages}"
-        out.print(Text(text), soft_wrap=True)
+        out.print(Text(text))
     held = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in found.bytes.items() if n)
-    out.print(f"bytes: {held}", soft_wrap=True)
+    out.print(f"bytes: {held}")
     for note in found.notes:
-        out.print(Text(f"note: {note}"), soft_wrap=True)
+        out.print(Text(f"note: {note}"))
 
 
 def _optimizer(optimizer: Optimizer) -> Text:
@@ -140,7 +138,7 @@ def render_folder(found: FolderInspection) -> None:
     render_before_after(out, found.source.file, found.mesh, found.pipeline, found.before_after)
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}{'s' * (count > 1)}" for kind, count in found.states.items())
     where = f"{found.sharded} sharded, {found.replicated} on every rank"
-    out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}", soft_wrap=True)
+    out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}")
     rows: list[Sequence[Any]] = []
     for each in found.pipeline:
         rows.append((each.name, ", ".join(set_options(each)) or "defaults", each.note))
@@ -157,13 +155,12 @@ def render_folder(found: FolderInspection) -> None:
     files = {each.rank: each.file_bytes for each in found.per_rank}
     rows = [(rank_ranges(same), *values, _between([files[rank] for rank in same])) for same, values in grouped]
     print_ranks(out, columns, rows, MOST)
-    if len(grouped) > MOST:
-        out.print(f"… and {len(grouped) - MOST} more kinds of ranks: see --json")
+    print_left(out, len(grouped) - MOST, "kinds of ranks")
     balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in found.balance.items())
     counts = f"{found.removed_ops} ops removed, {found.added_ops} added"
-    out.print(f"balance (max / mean): {balance}; {counts}", soft_wrap=True)
+    out.print(f"balance (max / mean): {balance}; {counts}")
     for note in found.notes:
-        out.print(Text(f"note: {note}"), soft_wrap=True)
+        out.print(Text(f"note: {note}"))
 
 
 def _between(sizes: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from gopt.offline.inspect import Inspection, NamedValue
 from gopt.offline.inspect_folder import FolderInspection
 from gopt.offline.inspect_role import RoleInspection
 from gopt.offline.inspect_split import SplitInspection
-from gopt.offline.kinds.gopt_files import CheckpointInspection, ManifestInspection, ReportInspection
+from gopt.offline.kinds.gopt_files import CheckpointInspection, ManifestInspection, RecordInspection, ReportInspection
 from gopt.offline.kinds.inference import InferenceInspection
 from gopt.offline.kinds.ort_artifacts import OrtArtifactsInspection
 from gopt.offline.kinds.ort_checkpoint import OrtCheckpointInspection
@@ -21,11 +21,14 @@ from gopt.offline.kinds.ort_models import OrtOptimizerInspection, OrtTrainingIns
 from gopt.offline.kinds.rank_file import RankFileInspection
 from gopt.offline.kinds.training_info import TrainingInfoInspection
 from gopt.offline.kinds.value_files import ValuesInspection
+from gopt.sanitize import listed
 
-from .render import console, table
+from .render import console, print_left, table
 
+FEW = 8
+"""Names in a line."""
 MOST = 24
-"""Rows of a table, and names in a line; --json has them all."""
+"""Rows of a table; --json has them all."""
 
 
 def render_found(found: Any, path: Path) -> None:
@@ -67,9 +70,9 @@ def _inference(found: InferenceInspection) -> None:
     _line(f"inputs: {_values(found.inputs)}")
     _line(f"outputs: {_values(found.outputs)}")
     if found.functions:
-        _line(f"functions of its own: {_few(found.functions)}")
+        _line(f"functions of its own: {listed(found.functions, FEW)}")
     if found.carried:
-        _line(f"carried from call to call: {_few([f'{name} -> {new}' for name, new in found.carried.items()])}")
+        _line(f"carried from call to call: {listed([f'{name} -> {new}' for name, new in found.carried.items()], FEW)}")
     _line(f"not a training step: {found.refusal.removeprefix('this is not a training step: ')}")
     _end(found.notes, found.next)
 
@@ -80,11 +83,11 @@ def _training_info(found: TrainingInfoInspection) -> None:
     for number, step in enumerate(found.steps):
         _line(f"step {number}: {step.nodes} nodes: {_counted(step.operators)}")
         updates = [f"{name} <- {value}" for name, value in step.updates.items()]
-        _line(f"  replaces {len(updates)} initializers: {_few(updates)}")
+        _line(f"  replaces {len(updates)} initializers: {listed(updates, FEW)}")
         if step.initialized:
-            _line(f"  initializes {len(step.initialized)}: {_few(step.initialized)}")
+            _line(f"  initializes {len(step.initialized)}: {listed(step.initialized, FEW)}")
         if step.differentiates:
-            _line(f"  Gradient with respect to {_few(step.differentiates)}")
+            _line(f"  Gradient with respect to {listed(step.differentiates, FEW)}")
     if not found.refusal:
         _line(f"a training step: {found.parameters} parameters, loss {found.loss}")
     _end(found.notes, found.next)
@@ -179,12 +182,22 @@ def _report(found: ReportInspection) -> None:
     _end((), found.next)
 
 
+def _record(found: RecordInspection) -> None:
+    roles = f"{found.trainers} trainers and {found.servers} servers"
+    _head(found.file, f"the record of a run: {roles}, {found.steps} steps, data {found.data}")
+    _line(f"messages received: {_counted({f'by {name}': count for name, count in found.received.items()})}")
+    _line(f"states at the end: {found.states} digests")
+    _end((), found.next)
+
+
 def _checkpoint(found: CheckpointInspection) -> None:
     steps = ", ".join(map(str, found.steps[-MOST:]))
     _head(found.folder, f"{len(found.steps)} checkpoint{'s' * (len(found.steps) != 1)} of gopt: after step {steps}")
     _line(f"step {found.step}: {found.files} files, {format_bytes(found.bytes)}")
     if found.damaged:
-        _line(f"DAMAGED: {len(found.damaged)} files are missing or of another size: {_few(found.damaged)}", "red")
+        _line(
+            f"DAMAGED: {len(found.damaged)} files are missing or of another size: {listed(found.damaged, FEW)}", "red"
+        )
     _end((), *(() if found.damaged else found.next))
 
 
@@ -194,7 +207,7 @@ def _file_of_values(found: ValuesInspection) -> None:
     _head(found.file, f"a {found.kind} file: {what}")
     _tensors("Tensors", found.tensors)
     if found.metadata:
-        _line("metadata: " + _few([f"{name} = {value}" for name, value in found.metadata.items()]))
+        _line("metadata: " + listed([f"{name} = {value}" for name, value in found.metadata.items()], FEW))
     _end((), found.next)
 
 
@@ -211,17 +224,18 @@ _RENDERERS: dict[type, Callable[[Any], None]] = {
     RankFileInspection: _rank_file,
     ManifestInspection: _manifest,
     ReportInspection: _report,
+    RecordInspection: _record,
     CheckpointInspection: _checkpoint,
     ValuesInspection: _file_of_values,
 }
 
 
 def _head(name: str, rest: str) -> None:
-    console().print(Text.assemble((name, "bold"), f"  {rest}"), soft_wrap=True)
+    console().print(Text.assemble((name, "bold"), f"  {rest}"))
 
 
 def _line(text: str, style: str = "") -> None:
-    console().print(Text(text, style), soft_wrap=True)
+    console().print(Text(text, style))
 
 
 def _end(notes: Sequence[str], *hints: str) -> None:
@@ -236,21 +250,16 @@ def _tensors(title: str, values: Sequence[NamedValue]) -> None:
     rows = [(each.name, each.dtype, _shape(each), format_bytes(each.bytes)) for each in values[:MOST]]
     total = format_bytes(sum(each.bytes for each in values))
     console().print(table(f"{title}: {len(values)}, {total}", ("name", "type", "shape", "size"), rows, (3,)))
-    if len(values) > MOST:
-        _line(f"… and {len(values) - MOST} more: see --json")
+    print_left(console(), len(values) - MOST)
 
 
 def _shape(value: NamedValue) -> str:
     return "?" if value.shape is None else ",".join("?" if size is None else str(size) for size in value.shape)
 
 
-def _values(values: Sequence[NamedValue], most: int = 8) -> str:
-    return _few([f"{each.name} {each.dtype}[{_shape(each)}]" for each in values], most)
+def _values(values: Sequence[NamedValue], most: int = FEW) -> str:
+    return listed([f"{each.name} {each.dtype}[{_shape(each)}]" for each in values], most)
 
 
-def _counted(counts: Mapping[str, int], most: int = 8) -> str:
-    return _few([f"{count} {name}" for name, count in counts.items()], most)
-
-
-def _few(texts: Sequence[str], most: int = 8) -> str:
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+def _counted(counts: Mapping[str, int], most: int = FEW) -> str:
+    return listed([f"{count} {name}" for name, count in counts.items()], most)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gopt.artifact.report import format_bytes
 
-from .render import SafeConsole, console, describe, few, table
+from .render import SafeConsole, console, describe, few, print_left, table
 
 if TYPE_CHECKING:
     from gopt.offline.plan import Choice, ShardSettings
@@ -50,10 +49,8 @@ def render_plan(
 ) -> None:
     """Print the choices of ``gopt plan``, best first, each with the reason for its rank."""
     out = console()
-    if not out.is_terminal and "COLUMNS" not in os.environ:
-        out = SafeConsole(file=out.file, highlight=False, markup=False, width=WIDTH)
-    if every_column and out.width < WIDTH:
-        out = SafeConsole(file=out.file, highlight=False, markup=False, width=WIDTH)
+    if not out.fits or (every_column and out.width < WIDTH):
+        out = SafeConsole(file=out.file, width=WIDTH, fits=out.fits)
     wide = out.width >= NARROW
     shown = few(rows) if mesh else _best_of_each(rows)
     columns = _columns(mesh, wide, timed=any(row.choice.times is not None for row in rows))
@@ -72,8 +69,7 @@ def render_plan(
         out.print(table(title, ["", *columns], lines, (0, *(place + 1 for place in right))))
         for numbers, why in _reasons(reasons):
             out.print(f"{numbers:>3} {why}")
-    if len(rows) > len(shown):
-        out.print(f"… and {len(rows) - len(shown)} more in --json")
+    print_left(out, len(rows) - len(shown))
     for name, text in _LEGEND.items():
         if name.split(", ")[-1] in columns:
             out.print(f"{name}: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -33,14 +32,14 @@ def live_run(steps: int) -> Iterator[Callable[[Progress | StepMessage], None]]:
         yield lambda _: None
         return
     columns = (
-        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("loss {task.fields[loss]:.4g}"),
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[loss]}"),
         TextColumn("{task.fields[rate]:.0f} samples/s"), TimeRemainingColumn(),
     )  # fmt: skip
     with Bar(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("", total=steps, loss=math.nan, rate=0.0)
+        task = bar.add_task("", total=steps, loss="", rate=0.0)
 
         def show(step: Progress | StepMessage) -> None:
-            loss = math.nan if step.loss is None else step.loss
+            loss = "" if step.loss is None else f"loss {step.loss:.4g}"
             bar.update(task, completed=step.step, loss=loss, rate=step.samples_per_second)
 
         yield show
@@ -53,7 +52,6 @@ def render_run(result: RunResult) -> None:
         out.print(
             f"nothing to do: {result.checkpoint} is at step {result.resumed} already, and --steps "
             f"{result.asked} counts from the start of training",
-            soft_wrap=True,
         )
         return
     first, last, count, seconds = result.steps[0], result.steps[-1], len(result.steps), result.seconds
@@ -66,21 +64,20 @@ def render_run(result: RunResult) -> None:
     out.print(f"loss {first.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
     for name in first.means:
         line = [each.means[name] for each in result.steps]
-        out.print(f"loss {show(name)} {line[0]:.6g} → {line[-1]:.6g}  {sparkline(line)}", soft_wrap=True)
+        out.print(f"loss {show(name)} {line[0]:.6g} → {line[-1]:.6g}  {sparkline(line)}")
     if result.not_finite is not None:
         out.print(
             f"warning: {'a' if first.means else 'the'} loss is not finite in {_steps(result.not_finite.steps)}, "
             f"first in step {result.not_finite.first}; with --stop-on-nan the run ends there",
-            soft_wrap=True,
         )
     if last.epoch > 1:
-        out.print(f"the samples of the data were read {last.epoch:.4g} times", soft_wrap=True)
+        out.print(f"the samples of the data were read {last.epoch:.4g} times")
     if result.servers:
         _render_servers(result.servers)
     if result.record is not None:
-        out.print(f"record: gopt verify {result.folder} --replay {result.record} runs it again", soft_wrap=True)
+        out.print(f"record: gopt verify {result.folder} --replay {result.record} runs it again")
     if result.checkpoint is not None:
-        out.print(f"last checkpoint: {result.checkpoint / step_dir(last.step)}", soft_wrap=True)
+        out.print(f"last checkpoint: {result.checkpoint / step_dir(last.step)}")
     else:
         out.print("note: the values are not kept; give --checkpoint CKPT for that")
 
@@ -95,7 +92,6 @@ def _render_servers(servers: Sequence[ServerSummary]) -> None:
         out.print(
             f"{each.server:>6} {each.answered:>8} {each.bytes_in / 1e6:>9.3f} {each.bytes_out / 1e6:>9.3f} "
             f"{each.dropped:>7}  {waits}",
-            soft_wrap=True,
         )
 
 

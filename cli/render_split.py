@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from gopt.artifact.report import format_bytes, rank_ranges
+from gopt.sanitize import listed
 
-from .render import console, few, table
+from .render import console, few, print_left, table
 from .render_before_after import render_roles
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
         f"  {counts.get('nodes', 0)} nodes, {counts.get('parameter', 0)} parameters, "
         f"{counts.get('optimizer_state', 0)} optimizer states, {format_bytes(source.nbytes)}"
     )
-    out.print(Text.assemble((source.file, "bold"), rest), soft_wrap=True)
+    out.print(Text.assemble((source.file, "bold"), rest))
     for line in _settings(found):
         out.print(line)
     render_roles(out, found.facts.sizes)
@@ -50,8 +51,7 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
         for each in few(found.per_server)
     ]  # fmt: skip
     out.print(table("Servers; pushed and pulled by one trainer in a step", _COLUMNS, rows, range(len(_COLUMNS))))
-    if len(found.per_server) > len(rows):
-        out.print(f"… and {len(found.per_server) - len(rows)} more: see --json")
+    print_left(out, len(found.per_server) - len(rows))
     times = "" if given.accumulate == 1 else f" after {given.accumulate} micro-steps"
     out.print(
         f"each trainer pushes {format_bytes(found.pushed)} in {_count(found.messages, 'message')}{times} and pulls "
@@ -65,7 +65,7 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
     if output is None:
         out.print("nothing written (--dry-run)")
     elif written:
-        out.print(f"{found.checks} checks passed; written to {output}", soft_wrap=True)
+        out.print(f"{found.checks} checks passed; written to {output}")
 
 
 def render_role(found: RoleInspection) -> None:
@@ -74,24 +74,22 @@ def render_role(found: RoleInspection) -> None:
     whose = "all trainers" if found.role == "trainer" else f"server {found.number}"
     operators = ", ".join(f"{count} {name}" for name, count in list(found.operators.items())[:6])
     out.print(Text.assemble((found.file, "bold"), f"  the step of {whose}, {_count(found.nodes, 'node')}"))
-    out.print(Text(f"most frequent: {operators}"), soft_wrap=True)
+    out.print(Text(f"most frequent: {operators}"))
     for title, names in (("fed", found.batch), ("gives", found.outputs)):
         if names:
-            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-            out.print(Text(f"{title}: {', '.join(names[:8])}{more}"), soft_wrap=True)
+            out.print(f"{title}: {listed(names, 8)}")
     held = sum(found.states.values())
-    out.print(f"carries {_count(len(found.states), 'value')} of {format_bytes(held)}", soft_wrap=True)
+    out.print(f"carries {_count(len(found.states), 'value')} of {format_bytes(held)}")
     rows = [
         (each.op, "" if each.server is None else each.server, "" if each.bucket is None else each.bucket,
-         format_bytes(each.nbytes), _names(each.keys))
+         format_bytes(each.nbytes), listed(each.keys, 2))
         for each in few(found.messages)
     ]  # fmt: skip
     out.print(table("Messages, in order", ("message", "server", "bucket", "bytes", "keys"), rows, (1, 2, 3)))
-    if len(found.messages) > len(rows):
-        out.print(f"… and {len(found.messages) - len(rows)} more: see --json")
+    print_left(out, len(found.messages) - len(rows))
     if found.collectives:
         calls = ", ".join(f"{count} {name}" for name, count in found.collectives.items())
-        out.print(Text(f"calls among servers: {calls}"), soft_wrap=True)
+        out.print(Text(f"calls among servers: {calls}"))
 
 
 def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
@@ -111,13 +109,11 @@ def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
     out.print(table(title, columns, lines, (0, 1, 4, 5, 6, 7, 8)))
     for number, row in enumerate(few(rows), 1):
         out.print(f"{number:2} {row.why}")
-    if len(rows) > len(lines):
-        out.print(f"… and {len(rows) - len(lines)} more in --json")
+    print_left(out, len(rows) - len(lines))
     out.print(
         "fullest: parameters and states of the fullest server; busiest: what travels in a step between all trainers "
         "and the server with most of it, rows of tables estimated; balance: fullest over mean; messages: what a "
         "trainer pushes in a step",
-        soft_wrap=True,
     )
     held = [
         (server, pieces, *map(format_bytes, sizes))
@@ -126,8 +122,7 @@ def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
     ]  # fmt: skip
     heads = ("server", "pieces", "parameters", "states", "pushed", "pulled")
     out.print(table("The first; pushed and pulled by one trainer in a step", heads, few(held), range(6)))
-    if len(held) > len(few(held)):
-        out.print(f"… and {len(held) - len(few(held))} more in --json")
+    print_left(out, len(held) - len(few(held)))
     if not rows[0].fits and memory is not None:
         out.print(f"nothing fits in {format_bytes(memory)}: more servers")
         return
@@ -137,12 +132,7 @@ def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
     out.print(
         f"best: gopt split MODEL --trainers {given.trainers} --servers {given.servers} --slicing {given.slicing.value} "
         f"--placement {given.placement.value} ({rows[0].why})",
-        soft_wrap=True,
     )
-
-
-def _names(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def _settings(found: SplitInspection) -> Iterator[str]:

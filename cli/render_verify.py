@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 MOST = 12
 """Unconfirmed values that are named; --json has them all."""
-GRADIENTS = "gradients "
-"""The first word of most variants; where all have it, it is the title of their column."""
 FAILING = 24
 """Values that differ with a row of their own; the others are named in a line."""
 VERDICTS = {
@@ -31,10 +29,9 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
     """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict. ``roles``:
     the names of trainers and servers, where they are not ranks."""
     out = console()
-    plain = all(name.startswith(GRADIENTS) for name in result.worst)
     rows = [
         (
-            name.removeprefix(GRADIENTS) if plain else name,
+            name,
             each.name,
             each.kind,
             roles[each.rank] if roles else each.rank,
@@ -47,13 +44,12 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
     who = "trainers and servers" if roles else "ranks"
     over = f"{len(roles) or result.ranks} {who} and {steps} step{'s' * (steps != 1)}"
     title = f"Worst relative error over {over} (tolerance {result.tolerance:g})"
-    first = GRADIENTS.strip() if plain else "variant"
-    out.print(table(title, (first, "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
+    out.print(table(title, ("variant", "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
     _failing(result, out, roles)
     _gradients(result, out)
     for engine in dict.fromkeys(each.engine for each in result.engines if each.engine):
         values = sum(each.values for each in result.engines if each.engine == engine)
-        out.print(f"one step of the source by a second engine, {engine}: {values} values", soft_wrap=True)
+        out.print(f"one step of the source by a second engine, {engine}: {values} values")
     unconfirmed = list(result.open())
     for each in unconfirmed[:MOST]:
         out.print(Text.assemble((f"{each.name} is not confirmed", "yellow"), f": {each.why}"))
@@ -79,7 +75,7 @@ def _failing(result: Verification, out: Console, roles: Sequence[str]) -> None:
     title = f"{len(values)} values differ, in {comparisons} of {result.compared} comparisons"
     out.print(table(title, ("value", "kind", "worst error", "comparisons", "worst in"), rows, (2, 3)))
     if len(values) > FAILING:
-        out.print(f"and {', '.join(each.worst.name for each in values[FAILING:])}", soft_wrap=True)
+        out.print(f"and {', '.join(each.worst.name for each in values[FAILING:])}")
 
 
 def _gradients(result: Verification, out: Console) -> None:
@@ -89,7 +85,7 @@ def _gradients(result: Verification, out: Console) -> None:
         out.print(f"gradients confirmed by finite differences: {good} of {len(checked)}{_sample(result.sample)}")
     refuted = result.refuted()
     if refuted:
-        out.print(Text(f"{len(refuted)} values that were taken for gradients are not gradients:", "red"))
+        out.print(Text(f"finite differences contradict {len(refuted)} gradients:", "red"))
     for each in refuted:
         why = each.why or f"ratios {list(each.ratios)}"
         said = f"{each.gradient} is not the gradient of {each.parameter}"

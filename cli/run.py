@@ -47,7 +47,10 @@ if TYPE_CHECKING:
     "[default: mpi under a launcher, else threads]",
 )
 @click.option(
-    "--launch", type=click.IntRange(1), metavar="N", help="Start N ranks with mpiexec; N is the number that DIR holds."
+    "--launch",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Start N processes on this host, as many as DIR holds.",
 )
 @click.option(
     "--shuffle",
@@ -136,8 +139,8 @@ if TYPE_CHECKING:
 def command(context: click.Context, /, folder: str, **given: Any) -> int:
     """Train: every rank runs its own graph on its own part of the data.
 
-    Without a launcher the ranks are threads of this process; under mpiexec or srun each process is a rank; --launch N
-    starts mpiexec itself (pip install 'gopt[mpi]').
+    Without a launcher the ranks are threads of this process; --launch N starts N processes
+    of this host (pip install 'gopt[mpi]'); under mpiexec or srun each process is a rank.
 
     \b
     Example:
@@ -160,6 +163,8 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     from . import run_ranks, run_servers
 
     split = run_servers.has_servers(folder)
+    if not split and not launched():
+        read_manifest(job.folder)  # a folder that is none is said first
     options.check(split=split)
     run_servers.check_engine(given, split)
     engine = given["engine"] or ("mpi" if launched() else "threads")
@@ -194,7 +199,8 @@ def options_of(given: dict[str, Any]) -> RunOptions:
 
 
 def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) -> int:
-    from gopt.runtime.engines.launch import launch, mpiexec
+    from gopt.runtime.engines.launch import launch
+    from gopt.runtime.engines.mpi import check_installed
     from gopt.runtime.training.job import read_manifest
 
     from . import run_servers
@@ -209,7 +215,7 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
                 f"use --launch {mesh.ranks}, or make other ranks with gopt reshard",
             )
     engine = given["engine"] or "mpi"
-    mpiexec(engine)
+    check_installed(engine)
     more = run_servers.launch_options(folder, given) if run_servers.has_servers(folder) else {}
     arguments = ["run", folder, "--engine", engine, *arguments_of(context, ("launch", "engine"))]
     from .render_run import live_run

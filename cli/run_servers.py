@@ -70,7 +70,6 @@ def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     roles'."""
     from pathlib import Path
 
-    from gopt.runtime.messages.shield import shielded
     from gopt.runtime.parameter_server.job import ServerJob
     from gopt.runtime.training.job import Job
 
@@ -79,7 +78,7 @@ def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     found.processes(given["launch"])
     return {
         "names": [found.describe_process(number) for number in range(given["launch"])],
-        "start": lambda launcher, count, program: shielded([launcher], count, program),
+        "outlive": True,
     }
 
 
@@ -106,7 +105,7 @@ def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
 def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: bool) -> int:
     """This process has one or several of the roles."""
     from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, StatusPublisher
-    from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks, unlink_mpich_files
+    from gopt.runtime.engines.mpi import exchange, load_mpi, raise_on_all_ranks, unlink_mpich_files
     from gopt.runtime.messages.mpi import MpiHub
     from gopt.runtime.messages.roster import Settings
     from gopt.runtime.parameter_server.outlive import ancestors, check_launcher, outlive_others
@@ -130,7 +129,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     limit = options.deadline
     settings = Settings(deadline=limit, heartbeat=HEARTBEAT, heartbeat_timeout=max(HEARTBEAT_TIMEOUT, limit / 2))
     hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), settings))
-    beat = StatusPublisher.open(world.rank, lambda item: world.allgather(item))
+    beat = StatusPublisher.open(world.rank, lambda item: exchange(world, item))
     unlink_mpich_files()  # all have opened them: that was collective
     watch_peers(hub, world.rank, beat.others)
     step = stopped = 0

@@ -67,8 +67,8 @@ def command(
     and from counters and flags at which the conditions of its schedule have the other outcome. Random nodes are fed
     what they would have drawn, the same to source and ranks. Of more than 256 gradients a sample is confirmed by finite
     differences, some of every kind (--all: every one); states and losses are always all compared. Exit code 1 when a
-    value differs, 4 when something cannot be confirmed: it says what, and why. In --json, error_over_tolerance counts
-    in tolerances: above 1 is too far, times "tolerance" it is the relative error.
+    value differs, 4 when something cannot be confirmed: it says what, and why. In --json, an error_over_tolerance above
+    1 means that the value failed; times "tolerance" it is the relative error.
 
     \b
     Example:

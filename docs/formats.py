@@ -140,7 +140,7 @@ def type_name(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
     if "enum" in schema:
-        return "one of " + ", ".join(f"`{each}`" for each in schema["enum"])
+        return "one of " + ", ".join("`null`" if each is None else f"`{each}`" for each in schema["enum"])
     given = schema.get("type", [])
     names = [given] if isinstance(given, str) else given
     found = [one_type(each, schema, inner=len(names) < 3) for each in names]

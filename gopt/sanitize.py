@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gopt.limits import LINE, NAME
 
 
@@ -11,6 +13,11 @@ def show(value: object) -> str:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write out the longest
     text = repr(value[: 4 * NAME] if isinstance(value, str | bytes | list | tuple) else value)
     return text if len(text) <= NAME else f"{text[: NAME - 40]}…{text[-20:]}"
+
+
+def show_path(path: str) -> str:
+    """A path as it may stand in a message: as it is, or as ``show`` has it where it would not stay on its line."""
+    return path if path.isprintable() else show(path)
 
 
 def clean(text: str) -> str:
@@ -36,3 +43,13 @@ _GAP = " […] "
 
 def _escape(character: str) -> str:
     return repr(character)[1:-1]
+
+
+def and_more(left: int) -> str:
+    """The end of a list that is cut short: `` and 3 more``; nothing where nothing is left."""
+    return f" and {left} more" if left > 0 else ""
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first names of a list, and how many are left: ``a, b and 3 more``."""
+    return ", ".join(names[:most]) + and_more(len(names) - most)

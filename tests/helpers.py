@@ -274,6 +274,12 @@ def scramble(model: ModelProto, seed: int = 0) -> tuple[ModelProto, dict[str, st
 # --- rank files -----------------------------------------------------------------------------------------------------
 
 
+def mpiexec() -> str:
+    """The launcher of a user: MPICH's, beside this interpreter or on the PATH."""
+    beside = Path(sys.prefix, "bin", "mpiexec")
+    return str(beside) if beside.is_file() else "mpiexec"
+
+
 def rank_path(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank:04d}.onnx"
 

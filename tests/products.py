@@ -33,6 +33,15 @@ def part(cases: Iterable[Any], keep: int, first: int = 0) -> list[Any]:
     return [row if place in kept else _slow(row) for place, row in enumerate(rows)]
 
 
+def fewer(rows: Iterable[Any], keep: int) -> list[Any]:
+    """The rows of a product, of which all but ``keep`` of those that would run each time are ``slow`` as well."""
+    listed = list(rows)
+    left = [place for place, row in enumerate(listed) if not row.marks]
+    keep = min(keep, len(left))
+    kept = {left[place * len(left) // keep] for place in range(keep)}
+    return [_slow(row) if place in left and place not in kept else row for place, row in enumerate(listed)]
+
+
 def _slow(case: Any) -> Any:
     given = case if hasattr(case, "marks") else pytest.param(*(case if isinstance(case, tuple) else (case,)))
     return pytest.param(*given.values, marks=(*given.marks, pytest.mark.slow), id=given.id)

@@ -6,7 +6,7 @@ import pytest
 from helpers import is_clean
 
 from gopt.limits import LINE, NAME
-from gopt.sanitize import clean, line, show
+from gopt.sanitize import and_more, clean, line, listed, show
 
 
 @pytest.mark.parametrize("value", ["n" * 10_000, ["n" * 50] * 10_000, b"n" * 10_000, {"n" * 10_000: 1}])
@@ -43,3 +43,8 @@ def test_text_that_is_no_text():
     """Names of files may be any bytes: Python has half characters for them."""
     shown = line("a\udcff")
     assert is_clean(shown) and shown == "a\\udcff"
+
+
+def test_a_list_is_cut_short_and_says_so():
+    assert listed("abc", 3) == "a, b, c" and listed("abcde", 3) == "a, b, c and 2 more" and listed([]) == ""
+    assert and_more(0) == and_more(-1) == "" and and_more(1) == " and 1 more"

@@ -141,7 +141,7 @@ def plan_buckets(items: Sequence[Item], cap: int) -> list[Bucket]:
             held.clear()
         filled[item.key] = item.nbytes + (filled[item.key] if held else 0)
         held.append(item)
-    done += [Bucket(tuple(held), "no tensor of its kind is left") for held in open_.values() if held]
+    done += [Bucket(tuple(held), "last bucket of its kind") for held in open_.values() if held]
     return sorted(done, key=lambda bucket: max(item.ready for item in bucket.items))
 
 

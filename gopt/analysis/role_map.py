@@ -13,6 +13,8 @@ from gopt.suggestions import did_you_mean
 
 STATISTIC_RULES = ("mean", "sum", "max", "min", "gather", "root", "local")
 """How the ranks' values of a statistic are combined."""
+STATISTIC_WORDS = ("auto", "mean", "root", "local", "sync")
+"""How all statistics are combined."""
 
 
 def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
@@ -27,6 +29,12 @@ def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
         if not equals:
             if word not in (None, part):
                 raise OptionError(f"--statistics says {word} and {part}", "give one word for all statistics")
+            if part not in STATISTIC_WORDS:
+                raise OptionError(
+                    f"--statistics cannot be {part!r}",
+                    f"give {', '.join(STATISTIC_WORDS)} for all statistics, or INPUT=mean, sum, max, min, root or "
+                    "local for one",
+                )
             word = part
         elif named.setdefault(name, rule) != rule:
             raise OptionError(

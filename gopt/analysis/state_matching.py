@@ -23,6 +23,7 @@ from gopt.analysis.role_hints import others
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
+from gopt.sanitize import listed
 
 JOIN_COST = 1 << 10
 """By how much a path is longer for each node that joins values of the state's shape: scaling and casting join none."""
@@ -307,7 +308,7 @@ def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> No
     if not unsettled:
         return
     output, names = next(iter(unsettled.items()))
-    shown = ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    shown = listed([*map(repr, names)], 6)
     may = f"replace any of {shown}" if len(names) > 1 else f"be the new value of {shown}, or shown alone"
     raise OpenPairsError(
         f"output {output!r}{others(len(unsettled) - 1, 'output')} may {may}: the data flow does not say which",

@@ -45,7 +45,7 @@ def model_is_folder(path: Path) -> InputError:
 def _of_checkpoint(step: Path) -> tuple[str, str]:
     home = step.parent
     return (
-        f"gopt run DIR --checkpoint {home} --resume continues from it",
+        f"gopt run DIR --data FILE --steps N --checkpoint {home} --resume continues from it",
         f"gopt reshard {step} --ranks N -o DIR makes ranks of it",
     )
 

@@ -113,6 +113,8 @@ def _notes(program: SpmdProgram) -> list[str]:
         if size > 1 and name not in used:
             notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
     moving = [state.tensor for state in program.source.states if state.kind is StateKind.STATISTIC]
+    if any(each.record.options.get("loss_reduction") == "auto" for each in program.passes):
+        notes.append(f"--loss-reduction auto: {program.loss_reduction}")
     if program.micro_steps > 1 and moving:
         named = ", ".join(moving[:NAMED]) + (f" and {len(moving) - NAMED} more" if len(moving) > NAMED else "")
         notes.append(

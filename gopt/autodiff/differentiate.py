@@ -16,7 +16,7 @@ from gopt.autodiff.refusals import refuse
 from gopt.autodiff.rewrites import expand, rewrite
 from gopt.autodiff.sequences import split_without_sequences
 from gopt.errors import OptionError, UnsupportedError
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 
 _WORD = re.compile(r"[A-Z]\w+")
 """An operator in a message: onnx-ad names it first."""
@@ -99,8 +99,7 @@ def _where(model: ModelProto, scalar: str, inputs: Sequence[str], said: str) -> 
                 return f"; onnx infers no shape for the result of {node.op_type} {show(name)}"
         if node.op_type in words[:1]:
             found.append(show(node.output[0]))
-    more = f", and {len(found) - 4} more" if len(found) > 4 else ""
-    return f": {', '.join(found[:4])}{more}" if found else ""
+    return f": {listed(found)}" if found else ""
 
 
 def _without_path(model: ModelProto, names: Sequence[str], prefix: str) -> set[str]:

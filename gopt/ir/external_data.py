@@ -23,6 +23,7 @@ from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes, overflows
 from gopt.sanitize import show as show
+from gopt.sanitize import show_path
 from gopt.suggestions import near_file
 
 SAFETENSORS = {
@@ -38,8 +39,7 @@ def naming(path: str) -> Iterator[None]:
     try:
         yield
     except GoptError as error:
-        name = path if path.isprintable() else show(path)
-        raise type(error)(f"{name}: {error.message}", *error.hints) from error.__cause__
+        raise type(error)(f"{show_path(path)}: {error.message}", *error.hints) from error.__cause__
 
 
 def regular_size(path: str) -> int:

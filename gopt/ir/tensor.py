@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from gopt.ir.file_reads import read_values
 from gopt.ir.types import TensorType, nbytes, numpy_dtype
 
 
@@ -61,6 +62,12 @@ class Tensor:
     def read(self) -> np.ndarray:
         """As ``numpy``, but what a reader gives is not kept: for a value that is written and no more."""
         return self.reader() if self.array is None and self.reader is not None else self.numpy()
+
+    def copied(self) -> np.ndarray:
+        """The value in memory of its own. A file is read: one that is truncated meanwhile raises RunError."""
+        if self.array is None and self.reader is None and self.cast_of is None and not self.parts and self.path:
+            return read_values(self.path, self.offset, self.type)
+        return np.array(self.read())
 
     def __repr__(self) -> str:
         return f"<Tensor {self.type}>"

@@ -14,6 +14,7 @@ from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.program import ShardedState, SpmdProgram
+from gopt.sanitize import and_more
 from gopt.sharding.placements import PerMember, Placement, Placements, Replicated, Shard, holder
 from gopt.sharding.shardings import Shardings
 
@@ -75,7 +76,7 @@ class _ErrorBuilder:
 
     def state(self, state: ShardedState) -> GoptError:
         parts = state.slices
-        name = repr(parts[0].tensor) + (f" (and {len(parts) - 1} more)" if len(parts) > 1 else "")
+        name = repr(parts[0].tensor) + and_more(len(parts) - 1)
         kinds = {state.tensor: state.kind for state in self.program.training.states}
         kind = "statistic" if kinds[parts[0].tensor] is StateKind.STATISTIC else "state"
         held = "in shards" if state.sharded else "equal on all ranks"

@@ -89,7 +89,8 @@ def _times_the_bytes(choice: Choice, first: Choice) -> str:
     each = "" if choice.batches == first.batches else " for each batch"
     if not first.sent:
         return f"sends {format_bytes(round(choice.sent))}{each}, the first nothing"
-    return f"sends {choice.sent / first.sent:.2f} times the bytes{each}"
+    ratio = f"{choice.sent / first.sent:.2f}"
+    return f"sends {ratio} times the bytes{each}" if ratio != "1.00" else f"sends a few bytes more{each} than the first"
 
 
 def _praise(choice: Choice, memory: int | None) -> str:

@@ -16,7 +16,7 @@ from fnmatch import translate
 
 from gopt import documents
 from gopt.errors import InputError, OptionError
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 from gopt.suggestions import did_you_mean, near_file
 
 Tensors = Mapping[str, frozenset[int]]
@@ -135,8 +135,7 @@ def _useless(entry: _Entry, tensors: Tensors) -> OptionError:
 def _known(entry: _Entry, tensors: Tensors) -> str:
     if (hint := did_you_mean(entry.name, tensors)) is not None:
         return hint
-    first = ", ".join(show(name) for name in list(tensors)[:_LISTED])
-    return f"there are {first}" + (f" and {len(tensors) - _LISTED} more" if len(tensors) > _LISTED else "")
+    return f"there are {listed([*map(show, tensors)], _LISTED)}"
 
 
 _LISTED = 5

@@ -35,7 +35,7 @@ from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.passes.shard.split import GroupEmitter
 from gopt.passes.shard.whole import partial_scalars
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
-from gopt.sanitize import show
+from gopt.sanitize import and_more, show
 from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 
 SERVER = "server"
@@ -360,4 +360,4 @@ def key_name(unit: Unit, number: int) -> str:
         return unit.subgraphs[number].parameter.tensor
     first = unit.pieces[0]
     name = first.parameter if first.whole else f"{first.parameter}.block{first.index}"
-    return name if len(unit.pieces) == 1 else f"{name} and {len(unit.pieces) - 1} more"
+    return name + and_more(len(unit.pieces) - 1)

@@ -37,7 +37,7 @@ from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.tables import TableLayout
 from gopt.parameter_server.trainers import Scalars, trainer_program
 from gopt.program import SpmdProgram
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +263,7 @@ def _check_apart(placement: NodePlacement, beside: Collection[str], options: Spl
 
 
 def _listed(names: Iterable[str]) -> str:
-    first, *others = map(show, names)
-    return ", ".join([first, *others[:3], *(["…"] if len(others) > 3 else [])])
+    return listed([*map(show, names)])
 
 
 def _scalars(

@@ -17,7 +17,7 @@ from gopt.disk.files import digest_of
 from gopt.errors import InputError
 from gopt.ir.external_data import reason
 from gopt.runtime.session import Array
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 from gopt.verification.rank_programs import RankPrograms
 
 NAMED = 4
@@ -80,9 +80,8 @@ def check_starts(manifest: Manifest, ranks: Sequence[RankPrograms], stored: Mapp
             found = hashlib.sha256(_bytes(stored[name]).data).hexdigest() if name in stored else None
             if found != due.get(name):
                 files = _files_with(manifest, name)
-                few = ", ".join(files[:NAMED]) + (", …" if len(files) > NAMED else "")
                 what = "no rank has the value" if found is None else "ranks start from another value than gopt wrote"
-                raise InputError(f"{folder}: {show(name)}: {what}: one of {few} was edited", _AGAIN)
+                raise InputError(f"{folder}: {show(name)}: {what}: one of {listed(files, NAMED)} was edited", _AGAIN)
     for rank in ranks:
         if (other := _other_start(rank, stored)) is not None:
             path = folder / next(iter(rank.record.files.values()))
@@ -127,8 +126,9 @@ def other_start_values(stored: Mapping[str, Array], source: TrainingGraph) -> li
     ]  # fmt: skip
     if not other:
         return []
-    names = ", ".join(other[:NAMED]) + (", …" if len(other) > NAMED else "")
-    return [f"{names}: the ranks start from other values than the model. Both ran from those of the ranks"]
+    return [
+        f"{listed(other, NAMED)}: the ranks start from other values than the model. Both ran from those of the ranks"
+    ]
 
 
 def _bytes(value: Array) -> Array:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gopt.notebook import HtmlTable
+from gopt.sanitize import and_more, listed
 from gopt.verification.engine_check import EngineCheck
 from gopt.verification.gradient_check import GradientCheck, Verdict
 from gopt.verification.gradient_sample import GradientSample
@@ -183,10 +184,9 @@ class Verification(HtmlTable):
         if not stopped:
             return
         first, count = stopped[0], len(stopped) - 1
-        more = f" (and {len(first.stops) - 1} more)" if len(first.stops) > 1 else ""
         self.say(
-            f"the gradient of {first.parameter}{f' (and of {count} more)' if count else ''} is not the whole "
-            f"derivative of the loss: the backward takes for a constant {first.stops[0]}{more}"
+            f"the gradient of {first.parameter}{and_more(count)} is not the whole "
+            f"derivative of the loss: the backward takes for a constant {listed(first.stops, 1)}"
         )
 
     def say(self, note: str) -> None:

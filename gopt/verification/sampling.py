@@ -134,7 +134,7 @@ def initial_state(training: TrainingGraph, state: State, generator: np.random.Ge
     type = training.graph.types[state.tensor]
     stored = training.graph.initializers.get(state.tensor)
     drawn = _draw_state(type, state.kind, generator)
-    return drawn if stored is None else np.array(stored.numpy()).reshape(type.dims)
+    return drawn if stored is None else stored.copied().reshape(type.dims)
 
 
 def _draw_state(type: TensorType, kind: StateKind, generator: np.random.Generator) -> np.ndarray:

@@ -12,6 +12,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
+from gopt.sanitize import and_more
 from gopt.verification.compare import Values
 from gopt.verification.conditions import Coverage
 from gopt.verification.reference_graphs import refuse_call, subgraph
@@ -28,9 +29,8 @@ class StartOverride:
 
     def __str__(self) -> str:
         name, value = next(iter(self.values.items()))
-        more = f" (and {len(self.values) - 1} more)" if len(self.values) > 1 else ""
         number = value.reshape(-1)[0]
-        return f"{name}{more} = {number if value.dtype == bool else f'{float(number):g}'}"
+        return f"{name}{and_more(len(self.values) - 1)} = {number if value.dtype == bool else f'{float(number):g}'}"
 
 
 class Schedule:

@@ -19,6 +19,7 @@ from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import cut
 from gopt.ir.types import LOW_PRECISION
 from gopt.progress import ProgressCallback, no_progress
+from gopt.sanitize import listed
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import StepComparisons, Values, became_not_finite, distance, finite, ratio, same_bits
 from gopt.verification.observations import Observations
@@ -96,10 +97,9 @@ class VariantRunner:
         """Report that the reference became non-finite: a doubt for an unmodified variant, else a note."""
         if not not_finite:
             return
-        more = f", and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
         where = f"in step {number} of {variant.name!r}"
         if variant.extra:
-            self.result.say(f"{not_finite[0]}{more}: not finite in the source {where}: not judged there")
+            self.result.say(f"{listed(not_finite, 1)}: not finite in the source {where}: not judged there")
             return
         for name in not_finite:
             self.result.doubt(name, f"not finite in the source {where}: nothing can be compared with it")

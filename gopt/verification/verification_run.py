@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gopt.analysis.training import StateKind
 from gopt.progress import ProgressCallback
+from gopt.sanitize import listed
 from gopt.verification.all_ranks import Tamper
 from gopt.verification.batches import Batches
 from gopt.verification.compare import Values, floating
@@ -115,8 +116,10 @@ class VerificationRun:
     def _tell_conditions(self) -> None:
         names = [each.label for scheduled in (True, False) for each in self.coverage.one_sided(scheduled)]
         if names:
-            shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-            self.result.say(f"{len(names)} comparisons and clips of the update went one way in every step: {shown}")
+            self.result.say(
+                f"conditions of the update with one outcome in all steps, so that the other branch is not tested: "
+                f"{listed(names)}"
+            )
 
     def _tell_noise(self) -> None:
         """Name the states that no comparison of values can judge."""
@@ -124,7 +127,7 @@ class VerificationRun:
         states = [s.tensor for s in self.verifier.training.states if s.tensor in owners or s.of in owners]
         self.result.noise = states
         if states:
-            shown = ", ".join(sorted(owners)[:4]) + (", …" if len(owners) > 4 else "")
+            shown = listed(sorted(owners))
             self.result.say(
                 f"rounding noise is the whole gradient of {shown} (zero but for rounding): {len(states)} states judged "
                 "by the gradients that the ranks had, not by value"

@@ -41,6 +41,7 @@ from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.hyper_parameters import refuse_unknown
+from gopt.sanitize import listed
 from gopt.verification import sampling
 from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks, gradient_boxes
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
@@ -170,9 +171,9 @@ class Verifier:
         if self._drawn():
             result.say("states with no stored value were drawn from the seed")
         if self.reference.lazy:
-            tables = ", ".join(table.parameter for table in self.reference.lazy[:4])
+            tables = listed([table.parameter for table in self.reference.lazy])
             result.say(
-                f"{tables}{', …' if len(self.reference.lazy) > 4 else ''}: updates run on rows that were pushed. These "
+                f"{tables}: updates run on rows that were pushed. These "
                 "are compared with the source's update; other rows, which the source moves, with what they were"
             )
         if self.random_inputs.fed:

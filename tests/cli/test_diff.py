@@ -23,7 +23,7 @@ def test_equal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_different(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["diff", SGD, ADAMW, "--full"]) == 1
     shown = capsys.readouterr().out.splitlines()
     assert "bytes optimizer_state: 0 -> 22096 (+22096)" in shown

@@ -11,8 +11,6 @@ from gopt.cli import render_kinds
 from gopt.cli.main import main
 from helpers import FIXTURES
 
-from gopt.offline.kinds.inference import HOW_TO_TRAIN
-
 sys.path.append(str(Path(__file__).parents[1] / "offline" / "kinds"))
 import kind_files
 
@@ -40,8 +38,9 @@ def test_text_and_json(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_an_inference_model_says_how_to_get_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(kind_files.inference(tmp_path / "m.onnx"))]) == 0
-    assert HOW_TO_TRAIN in capsys.readouterr().out
+    path = kind_files.inference(tmp_path / "m.onnx")
+    assert main(["inspect", str(path)]) == 0
+    assert f"next: to train it: gopt derive {path} --loss cross-entropy" in capsys.readouterr().out
 
 
 def test_files_of_gopt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,4 +74,4 @@ def test_a_role_by_hand_says_that_it_is_a_step(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_each_kind_has_its_renderer() -> None:
-    assert len(render_kinds._RENDERERS) == 14
+    assert len(render_kinds._RENDERERS) == 15

@@ -236,7 +236,7 @@ def test_lines_are_wrapped_at_the_width_of_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["shard", MODEL, "--ranks", "2", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("checks passed: ") for line in lines)
+    assert any(line.endswith(" checks of the sharding passed") for line in lines)
     assert [line for line in lines if len(line) > 80] == []
 
 

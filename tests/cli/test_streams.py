@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
-from products import spread
+from products import part, spread
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
 LONG = "x" * 256
@@ -94,7 +94,7 @@ UNREAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "code"), UNREAD)
+@pytest.mark.parametrize(("arguments", "code"), part(UNREAD, 2))
 def test_nobody_reads(arguments, code):
     """As under ``| head``: the command has its own exit code, and no error."""
     read, write = os.pipe()
@@ -104,7 +104,7 @@ def test_nobody_reads(arguments, code):
     assert (ended.returncode, ended.stderr) == (code, b"")
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("more", part([[], ["--json"]], 1))
 def test_characters_that_the_terminal_has_not(more, tmp_path):
     ended = gopt("shard", MODEL, "--ranks", "2", "-o", "n\u00e9", *more, env=PLAIN, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -131,7 +131,7 @@ def gone(folder: Path) -> Callable[[], None]:
 def test_a_folder_to_run_in_that_is_gone(made, tmp_path):
     away = gone(tmp_path / "gone")
     out = str(tmp_path / "out")
-    for arguments in (["inspect", MODEL], ["shard", MODEL, "--ranks", "2", "-o", out], ["inspect", out]):
+    for arguments in (["shard", MODEL, "--ranks", "2", "-o", out], ["inspect", out]):
         assert gopt(*arguments, preexec_fn=away).returncode == 0, arguments
     ended = gopt("shard", MODEL, "--ranks", "2", "-o", "new", preexec_fn=away)
     assert ended.returncode == 5 and b"cannot write new: No such file" in ended.stderr

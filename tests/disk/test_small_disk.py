@@ -29,7 +29,7 @@ WHY = _namespace()
 
 @pytest.mark.skipif(bool(WHY), reason=WHY)
 @pytest.mark.parametrize(
-    "case", part(["shard-force", "shard-jobs", "shard-jobs-new", "split-jobs", "run", "merge-force", "resume"], 2)
+    "case", part(["shard-force", "shard-jobs", "shard-jobs-new", "split-jobs", "run", "merge-force", "resume"], 1)
 )
 def test_without_room(case):
     done = subprocess.run(

@@ -38,11 +38,19 @@ def swept(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [OUTPUTS, FILES, RUNS, pytest.param(AGAIN, marks=pytest.mark.slow)],
-    ids=["outputs", "files", "runs", "again"],
-)
+def test_killed_and_failed_at_a_part_of_the_writes():
+    """Every command, and every fault of each: the points go round with the fault."""
+    made = [
+        found for cases, every in ((OUTPUTS, 11), (FILES, 6), (RUNS, 28))
+        for found in swept(*cases, "--faults", "", "--some", f"kill,torn,{REST}", "--every", str(every))
+    ]  # fmt: skip
+    for found in made:
+        assert found["broken"] == [] and found["unsynced"] == [], found["case"]
+        assert found["writes"] > 4 and found["faults"].keys() >= {"kill", "full", "interrupt"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [OUTPUTS, FILES, RUNS, AGAIN], ids=["outputs", "files", "runs", "again"])
 def test_killed_at_every_write_and_failed_at_some(cases):
     for found in swept(*cases, "--faults", "kill,torn", "--some", REST):
         assert found["broken"] == [] and found["unsynced"] == [], found["case"]

@@ -40,13 +40,13 @@ STEPS = {"digits": 20, "gpt": 8}
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The first example on 1, 2 and 4 ranks, trained once for all tests."""
+    """The first example on 1 and 4 ranks, trained once for all tests."""
     out = tmp_path_factory.mktemp("digits") / "out"
-    return out, run("digits", out, "--steps", str(STEPS["digits"]))
+    return out, run("digits", out, "--steps", str(STEPS["digits"]), "--ranks", "1", "4")
 
 
 @pytest.mark.parametrize(
-    ("example", "counts", "falls"), part([("digits", (1, 2, 4), 0.5), ("gpt", (1, 4, "cp=2,tp=2"), 0.9)], 1)
+    ("example", "counts", "falls"), part([("digits", (1, 4), 0.5), ("gpt", (1, 4, "cp=2,tp=2"), 0.9)], 1)
 )
 def test_the_curves_agree_and_the_loss_falls(example, counts, falls, digits, tmp_path):
     steps = STEPS[example]

@@ -403,7 +403,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "runtime.messages.order", "which message is received next", "runtime/messages/test_messages_threads.py",
     ),
     **_each(
-        "runtime.messages.transfers runtime.messages.shield", "a part of jobs of processes, which are run",
+        "runtime.messages.transfers", "a part of jobs of processes, which are run",
         "runtime/messages/test_messages_mpi.py",
     ),
     # --- verification ---

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from helpers import ROOT
-from products import kept_rows, part, spread
+from products import fewer, kept_rows, part, spread
 
 
 @pytest.mark.parametrize("sizes", [(18, 4, 4), (13, 4, 3), (6, 4, 3), (4, 3, 2, 2)])
@@ -45,3 +45,11 @@ def test_the_docs_name_every_file_with_slow_tests():
         if path.parent.name != "house" and any(sign in path.read_text() for sign in signs)
     }  # fmt: skip
     assert sorted(name for name in slow if f"{name}`" not in table) == []
+
+
+def test_fewer_of_the_rows_that_run():
+    rows = fewer(spread("abcd", "xy"), 2)
+    assert [tuple(row.values) for row in rows] == list(itertools.product("abcd", "xy"))
+    assert kept_rows(rows) == kept_rows(spread("abcd", "xy"))[::2] and fewer(spread("ab", "xy"), 9) == spread(
+        "ab", "xy"
+    )

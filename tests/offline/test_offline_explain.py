@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES
+from helpers import FIXTURES, source
 
 import gopt
 from gopt.offline.explain import Story, explain
@@ -43,7 +43,9 @@ def test_a_sharded_state_names_the_elements_of_each_rank(folder):
     held = told(story, "held").splitlines()
     assert [line.split(", as ")[1] for line in held] == ["gopt.shard.b0.c0.state1"] * 2
     stops = [int(line.split()[3]) for line in held]
-    assert held[0].startswith("elements 0 to ") and held[1].startswith(f"elements {stops[0]} to 2048 of 2048 on rank 1")
+    assert held[0].startswith("elements 0 to ") and held[1].startswith(
+        f"elements {stops[0] + 1} to 2047 of 2048 on rank 1"
+    )
     assert "gopt.shard.b0.c0.state1 float32" in told(story, "now")
 
 
@@ -92,3 +94,9 @@ def test_the_command(folder, capsys, monkeypatch):
     assert main(["explain", str(folder), "fc1.wieght"]) == 2
     assert "did you mean 'fc1.weight'" in capsys.readouterr().err
     assert main(["explain", str(folder / "nowhere"), "x"]) == 3 and "nowhere" in capsys.readouterr().err
+
+
+def test_a_statistic_says_how_ranks_combine_it(tmp_path):
+    for given, said in (("auto", "over ranks by mean"), ("root", "every rank takes the first rank's value")):
+        gopt.shard(source("cnn_sgd"), 2, statistics=given).write(tmp_path / given)
+        assert told(explain(tmp_path / given, "bn1.running_mean"), "combined").startswith(said)

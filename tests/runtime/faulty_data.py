@@ -46,6 +46,13 @@ if os.environ.get("FAULT") == "unordered":
     HappensBefore.last = lambda *_: -1  # as if nobody read what others write
 
 
+def truncating(step: int) -> float:
+    """A learning rate; at the third step the file that TRUNCATE names loses its end."""
+    if step == 2:
+        os.truncate(os.environ["TRUNCATE"], 300)
+    return 0.05
+
+
 PATIENCE = 1.5
 _watchdogs: list[Any] = []
 

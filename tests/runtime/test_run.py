@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 from gopt.cli.main import main
-from helpers import calls, edit_rank
+from helpers import calls, edit_rank, mpiexec
 from products import part
 from recipes import Recipe, build
 
 import gopt
 from gopt.artifact.manifest import InputKind
+from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.errors import GoptError, RunError
+from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
@@ -133,7 +135,8 @@ def test_the_loss_falls_and_is_told(tmp_path):
             ("dp=2,shard=2", 2, "localhost:3,127.0.0.1:1"),
             ("shard=2", 3, ""),
         ],
-        2,
+        1,
+        first=1,
     ),
 )
 def test_mpi_trains_as_threads_do(mesh, stage, hosts, tmp_path):
@@ -143,7 +146,7 @@ def test_mpi_trains_as_threads_do(mesh, stage, hosts, tmp_path):
     ranks = str(Mesh.parse(mesh).ranks)
     given = ["--checkpoint", str(tmp_path / "mpi"), "--json"]
     if hosts:
-        launcher = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", ranks]
+        launcher = [mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", ranks]
         done = run([*launcher, *command(folder, data, 5, *given)])
     else:
         done = run(command(folder, data, 5, "--launch", ranks, *given))
@@ -162,7 +165,7 @@ KINDS = [
 
 
 @mpi
-@pytest.mark.parametrize(("options", "half"), part(itertools.product(KINDS, [True, False]), 2))
+@pytest.mark.parametrize(("options", "half"), part(itertools.product(KINDS, [True, False]), 1))
 def test_every_kind_of_call_over_mpi(options, half, tmp_path):
     """Broadcasts and reduces by owner, packed calls, finite checks, halves: against threads."""
     recipe = Recipe(widths=(3, 6, 4), half=half, loss_scale=True, check="max-below-inf", norm="abs-max")
@@ -343,7 +346,7 @@ def test_processes_that_start_apart_are_told_so_unless_the_first_gives_its_value
     own, other = command(folder, data, 1), command(tmp_path / "other.ranks", data, 1)
 
     def work(*more: str) -> subprocess.CompletedProcess[str]:
-        return run([launch.mpiexec(), "-n", "1", *own, *more, ":", "-n", "1", *other, *more])
+        return run([mpiexec(), "-n", "1", *own, *more, ":", "-n", "1", *other, *more])
 
     done = work()
     assert done.returncode == 5 and "rank 1 and rank 0 start with different values of" in done.stderr
@@ -358,17 +361,18 @@ def test_processes_that_start_apart_are_told_so_unless_the_first_gives_its_value
     ("fault", "code", "said"),
     [
         ("kill", 5, "rank 1 was killed by SIGKILL in step 8"),
-        (
+        pytest.param(
             "stop",
             5,
             "over shard): rank 1 did not reach this call: its process is stopped, in step 8",
+            marks=pytest.mark.slow,
         ),
         pytest.param("sleep", 5, "rank 1 did not reach this call: it is in step 8", marks=pytest.mark.slow),
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
-        ("nan", 5, "the loss is nan"),
+        pytest.param("nan", 5, "the loss is nan", marks=pytest.mark.slow),
         pytest.param("end", 3, "rank 1, step 8: the data ended", marks=pytest.mark.slow),
         pytest.param("exit", 5, "rank 1, step 8: SystemExit: 3", marks=pytest.mark.slow),
-        ("all", 5, "step 8: ValueError: a bad sample"),
+        pytest.param("all", 5, "step 8: ValueError: a bad sample", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path, capsys):
@@ -388,6 +392,23 @@ def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["steps"] == 3
 
 
+@pytest.mark.parametrize("more", [(), pytest.param(("--launch", "2"), marks=[mpi, pytest.mark.slow])])
+def test_a_data_file_that_is_truncated_meanwhile_is_named(more, tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    arrays = {"x": random.standard_normal((4096, 3), "f4"), "y": random.standard_normal((4096, 4), "f4")}
+    path = tmp_path / "data.safetensors"
+    types = {name: TensorType("float32", array.shape) for name, array in arrays.items()}
+    path.write_bytes(b"".join(safetensors_chunks(types, arrays.values())))
+    monkeypatch.setenv("TRUNCATE", str(path))
+    folder, kept = written(tmp_path), tmp_path / "c"
+    rate = ("--set", "lr=faulty_data:truncating", "--checkpoint", str(kept), "--every", "1")
+    done = run(command(folder, str(path), 500, *rate, *more))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
+    assert done.returncode == 5 and len(errors) == 1, (done.returncode, done.stderr)
+    assert "step 3: " in errors[0] and f"{path} was truncated while it is read: it has 300 bytes" in errors[0]
+    assert values(kept / "step_00000002", tmp_path)
+
+
 @mpi
 def test_ranks_that_are_killed_leave_no_memory_behind():
     """MPICH's own file of a job, 2 MiB, stays in /dev/shm when the job is not ended in order; its name goes before."""
@@ -398,12 +419,12 @@ def test_ranks_that_are_killed_leave_no_memory_behind():
         "found = engine.gather((bool(named), [line for line in named if '(deleted)' not in line]))\n"
         "if engine.rank == 0: print(found)"
     )
-    done = run([launch.mpiexec(), "-n", "2", sys.executable, "-c", code])
+    done = run([mpiexec(), "-n", "2", sys.executable, "-c", code])
     assert done.stdout == "[(True, []), (True, [])]\n", done.stderr
 
 
 @mpi
-@pytest.mark.parametrize("number", part([signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL], 2))
+@pytest.mark.parametrize("number", part([signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL], 1, first=2))
 def test_the_ranks_end_with_their_launcher(number, tmp_path):
     folder, log = written(tmp_path), tmp_path / "log"
     (tmp_path / "tmp").mkdir()
@@ -460,8 +481,17 @@ def test_a_thread_that_hangs_is_left_behind(tmp_path):
     assert done.returncode == 5 and "after 10 s, rank 0 still waits for rank 1" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("option", part(["--checkpoint", "--log", "--trace"], 2))
-@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=mpi)])
+LEFT = [("--log", False), ("--trace", False), ("--checkpoint", True), ("--trace", True)]
+
+
+@pytest.mark.parametrize(
+    ("option", "launched"),
+    [
+        ("--checkpoint", False),
+        pytest.param("--log", True, marks=mpi),
+        *(pytest.param(*each, marks=[mpi, pytest.mark.slow]) for each in LEFT),
+    ],
+)
 def test_what_cannot_be_written_is_told_before_the_first_step(option, launched, tmp_path):
     (tmp_path / "file").write_text("")
     more = ["--launch", "2"] if launched else []
@@ -483,8 +513,8 @@ def test_ranks_and_launcher_must_agree(tmp_path):
     [
         ("nowhere", "faulty_data:batches", 2, 3, "not an output folder"),
         ("", "faulty_data:batches", 3, 2, "the launcher started 3 ranks, the folder holds 2"),
-        ("", "none.npz", 2, 3, "none.npz: no such file"),
-        ("one file", "faulty_data:batches", 2, 5, "there is no file"),
+        pytest.param("", "none.npz", 2, 3, "none.npz: no such file", marks=pytest.mark.slow),
+        pytest.param("one file", "faulty_data:batches", 2, 5, "there is no file", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_of_a_users_launcher_say_it_once(where, data, ranks, code, said, tmp_path):
@@ -492,42 +522,33 @@ def test_ranks_of_a_users_launcher_say_it_once(where, data, ranks, code, said, t
     if where == "one file":
         next(folder.glob("*1.onnx")).unlink()
     target = tmp_path / where if where == "nowhere" else folder
-    done = run(
-        [launch.mpiexec(), "-n", str(ranks), *command(folder, data, 2)[:4], str(target), *command(folder, data, 2)[5:]]
-    )
+    done = run([mpiexec(), "-n", str(ranks), *command(folder, data, 2)[:4], str(target), *command(folder, data, 2)[5:]])
     errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
     assert done.returncode == code and len(errors) == 1 and said in errors[0], (done.returncode, done.stderr)
 
 
-def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
-    stuck = tmp_path / "mpiexec"
-    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
-    stuck.chmod(0o755)
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(stuck))
+def test_ranks_that_never_begin_are_given_up(tmp_path, monkeypatch):
+    stuck = [sys.executable, "-c", "import time; time.sleep(1000)", str(tmp_path)]
+    monkeypatch.setattr(launch, "program", lambda arguments: stuck)
     monkeypatch.setattr(launch, "START", 0.3)
     with pytest.raises(RunError, match=r"after 0\.5 s, no rank has begun"):
         launch.launch(2, ["run"], 0.1, lambda line: None)
-    assert not processes(stuck)
+    assert not processes(tmp_path)
 
 
-def test_the_code_is_that_of_the_rank_that_said_why(tmp_path, monkeypatch):
-    """The launcher may report the signal that ended another one."""
-    ended = tmp_path / "mpiexec"
-    ended.write_text(f'#!/bin/sh\nprintf "3 1" > "${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"\nexit 9\n')
-    ended.chmod(0o755)
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(ended))
+def test_the_code_is_that_of_the_rank_that_said_why(monkeypatch):
+    """Others may end in any other way."""
+    script = f'printf "3 1" > "${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"; exit 9'
+    monkeypatch.setattr(launch, "program", lambda arguments: ["sh", "-c", script])
     assert launch.launch(2, ["run"], 1.0, lambda line: None) == 3
 
 
 @mpi
-@pytest.mark.parametrize("more", [(), ("--debug",)])
-def test_the_reason_does_not_pass_through_the_launcher(tmp_path, monkeypatch, capfd, more):
-    """MPICH's launcher ends all processes before it has read what they print."""
-    deaf = tmp_path / "mpiexec"
-    deaf.write_text(f'#!/bin/sh\nexec {launch.mpiexec()} "$@" 2>/dev/null\n')
-    deaf.chmod(0o755)
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(deaf))
-    monkeypatch.setattr(launch, "mpiexec", lambda: str(deaf))
+@pytest.mark.parametrize("more", [("--debug",), pytest.param((), marks=pytest.mark.slow)])
+def test_the_reason_does_not_pass_through_what_ranks_print(tmp_path, monkeypatch, capfd, more):
+    """A rank ends all others, and what it prints may come behind."""
+    real = launch.program
+    monkeypatch.setattr(launch, "program", lambda given: ["sh", "-c", 'exec "$@" 2>/dev/null', "sh", *real(given)])
     monkeypatch.setenv("FAULT", "raise")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     arguments = [*more, *command(written(tmp_path), "faulty_data:batches", 20)[3:], "--engine", "mpi"]
@@ -539,8 +560,8 @@ def test_the_reason_does_not_pass_through_the_launcher(tmp_path, monkeypatch, ca
 
 @mpi
 def test_many_ranks_on_few_cores(tmp_path):
-    folder = written(tmp_path, "shard=6")
-    done = run(command(folder, "faulty_data:batches", 3, "--launch", "6", "--json"))
+    folder = written(tmp_path, "shard=4")
+    done = run(command(folder, "faulty_data:batches", 3, "--launch", "4", "--json"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 3
 
@@ -573,20 +594,28 @@ def test_missing_files_and_data_are_named(tmp_path):
         train(folder, data, 1)
 
 
+PROOF = [sys.executable, "-m", "gopt.cli", "verify", "--engine", "mpi", "--json", "--no-confirm"]
+
+
 @mpi
-def test_the_proof_on_real_processes(tmp_path):
-    arguments = [sys.executable, "-m", "gopt.cli", "verify", "--engine", "mpi", "--json", "--no-confirm"]
-    done = run([*arguments, str(written(tmp_path, "dp=2,shard=2", 2, stage=3))])
+@pytest.mark.parametrize(("mesh", "micro_steps"), part([("shard=2", 2), ("dp=2,shard=2", 2)], 1))
+def test_the_proof_on_real_processes(mesh, micro_steps, tmp_path):
+    done = run([*PROOF, "--steps", "1", str(written(tmp_path, mesh, micro_steps, stage=3))])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["equal"]
+
+
+@mpi
+@pytest.mark.slow
+def test_the_proof_on_real_processes_sees_a_wrong_rank(tmp_path):
     wrong = written(tmp_path, "shard=2", stage=3)
     manifest = json.loads((wrong / "manifest.json").read_text())
     for state in manifest["ranks"][1]["state"]:
         state["pieces"].reverse()
     (wrong / "manifest.json").write_text(json.dumps(manifest))
-    done = run([*arguments, str(wrong)])
+    done = run([*PROOF, str(wrong)])
     assert done.returncode == 3 and done.stderr.count("gopt: error: rank ") == 1, done.stderr
     assert "ranks start from another value than gopt wrote" in done.stderr
     del manifest["written"]
     (wrong / "manifest.json").write_text(json.dumps(manifest))
-    assert run([*arguments, str(wrong)]).returncode == 1
+    assert run([*PROOF, str(wrong)]).returncode == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import selectors
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gopt.artifact.checkpoint_index import LOCK_FILE
 from gopt.disk.lock import lock_file
 from gopt.errors import OptionError, RunError, StoppedError
 from gopt.runtime.engines import launch
+from gopt.runtime.engines.processes import RankProcesses
 from gopt.runtime.runtime_errors import MAX_TEXT, node_error
 
 
@@ -195,7 +196,7 @@ def test_processes_without_a_launcher(engine, tmp_path):
 @pytest.mark.parametrize(("engine", "extra"), [("mpi", "gopt[mpi]"), ("nccl", "gopt[nccl]")])
 @pytest.mark.parametrize("launched", [False, True])
 def test_the_advice_names_what_brings_the_engine(engine, extra, launched, tmp_path, monkeypatch, capsys):
-    """Neither mpi4py nor mpiexec: as where gopt was installed bare."""
+    """No mpi4py: as where gopt was installed bare."""
     real = builtins.__import__
 
     def bare(name: str, *rest: Any) -> Any:
@@ -204,8 +205,6 @@ def test_the_advice_names_what_brings_the_engine(engine, extra, launched, tmp_pa
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", bare)
-    monkeypatch.setattr(launch.sys, "prefix", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
     if launched:
         monkeypatch.setenv("PMI_RANK", "0")
     more = [] if launched else ["--launch", "2"]
@@ -250,9 +249,8 @@ def test_a_read_only_place_is_told_before_the_first_step(tmp_path):
 
 
 def test_a_signal_that_meets_ranks_at_their_end_is_the_exit_code(tmp_path: Path) -> None:
-    """Ranks that have done their work listen no more; mpiexec ends with the bare number of the signal."""
-    with subprocess.Popen(["sh", "-c", f"exit {signal.SIGTERM:d}"]) as process:
-        monitor = launch._JobMonitor(process, tmp_path, 5.0, print, caught=[signal.SIGTERM])
-        with pytest.raises(StoppedError) as raised:
-            monitor.run()
+    """Ranks that have done their work listen no more: the signal ends them as the system does."""
+    job = RankProcesses({}, selectors.DefaultSelector(), {0: -signal.SIGTERM, 1: 0})
+    with pytest.raises(StoppedError) as raised:
+        launch._JobMonitor(job, tmp_path, 5.0, print, caught=[signal.SIGTERM]).run()
     assert raised.value.exit_code == 128 + signal.SIGTERM

@@ -24,7 +24,7 @@ from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
 from gopt.runtime.training.data import MicroStep, open_data
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
 from gopt.verification.gradient_check.forward import Forward, Precision, Values, sessions_for
@@ -71,8 +71,7 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
             "--freeze what is not a parameter, or give inputs as in real data (--data FILE.npz, sizes by --dim)",
         )  # fmt: skip
     apart = [name for name in step.parameters if name not in training.gradients]
-    more = f", and {len(apart) - 4} more" if len(apart) > 4 else ""
-    shown = ", ".join(map(show, apart[:4])) + more
+    shown = listed([*map(show, apart)])
     return len(names), [*notes, *([f"not confirmed, for no batch changes their gradients: {shown}"] if apart else [])]
 
 

@@ -15,7 +15,7 @@ from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.ir.nodes import nested
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 
 MASK = 1e4
 """A constant with an element of this size or above is a mask, such as -10000 in front of a softmax."""
@@ -172,4 +172,4 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def _names(names: Sequence[str]) -> str:
-    return ", ".join(map(show, names[:4])) + (f", and {len(names) - 4} more" if len(names) > 4 else "")
+    return listed([*map(show, names)])

@@ -27,7 +27,7 @@ from gopt.ir.load import graph_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 from gopt.suggestions import did_you_mean
 
 
@@ -154,8 +154,7 @@ def _unread(choice: Choice, unread: tuple[str, ...]) -> list[str]:
             raise OptionError(f"--trainable: the loss does not depend on {show(min(names))}", "leave it out")
     if not unread:
         return []
-    more = f", and {len(unread) - 4} more" if len(unread) > 4 else ""
-    return [f"not trained, for the loss does not depend on them: {', '.join(map(show, unread[:4]))}{more}"]
+    return [f"not trained, for the loss does not depend on them: {listed([*map(show, unread)])}"]
 
 
 def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> None:
@@ -183,8 +182,7 @@ def _renamed(graph: Graph, free: FreeNames) -> list[str]:
     """A remark on inputs and outputs of the step whose usual names the model uses."""
     seen = {name: wished for name, wished in free.renamed.items() if name in graph.inputs or name in graph.outputs}
     names = [f"{show(wished)} is {show(name)}" for name, wished in seen.items()]
-    more = f", and {len(names) - 4} more" if len(names) > 4 else ""
-    return [f"the model uses names of the step, so that {', '.join(names[:4])}{more}"] if names else []
+    return [f"the model uses names of the step, so that {listed(names)}"] if names else []
 
 
 def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str], gradients: Mapping[str, str]) -> None:

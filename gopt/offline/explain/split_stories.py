@@ -25,7 +25,7 @@ def key_story(index: FolderIndex, name: str) -> Iterator[Fact]:
         elif state is not None:
             for piece in key.pieces:
                 if piece.tensor == state.tensor:
-                    text = f"elements {piece.start} to {piece.stop}: {_told(key)}"
+                    text = f"elements {piece.start} to {piece.stop - 1}: {_told(key)}"
                     yield Fact("key", text, (key.name,))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
+from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState, SourceState
 from gopt.artifact.pass_facts import BucketFacts
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
@@ -14,6 +15,7 @@ from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.split_stories import key_story, table_story
 from gopt.offline.explain.story import Fact
 from gopt.offline.explain.wiring import Wiring
+from gopt.sanitize import listed
 
 _MOST = 6
 """Names, and ranges of ranks, that a line or a story lists."""
@@ -33,7 +35,9 @@ def state_story(index: FolderIndex, name: str) -> Iterator[Fact]:
     if parameter is state:
         others = [each.tensor for each in index.manifest.states if each.of == state.tensor]
         if others:
-            yield Fact("optimizer", f"its states are {listed(others)}", tuple(others))
+            yield Fact("optimizer", f"its states are {listed(others, _MOST)}", tuple(others))
+    if state.kind is StateKind.STATISTIC:
+        yield Fact("combined", _rule(index, state.tensor))
     if parameter is not None and (gradient := index.gradients.get(parameter.tensor)) is not None:
         if parameter is state:
             yield Fact("gradient", gradient, (gradient,))
@@ -41,6 +45,17 @@ def state_story(index: FolderIndex, name: str) -> Iterator[Fact]:
         if parameter is state:
             yield from _calls(index, gradient, parameter)
             yield from _update(index, parameter.tensor)
+
+
+def _rule(index: FolderIndex, statistic: str) -> str:
+    """How the ranks' values of a statistic become one."""
+    manifest = index.manifest
+    named = next((each for each in manifest.reductions if each.tensor == statistic), None)
+    rule = manifest.statistics if named is None else named.rule
+    if named is not None and named.points:
+        return f"over ranks by {rule} of {listed([point.value for point in named.points], _MOST)}"
+    words = {"root": "every rank takes the first rank's value", "local": "not: each rank keeps its own value"}
+    return words.get(rule, f"over ranks by {rule}")
 
 
 def _holders(index: FolderIndex, state: SourceState) -> Iterator[Fact]:
@@ -59,7 +74,7 @@ def _holders(index: FolderIndex, state: SourceState) -> Iterator[Fact]:
     for ranks, (part, name) in groups[:_MOST]:
         yield Fact("held", f"{part} on {_on(rank_ranges(ranks))}, as {name}", (name,))
     if len(groups) > _MOST:
-        yield Fact("held", f"… and {len(groups) - _MOST} more parts, in manifest.json")
+        yield Fact("held", f"{len(groups) - _MOST} more parts, in manifest.json")
 
 
 def _part(local: LocalState, state: SourceState, total: int) -> str:
@@ -67,10 +82,10 @@ def _part(local: LocalState, state: SourceState, total: int) -> str:
     for piece in local.pieces:
         if piece.tensor == state.tensor:
             whole = piece.box is None and piece.every is None and (piece.start, piece.stop) == (0, total)
-            text = "whole" if whole else f"elements {piece.start} to {piece.stop} of {total}"
+            text = "whole" if whole else f"elements {piece.start} to {piece.stop - 1} of {total}"
             if piece.box is not None:
-                text = f"box {'×'.join(f'{low}:{high}' for low, high in piece.box)}"
-                text += "" if piece.start == 0 else f", elements {piece.start} to {piece.stop} of it"
+                text = f"rows and columns [{', '.join(f'{low}:{high}' for low, high in piece.box)}]"
+                text += "" if piece.start == 0 else f", elements {piece.start} to {piece.stop - 1} of it"
             if piece.every is not None:
                 text = f"rows {piece.every[0]}, {sum(piece.every)}, …"
             parts.append(text)
@@ -107,8 +122,8 @@ def _call(about: str, node: Node, name: str) -> Fact:
     group = node.attributes.get("group")
     over = f" over {group}" if group else ""
     count = max(len(node.inputs), len(node.outputs))
-    among = f", with {count - 1} more" if count > 1 else ""
-    return Fact(about, f"{name} by {node.op_type}{over}{among}: {node.label}", (node.label,))
+    among = f", which sends {count} values" if count > 1 else ""
+    return Fact(about, f"{name} by {node.op_type}{over}, in call {node.label}{among}", (node.label,))
 
 
 def _update(index: FolderIndex, parameter: str) -> Iterator[Fact]:
@@ -132,7 +147,7 @@ def bucket_story(index: FolderIndex, name: str) -> Iterator[Fact]:
         return
     size = f"{format_bytes(bucket.nbytes)} of {bucket.dtype} gradients in {len(bucket.tensors)} tensors"
     yield Fact("bucket", f"{size}; update {bucket.mode}; {bucket.closed_because}")
-    yield Fact("tensors", listed(bucket.tensors), tuple(bucket.tensors[:_MOST]))
+    yield Fact("tensors", listed(bucket.tensors, _MOST), tuple(bucket.tensors[:_MOST]))
     yield from (Fact("reason", why) for why in bucket.reasons)
     for about, node in _bucket_calls(index, bucket):
         what = f"{node.op_type} over {node.attributes['group']}" if "group" in node.attributes else node.op_type
@@ -176,7 +191,7 @@ def added_story(index: FolderIndex, name: str) -> Iterator[Fact]:
     if found[0].of in index.buckets:
         yield Fact("bucket", found[0].of, (found[0].of,))
     if stands := index.stands_for.get(name):
-        yield Fact("stands for", f"{len(stands)} of the source: {listed(stands)}", tuple(stands[:_MOST]))
+        yield Fact("stands for", f"{len(stands)} of the source: {listed(stands, _MOST)}", tuple(stands[:_MOST]))
     ranks = ops[0].ranks if ops else variables[0].per_rank[0].ranks
     for wiring in index.wiring(index.first_rank(ranks)):
         yield from _neighbours(wiring, name)
@@ -194,7 +209,7 @@ def source_story(index: FolderIndex, name: str) -> Iterator[Fact]:
         yield from _neighbours(wiring, name)
         return
     if node is not None:
-        yield Fact("operator", f"{node.op_type} of the source; reads {listed(node.reads) or 'nothing'}")
+        yield Fact("operator", f"{node.op_type} of the source; reads {listed(node.reads, _MOST) or 'nothing'}")
     elif is_value:
         made = wiring.producers.get(name)
         how = f"made by {made.op_type} {made.label}" if made is not None else "an input of the step"
@@ -260,17 +275,10 @@ def _neighbours(wiring: Wiring, name: str) -> Iterator[Fact]:
     if node is not None:
         makers = [made.label for value in node.reads if (made := wiring.producers.get(value)) is not None]
         if makers:
-            yield Fact("behind", listed(dict.fromkeys(makers)), tuple(dict.fromkeys(makers))[:_MOST])
+            yield Fact("made from", listed([*dict.fromkeys(makers)], _MOST), tuple(dict.fromkeys(makers))[:_MOST])
     if readers:
         named = [f"{reader.op_type} {reader.label}" for reader in readers]
-        yield Fact("read by", listed(dict.fromkeys(named)), tuple(reader.label for reader in readers[:_MOST]))
-
-
-def listed(names: Sequence[str] | dict[str, None]) -> str:
-    """The first names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(names[:_MOST]) + more
+        yield Fact("read by", listed([*dict.fromkeys(named)], _MOST), tuple(reader.label for reader in readers[:_MOST]))
 
 
 def _sizes(shapes: Sequence[LocalShape]) -> str:

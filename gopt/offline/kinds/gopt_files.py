@@ -13,13 +13,14 @@ from gopt import documents
 from gopt.artifact import report_record
 from gopt.artifact.checkpoint_index import FORMAT, INDEX_FILE, complete_steps, open_index, step_dir
 from gopt.artifact.manifest import Manifest
+from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError
 from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import Candidate
 
-MANIFEST, REPORT = "gopt-manifest/1", report_record.FORMAT
+MANIFEST, REPORT, RECORD = "gopt-manifest/1", report_record.FORMAT, "gopt-record/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,23 @@ class CheckpointInspection(HtmlTable):
         return {"format": "gopt-inspection/1", "what": "checkpoint"} | to_document(self)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordInspection(HtmlTable):
+    """The record of a run without rounds. ``received``: trainer or server -> how many messages it received."""
+
+    file: str
+    trainers: int
+    servers: int
+    steps: int
+    data: str
+    received: Mapping[str, int]
+    states: int
+    next: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-inspection/1", "what": "record"} | to_document(self)
+
+
 def stated_format(candidate: Candidate) -> str:
     """The ``format`` that a JSON document states; '' for anything else."""
     if not candidate.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
@@ -94,6 +112,10 @@ def is_manifest(candidate: Candidate) -> bool:
 
 def is_report(candidate: Candidate) -> bool:
     return stated_format(candidate) == REPORT
+
+
+def is_record(candidate: Candidate) -> bool:
+    return stated_format(candidate) == RECORD
 
 
 def is_checkpoint(candidate: Candidate) -> bool:
@@ -123,8 +145,20 @@ def inspect_report(candidate: Candidate) -> ReportInspection:
     report = from_document(Report, documents.read_json(candidate.path, documents.REPORT))
     return ReportInspection(
         candidate.path.name, report.source.file, report.mesh.axes, tuple(each.name for each in report.pipeline),
-        len(report.removed_ops), len(report.added_ops), sum(check.count for check in report.checks),
+        total(report.removed_ops), total(report.added_ops), sum(check.count for check in report.checks),
         f"gopt inspect {candidate.path.parent} shows the whole folder",
+    )  # fmt: skip
+
+
+def inspect_record(candidate: Candidate) -> RecordInspection:
+    """Describe the record of a run; raises InputError if it is damaged."""
+    record = documents.read_json(candidate.path, documents.RECORD)
+    received = {name: len(given) for name, given in record["received"].items()}
+    trainers, steps, data = (record["job"][name] for name in ("trainers", "steps", "data"))
+    return RecordInspection(
+        candidate.path.name, trainers, max(len(received) - trainers, 0), steps, data["name"], received,
+        len(record["states"]),
+        f"gopt verify DIR --replay {candidate.path} runs it again and compares it with the source",
     )  # fmt: skip
 
 
@@ -141,7 +175,7 @@ def inspect_checkpoint(candidate: Candidate) -> CheckpointInspection:
         (
             f"gopt merge {newest} -o MODEL makes a model of it",
             f"gopt reshard {newest} --ranks N -o DIR makes ranks of it",
-            f"gopt run DIR --checkpoint {newest.parent} --resume goes on from it",
+            f"gopt run DIR --data FILE --steps N --checkpoint {newest.parent} --resume continues from it",
         ),
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import onnx
@@ -30,11 +31,8 @@ from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
-HOW_TO_TRAIN = (
-    "to train it: gopt derive MODEL --loss cross-entropy --optimizer adamw -o step.onnx (docs/derive.md); "
-    "then gopt shard"
-)
-"""How to turn a model without a training step into one."""
+SIZE = 8
+"""A size that a hint gives to a dimension that has a name."""
 NO_STEP = "no output is a loss of values that other outputs replace"
 """Why a model is no step, where the analysis of a step would have asked for roles."""
 
@@ -69,7 +67,7 @@ class InferenceInspection(HtmlTable):
     notes: tuple[str, ...]
     functions: tuple[str, ...] = ()
     carried: Mapping[str, str] = field(default_factory=dict)
-    next: str = HOW_TO_TRAIN
+    next: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": "gopt-inspection/1", "what": "inference_model"} | to_document(self)
@@ -106,7 +104,19 @@ def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
         notes=_notes(graph),
         functions=tuple(function.name for function in graph.header.functions),
         carried={name: output for output, name in pairs.items()},
+        next=how_to_train(path, graph),
     )  # fmt: skip
+
+
+def how_to_train(path: Path, graph: Graph) -> str:
+    """How to turn a model without a training step into one; each dimension with a name gets a size."""
+    fed = [graph.type_of(name) for name in graph.inputs if name not in graph.initializers]
+    named = {str(dim) for type in fed for dim in type.shape or () if isinstance(dim, str) and dim}
+    sizes = "".join(f" --dim {quote(f'{name}={SIZE}')}" for name in sorted(named))
+    return (
+        f"to train it: gopt derive {quote(str(path))} --loss cross-entropy --optimizer adamw{sizes} -o step.onnx "
+        f"(docs/derive.md){'; choose the sizes' if sizes else ''}; then gopt shard"
+    )
 
 
 def _written_out(path: Path, graph: Graph) -> Graph:

@@ -48,6 +48,7 @@ KINDS = (
     Kind("output folder of gopt", lambda candidate: candidate.is_folder, lambda each: inspect_folder(each.path)),
     Kind("manifest of gopt", gopt_files.is_manifest, gopt_files.inspect_manifest),
     Kind("report of gopt", gopt_files.is_report, gopt_files.inspect_report),
+    Kind("record of a run", gopt_files.is_record, gopt_files.inspect_record),
     Kind("training checkpoint of ONNX Runtime", is_ort_checkpoint, inspect_ort_checkpoint),
     Kind("safetensors", value_files.is_safetensors, value_files.inspect_safetensors),
     Kind("archive of NumPy arrays", value_files.is_npz, value_files.inspect_npz),

@@ -18,7 +18,7 @@ class FileSignature:
     hint: str
 
 
-_KINDS = "give a model, an output folder, a checkpoint, a manifest or a report"
+_KINDS = "give a model, an output folder, a checkpoint, a manifest, a report or a record of a run"
 _EXPORT = "docs/inspect.md shows how a model of PyTorch becomes a training step"
 SIGNATURES = (
     FileSignature(

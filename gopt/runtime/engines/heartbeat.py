@@ -37,8 +37,8 @@ ERROR_CLAIMED = "said"
 ERROR_TEXT = "why"
 """File in that folder: what that rank says. The launcher prints it: it ends ranks before it has read their output."""
 DIED = "died"
-"""First part of the name of a file in that folder, for the code with which a rank's process ended: 128 and the number
-of the signal that killed it."""
+"""First part of the name of a file in that folder, by the launcher, for the code with which a rank's process ended: 128
+and the number of the signal that killed it."""
 ERROR_GRACE = 1.0
 """Seconds that the others leave to a rank that is about to create that file."""
 _MARK = "gopt-launcher"

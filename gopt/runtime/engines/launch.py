@@ -1,33 +1,31 @@
-"""Starts ranks under ``mpiexec`` and watches them: a rank that dies or hangs ends the job and is named, with its
-step."""
+"""Starts the ranks of a job on this host and watches them: a rank that dies or hangs ends the job and is named, with
+its step."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import select
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from gopt.disk.signals import INTERRUPT, STOPS, handle_signals
 from gopt.errors import RunError, StoppedError
 from gopt.limits import LINE_BYTES
 from gopt.runtime.engines.heartbeat import (
+    DIED,
     ENDED,
     HEARTBEATS,
     LIVE,
-    REPORTED,
     WAITING,
     RankStatus,
+    is_stopped,
     mark,
     read,
     read_claim,
@@ -35,243 +33,197 @@ from gopt.runtime.engines.heartbeat import (
     signal_name,
     waiting,
 )
+from gopt.runtime.engines.processes import RankProcesses, catches
 
 COPYING = 20.0
 """Seconds that the last output of ranks has to come, once all have ended."""
-CLEANING = 20.0
-"""Seconds that mpiexec has to end the others when a rank has died, and to say how it died."""
 START = 5.0
 """Seconds beyond twice the deadline that ranks have to start, or to move."""
-_STOPS = (signal.SIGTERM, signal.SIGHUP)
-_NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
-"""Prefixes of lines that MPICH's launcher prints when ranks end early; gopt replaces them by one line."""
-_PROCESS = re.compile(r"PID (\d+)")
-_SIGNAL = re.compile(r"signal:? (\d+)", re.I)
-
-
-def mpiexec(extra: str = "mpi") -> str:
-    """The launcher beside this interpreter, or on the PATH. Raises RunError, which names the extra of gopt that
-    installs it."""
-    beside = Path(sys.prefix, "bin", "mpiexec")
-    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
-    if found is None:
-        raise RunError("there is no mpiexec", f"install it with: pip install 'gopt[{extra}]'")
-    return found
+_LOOK = 0.05
+"""Seconds between two looks at what ranks publish."""
+_NOISE = "Abort("
+"""Prefix of lines that MPICH prints where a rank ends the job; gopt says why itself."""
 
 
 def launch(
     ranks: int, arguments: Sequence[str], deadline: float, show: Callable[[str], None], *, patient: bool = False,
-    names: Sequence[str] = (), start: Callable[[str, int, Sequence[str]], list[str]] | None = None,
+    names: Sequence[str] = (), outlive: bool = False,
 ) -> int:  # fmt: skip
     """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
 
     ``show`` is called with a line of JSON for each step of the first rank. ``patient``: the ranks get a stop signal
     first, and have the deadline to write a checkpoint; a second signal ends them at once. ``names``: the names of
-    processes that are not ranks. ``start``: returns the command from the launcher, the processes and the program, for a
-    job whose processes outlive one that dies: they report why they end, or go on. Raises RunError when a rank died
-    without a message, or when no rank makes progress for twice the deadline; StoppedError at a stop signal.
+    processes that are not ranks. ``outlive``: processes outlive one that dies: they report why the job ends, or go on.
+    Raises RunError when a rank died without a message, or when no rank makes progress for twice the deadline;
+    StoppedError at a stop signal.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals(patient) as caught:
         mark(Path(folder))
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
-        program = [sys.executable, "-P", "-m", "gopt.cli", *arguments]
-        alone = [mpiexec(), "-n", str(ranks), *program]
-        command = alone if start is None else start(mpiexec(), ranks, program)
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-        assert process.stdout is not None and process.stderr is not None
-        streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        banner: list[str] = []
-        copies = [threading.Thread(target=_copy, args=(*each, banner), daemon=True) for each in streams]
+        with _copies() as streams:
+            try:
+                job = RankProcesses.start(ranks, program(arguments), environment, *streams)
+            finally:
+                for each in streams:
+                    os.close(each)
+            monitor = _JobMonitor(job, Path(folder), deadline, show, caught, patient, names, outlive)
+            try:
+                return monitor.run()
+            except (RunError, StoppedError):
+                job.end()
+                if (claim := read_claim(Path(folder))) is not None and read_explanation(Path(folder)):
+                    return claim.code  # a rank has said so itself
+                raise
+            finally:
+                job.end()
+                monitor.explain()
+
+
+def program(arguments: Sequence[str]) -> list[str]:
+    """The command of a rank."""
+    return [sys.executable, "-P", "-m", "gopt.cli", *arguments]
+
+
+@contextlib.contextmanager
+def _copies() -> Iterator[list[int]]:
+    """Two open files, copied to stdout and stderr until all processes have closed them; the block closes them too."""
+    pipes = [os.pipe() for _ in range(2)]
+    copies = [
+        threading.Thread(target=_copy, args=(source, target), daemon=True)
+        for (source, _), target in zip(pipes, (sys.stdout, sys.stderr), strict=True)
+    ]
+    for copy in copies:
+        copy.start()
+    given = [into for _, into in pipes]
+    try:
+        yield given
+    finally:
         for copy in copies:
-            copy.start()
-        watchdog = _JobMonitor(
-            process, Path(folder), deadline, show, caught, banner, copies, patient, names, start is not None
-        )
-        try:
-            return watchdog.run()
-        finally:
-            watchdog.end()
-            for copy in copies:
-                copy.join(COPYING)
-            sys.stderr.write(read_explanation(Path(folder)))
-            sys.stderr.flush()
+            copy.join(COPYING)
 
 
 @contextlib.contextmanager
 def _signals(patient: bool) -> Iterator[list[int]]:
-    """Collect the stop signals that arrive. Ranks run in a session of their own, so a terminal sends them none.
+    """Collect the stop signals that arrive. Ranks run in sessions of their own, so a terminal sends them none.
 
     An ignored signal, as under nohup, stays ignored. Only the main thread can listen.
     """
     caught: list[int] = []
-    listens = threading.current_thread() is threading.main_thread()
     usual = (signal.SIG_DFL, *((signal.default_int_handler,) if patient else ()))
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, *_STOPS) if listens}
-    before = {each: old for each, old in before.items() if old in usual}
-    for number in before:
-        signal.signal(number, lambda came, _: caught.append(came))
-    try:
+    with handle_signals(lambda number, _: caught.append(number), INTERRUPT + STOPS, lambda old: old in usual):
         yield caught
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
-def _copy(source: IO[bytes], target: IO[str], banner: list[str]) -> None:
-    """Copy what ranks print, without the launcher's banner, whose lines are added to ``banner``."""
-    for line in source:
-        text = line.decode("utf-8", "replace")
-        if text.startswith(_NOISE):
-            banner.append(text)
-        else:
-            target.write(text)
-            target.flush()
+def _copy(source: int, target: IO[str]) -> None:
+    """Copy what ranks print; the copy ends without an error where the reader is gone."""
+    with open(source, "rb") as lines:
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            if not text.startswith(_NOISE):
+                with contextlib.suppress(OSError, ValueError):
+                    target.write(text)
+                    target.flush()
 
 
 @dataclass(slots=True)
 class _JobMonitor:
-    """Notices at once when a process of a rank ends, by a handle (pidfd) on each."""
+    """Notices at once when a process of a rank ends."""
 
-    process: subprocess.Popen[bytes]
+    job: RankProcesses
     folder: Path
     deadline: float
     show: Callable[[str], None]
     caught: Sequence[int] = ()
     """Signals that have come."""
-    banner: Sequence[str] = ()
-    """Output of the launcher itself."""
-    copies: Sequence[threading.Thread] = ()
-    """Threads that copy the launcher's output."""
     patient: bool = False
     names: Sequence[str] = ()
     outlive: bool = False
     """True if the other processes survive when one dies; they report why the job ends."""
     _asked: float = 0.0
     """When the ranks were asked to end."""
-    _handles: dict[int, int] = field(default_factory=dict)
-    """Rank -> handle of its process."""
     _told: int = 0
     """Bytes of the first rank's lines that were shown."""
     _begun: float = field(default_factory=time.time)
 
     def run(self) -> int:
-        dead: RankStatus | None = None
-        while self.process.poll() is None and dead is None:
-            seen = read(self.folder)
-            self._follow(seen)
-            gone = self._gone()
-            dead = None if self.outlive else self._silent(gone)
-            if dead is not None:
-                time.sleep(0.3)  # MPI may have ended the others before the system was done with the one that died
-                dead = self._silent(self._gone())
+        failed: list[int] = []
+        while self.job.running and not failed:
+            ended = self.job.serve(_LOOK)
+            self._note(ended)
+            failed = [] if self.outlive else [rank for rank in ended if self._failed(rank)]
             self._tell()
-            if self.caught:
-                self._stop(dead is not None)
-            self._refuse_standstill(seen)
-            if dead is None:
-                waiting = [handle for rank, handle in self._handles.items() if rank not in gone]
-                select.select(waiting, [], [], 0.05)
-        if dead is None and self.process.returncode:  # the launcher ended after this check
-            dead = self._silent(self._gone())
-        if dead is not None and self.outlive and self._went_on():
-            self._tell()
-            return self._said() or 0
-        if dead is not None:
-            if self.caught:
-                raise StoppedError(self.caught[0])
-            raise self._how_it_died(dead)
-        code = self.process.wait()
+            if self.caught and self.job.running:
+                self._stop(bool(failed))
+            self._refuse_standstill(read(self.folder))
         self._tell()
-        if code and (said := self._said()) is not None:
-            return said  # MPI ends the others by a signal, and may report that
-        if code and self.caught:
-            raise StoppedError(self.caught[0])  # the signal met ranks that had done their work and listened no more
-        seen = read(self.folder)
-        if code and not any(each.how == REPORTED for each in seen) and not 0 < code <= 70:
-            raise RunError(
-                f"mpiexec ended with code {code}, and no rank said why",
-                "--engine threads runs all ranks in one process: it shows whether the step itself fails",
-            )
-        return code if 0 <= code <= 70 else RunError("").exit_code
+        claim = read_claim(self.folder)
+        if claim is not None:
+            return claim.code
+        bad = failed or [rank for rank, code in self.job.codes.items() if code]
+        if self.job.aborted is not None:
+            bad = [self.job.aborted[0]]
+        seen = {each.rank: each for each in read(self.folder)}
+        if not bad or (self.outlive and 0 in seen and seen[0].how == ENDED):
+            return 0
+        if self.caught:
+            raise StoppedError(self.caught[0])  # it met ranks that do not listen, or listen no more
+        for rank in bad:  # one that was no rank yet, or has ended in order, has said why itself
+            if 0 < self.job.codes[rank] <= 70 and (rank not in seen or seen[rank].how == ENDED):
+                return self.job.codes[rank]
+        raise self._how_it_died(min(bad, key=lambda rank: _progress(self.job.codes[rank], seen.get(rank))), seen)
+
+    def _note(self, ended: Sequence[int]) -> None:
+        """Tell the other processes how these have ended."""
+        for rank in ended:
+            code = self.job.codes[rank]
+            made = self.folder / f"{DIED}.{rank}.new"
+            made.write_text(f"{code if code >= 0 else 128 - code}")
+            made.rename(self.folder / f"{DIED}.{rank}")
+
+    def _failed(self, rank: int) -> bool:
+        """Return whether a rank has ended so that the others would wait for it."""
+        how = next((each.how for each in read(self.folder) if each.rank == rank), ENDED)
+        return rank not in self.job.finalized and (self.job.codes[rank] != 0 or how != ENDED)
 
     def _stop(self, late: bool) -> None:
         """Ask the ranks once to end. Raises StoppedError where they need not be waited for, or their time is up."""
-        if not self._asked and self.patient and self._handles and not late:
+        if not self._asked and self.patient and not late and self._listen():
             self._asked = time.monotonic()
-            for handle in self._handles.values():
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, self.caught[0])
+            self.job.send(self.caught[0])
         elif late or not self._asked or len(self.caught) > 1 or time.monotonic() - self._asked > self.deadline:
             raise StoppedError(self.caught[0])
 
-    def _how_it_died(self, dead: RankStatus) -> RunError:
-        """The error that names the rank that died first: the one that the launcher names, else the one whose end was
-        seen first."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(CLEANING)
-            for copy in self.copies:
-                copy.join(COPYING)
-        seen, said = read(self.folder), "".join(self.banner)
-        process, number = _PROCESS.search(said), _SIGNAL.search(said)
-        first = next((each for each in seen if process and each.process == int(process[1])), None)
-        code = self.process.poll() or 0
-        if first is not None and number is not None:
-            how = f"was killed by {signal_name(int(number[1]))}"
-        elif self.outlive and code > 128:
-            how = f"was killed by {signal_name(code - 128)}"
-        else:
-            how = f"exited with code {code} and no message" if 0 < code < 128 else "died with no message"
-        dead = first or dead
-        hint = ("perhaps the system had no memory left",) if "SIGKILL" in how else ()
-        return RunError(f"{self._name(dead.rank)} {how} in {dead.where}{waiting(seen, dead.rank)}", *hint)
+    def _listen(self) -> bool:
+        """Return whether all processes keep a step at this signal; those that still load do not, or have ended."""
+        return all(catches(each.pid, signal.SIGTERM) for each in self.job.running.values())
 
-    def _follow(self, seen: Sequence[RankStatus]) -> None:
-        for each in seen:
-            if each.rank not in self._handles:
-                try:
-                    self._handles[each.rank] = os.pidfd_open(each.process)
-                except ProcessLookupError:
-                    continue
-
-    def _gone(self) -> list[int]:
-        return [rank for rank, handle in self._handles.items() if select.select([handle], [], [], 0)[0]]
-
-    def _silent(self, gone: Sequence[int]) -> RankStatus | None:
-        """Return a rank that ended without a report, or None where another rank reported and so ended it."""
-        seen = {each.rank: each for each in read(self.folder)}
-        if any(each.how == REPORTED for each in seen.values()):
-            return None
-        silent = [seen[rank] for rank in gone if rank in seen and seen[rank].how != ENDED]
-        # MPI ends the others at once: they had come further than the one that died.
-        return min(silent, key=lambda each: (each.step, each.call), default=None)
-
-    def _went_on(self) -> bool:
-        """Return whether the first process exited with 0, or some process reported an error."""
-        seen = read(self.folder)
-        return self._said() is not None or any(each.rank == 0 and each.how == ENDED for each in seen)
+    def _how_it_died(self, rank: int, seen: Mapping[int, RankStatus]) -> RunError:
+        """The error that names a rank that died."""
+        code = self.job.codes[rank]
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} and no message"
+        where = f"in {seen[rank].where}" if rank in seen else "before the first step"
+        hint = ("perhaps the system had no memory left",) if code == -signal.SIGKILL else ()
+        return RunError(f"{self._name(rank)} {how} {where}{waiting(seen.values(), rank)}", *hint)
 
     def _name(self, rank: int) -> str:
         return f"{self.names[rank]} (process {rank})" if rank < len(self.names) else f"rank {rank}"
 
-    def _said(self) -> int | None:
-        """Return the exit code of the rank that reported why the job ends, or None."""
-        claim = read_claim(self.folder)
-        return None if claim is None else claim.code
+    def explain(self) -> None:
+        """Print what a rank has left on why the job ends."""
+        sys.stderr.write(read_explanation(self.folder))
+        sys.stderr.flush()
 
     def _refuse_standstill(self, seen: Sequence[RankStatus]) -> None:
         limit = 2 * self.deadline + START
         if not seen and time.time() - self._begun > limit:
             raise RunError(
-                f"after {limit:g} s, no rank has begun: mpiexec has started none, or they load slowly",
-                f"try {mpiexec()} -n 1 hostname, or a longer --deadline",
+                f"after {limit:g} s, no rank has begun: they load slowly, or MPI waits",
+                "try a longer --deadline; --engine threads runs all ranks in one process",
             )
         if seen and time.time() - max(each.when for each in seen) > limit:
-            late = min(seen, key=lambda each: (each.how == WAITING, each.step, each.call))
+            late = min(seen, key=lambda each: (not is_stopped(each.process), each.how == WAITING, each.step, each.call))
             raise RunError(
                 f"{self._name(late.rank)}, {late.where}: it has made no progress for {2 * self.deadline:g} s",
                 "raise --deadline if it is only slow",
@@ -289,16 +241,7 @@ class _JobMonitor:
             self.show(line)
         self._told += len(whole)
 
-    def end(self) -> None:
-        """End all processes of the job."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-            try:
-                self.process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
-        for handle in self._handles.values():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-            os.close(handle)
+
+def _progress(code: int, seen: RankStatus | None) -> tuple[bool, int, int]:
+    """Orders ranks that were found dead together: a signal came first, then the one that was least advanced."""
+    return code >= 0, *((seen.step, seen.call) if seen is not None else (0, -1))

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
-from gopt.errors import GoptError, OptionError, RunError
+from gopt.errors import GoptError, InvariantError, OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
@@ -27,6 +27,7 @@ from gopt.runtime.engines.mpi_reductions import Reductions, reduce_op
 from gopt.runtime.engines.shared_buffers import share_buffers
 from gopt.runtime.engines.shared_reduction import MIN_BYTES, all_reduce, reduce_scatter
 from gopt.runtime.engines.watchdog import Watchdog
+from gopt.runtime.exchanged_values import decode, encode
 from gopt.runtime.memory import Pool, packed, same_memory, unpack_views
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import (
@@ -61,7 +62,7 @@ def raise_on_all_ranks(work: Callable[[], T]) -> T:
         found = work()
     except GoptError as refused:
         error = refused
-    codes = world.allgather(0 if error is None else error.exit_code)
+    codes = exchange(world, 0 if error is None else error.exit_code)
     first = next((rank for rank, code in enumerate(codes) if code), None)
     if first is not None and first != world.rank:
         raise SystemExit(codes[first])
@@ -75,8 +76,38 @@ def load_mpi(extra: str = "mpi") -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunError(f"MPI cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'") from error
+        raise _unusable(error, extra) from error
+    MPI.pickle.__init__(_refuse_pickle, _refuse_pickle)  # type: ignore[misc]
     return MPI
+
+
+def _refuse_pickle(*_: Any) -> NoReturn:
+    """In place of pickle in mpi4py: bytes of another process are never run."""
+    raise InvariantError("messages of MPI are bytes: nothing is pickled")
+
+
+def exchange(comm: Any, item: Any) -> list[Any]:
+    """The values of all processes of a communicator, in order; all call it together."""
+    data = np.frombuffer(encode(item), np.uint8)
+    sizes = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([data.size], np.int64), sizes)
+    starts = [0, *accumulate(sizes.tolist())]
+    whole = np.empty(starts[-1], np.uint8)
+    comm.Allgatherv(data, [whole, sizes.tolist()])
+    return [decode(whole[start:stop].data) for start, stop in pairwise(starts)]
+
+
+def _unusable(error: Exception, extra: str) -> RunError:
+    return RunError(f"MPI cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'")
+
+
+def check_installed(extra: str) -> None:
+    """Raise RunError, as ``load_mpi``, where there is no MPI for ranks to load; it is not loaded here."""
+    try:
+        import mpi4py
+    except ImportError as error:
+        raise _unusable(error, extra) from error
+    del mpi4py
 
 
 class MpiEngine:
@@ -87,7 +118,7 @@ class MpiEngine:
         self._world = self._mpi.COMM_WORLD.Dup()
         self.rank: int = self._world.rank
         self._mesh = mesh
-        if any(ranks != self._world.size for ranks in self._world.allgather(mesh.ranks)):
+        if any(ranks != self._world.size for ranks in exchange(self._world, mesh.ranks)):
             raise OptionError(
                 f"the launcher started {self._world.size} ranks, the folder holds {mesh.ranks}",
                 f"start it with mpiexec -n {mesh.ranks}, or make other ranks with gopt reshard",
@@ -97,7 +128,7 @@ class MpiEngine:
         self._reductions = Reductions(self._mpi, self._pool)
         self.watchdog = Watchdog(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self._host_ranks: list[int] = here.allgather(self.rank)
+        self._host_ranks: list[int] = exchange(here, self.rank)
         unlink_mpich_files()  # now that all ranks of this host have come
         self.overlaps = _has_spare_processors(here)
         self._shared = NOT_SHARED
@@ -111,8 +142,7 @@ class MpiEngine:
 
     def gather(self, item: Any) -> list[Any]:
         with self.watchdog.on("the ranks' agreement"):
-            found: list[Any] = self._world.allgather(item)
-        return found
+            return exchange(self._world, item)
 
     def host_ranks(self) -> list[int]:
         """The ranks on this machine, including this one."""
@@ -282,7 +312,7 @@ def _has_spare_processors(here: Any) -> bool:
     """Return whether the processors of this host are two for each of its ranks: a waiting call spins."""
     if not hasattr(os, "sched_getaffinity"):
         return bool((os.cpu_count() or 1) >= 2 * here.size)
-    usable = set().union(*here.allgather(os.sched_getaffinity(0)))
+    usable = set().union(*exchange(here, os.sched_getaffinity(0)))
     return bool(len(usable) >= 2 * here.size)
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import GatherRequest, Key, SendRequest, SharedGather, SharedMemory, SharedSend
 
@@ -32,6 +33,7 @@ Source: TypeAlias = tuple[int, int]
 """A rank, and which of its files: 0 for sends, 1 for gathers."""
 
 
+@exchanged
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
     """How another rank of the host opens a file. ``starts``: buffer -> the offset of its first byte in the file."""

@@ -19,6 +19,7 @@ from gopt.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
+from gopt.sanitize import listed
 
 DEADLINE = 120.0
 """Seconds for which a rank waits for the others at one call."""
@@ -280,8 +281,8 @@ def _execute(entries: Sequence[_Entry]) -> list[list[Array]]:
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """Names of ranks, such as ``ranks 0, 2``; long lists are shortened."""
-    listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}" if ranks else ""
+    shown = listed([*map(str, ranks)], 8)
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}" if ranks else ""
 
 
 def _named(error: BaseException, rank: int | None) -> BaseException:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gopt.errors import OptionError
+from gopt.sanitize import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ class Roster:
     def describe_all(self, numbers: Iterable[int]) -> str:
         """Names of endpoints; long lists are shortened."""
         found = sorted(set(numbers))
-        more = f" and {len(found) - 8} others" if len(found) > 8 else ""
-        return ", ".join(self.describe(number) for number in found[:8]) + more
+        return listed([self.describe(number) for number in found], 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@ step."""
 
 from __future__ import annotations
 
-import base64
-import pickle
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.parameter_server.blocks import Block, find_blocks
 from gopt.parameter_server.roles import Roles
+from gopt.runtime.exchanged_values import from_json, to_json
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.roster import Roster
 from gopt.runtime.parameter_server.faults import FaultOptions
@@ -152,9 +151,7 @@ class EndpointEngine:
 
     def gather(self, item: Any) -> list[Any]:
         """Return the items of all endpoints; None for a lost one."""
-        text = base64.b85encode(pickle.dumps(item)).decode()
-        found = self.endpoint.gather(text, what="the endpoints' agreement")
-        return [None if each is None else pickle.loads(base64.b85decode(each)) for each in found]
+        return [from_json(each) for each in self.endpoint.gather(to_json(item), what="the endpoints' agreement")]
 
 
 def agree(endpoint: Endpoint, server_job: ServerJob) -> None:

@@ -1,8 +1,8 @@
 """Keeps the processes of a job alive when one of them dies, under a launcher that the user started.
 
 MPICH's ``mpiexec`` ends all processes when one dies, unless it has ``-disable-auto-cleanup``; a process that a signal
-ends still ends the others (``gopt.runtime.messages.shield``). So each process forks before it uses MPI: the child
-works, and the parent exits with a code however the child ended. ``gopt run --launch`` does the same with a shell.
+ends still ends the others as soon as the launcher has work to do. So each process forks before it uses MPI: the child
+works, and the parent exits with a code however the child ended. ``gopt run --launch`` ends no process itself.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -133,6 +134,20 @@ class RunRecord:
             for holder, given in self.received.items()
         }
 
+    def check_steps(self, name: str) -> None:
+        """Raise InputError where trainers did not do as many steps as the job has. Data that ends a run leaves some
+        out. ``name``: of the record."""
+        ended = Counter(
+            (holder, each.sender) for holder, given in self.received.items() for each in given
+            if each.kind == Kind.BARRIER.name
+        )  # fmt: skip
+        done, steps = max(ended.values(), default=self.job.steps), self.job.steps
+        if done > steps or (done < steps and self.job.stop is None):
+            raise InputError(
+                f"{name}: job.steps is {steps}, and the messages are those of {done} steps",
+                "the record was edited: record the run again",
+            )
+
     @property
     def digests(self) -> dict[tuple[str, str], str]:
         """Holder and state -> SHA-256 of its value."""
@@ -156,16 +171,19 @@ def read_record(path: str | os.PathLike[str], folder: Path, data: str | None = N
         record = replace(record, job=replace(record.job, data=ReadFile(data, record.job.data.sha256)))
     if record.job.trainers >= len(record.received):
         raise InputError(f"{os.fspath(path)}: received: it lists {len(record.received)} of the trainers and servers")
+    record.check_steps(os.fspath(path))
     if record.folder != digest_of_folder(folder):
         raise InputError(
             f"{os.fspath(path)} is the record of another folder than {folder}", "name the folder that was run"
         )
     for what, read in (("--data", record.job.data), ("--state", record.job.state)):
         if read is not None and read.sha256 != ReadFile.of(read.name).sha256:
+            there = "" if is_regular_file(Path(read.name)) else f"there is no {read.name}, "
             raise InputError(
+                f"{there}which the run of {os.fspath(path)} read as {what}" if there else
                 f"{read.name} is not what the run of {os.fspath(path)} read as {what}",
                 "--data FILE says where its samples are now" if what == "--data" else "put the file back there",
-            )
+            )  # fmt: skip
     return record
 
 
@@ -186,6 +204,8 @@ def check_recordable(job: Job, plan: ServerPlanEntry) -> None:
             f"--record: {drawn.op_type} {show(drawn.label)} draws random numbers: a replay would draw others",
             "make the random numbers an input of the step",
         )
+    if job.record.is_file():
+        raise OptionError(f"{job.record} exists already", "choose another path with --record, or remove it")
     if not job.record.parent.is_dir() or job.record.is_dir():
         raise RunError(f"cannot write {job.record}: it is a folder, or lies in none", "choose another path")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.parameter_server.job import EndpointEngine
 
 
+@exchanged
 @dataclass(slots=True)
 class Usage:
     """Counts of a server. ``staleness``: number of updates between a trainer's pull and its push -> pushes of keys
@@ -27,6 +29,7 @@ class Usage:
         )  # fmt: skip
 
 
+@exchanged
 @dataclass(frozen=True, slots=True)
 class SyncReport:
     """The report of an endpoint at a synchronisation point, and the combined report of all.

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gopt.runtime.exchanged_values import exchanged
+
 ENOUGH = 10
 """Rounds after which a trainer may be called a straggler."""
 SHARE = 0.8
@@ -44,6 +46,7 @@ class Waits:
         self._round.clear()
 
 
+@exchanged
 @dataclass(frozen=True, slots=True)
 class ServerSummary:
     """Waits and counts of a server. ``waits``: trainer -> seconds that it was waited for while another had arrived.

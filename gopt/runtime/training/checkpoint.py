@@ -14,8 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import numpy as np
-
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
     CheckpointIndex,
@@ -33,6 +31,7 @@ from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import TensorType
+from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import (
@@ -44,6 +43,7 @@ from gopt.runtime.training.checkpoint_folder import (
     unwritable,
 )
 
+exchanged(FileEntry)
 NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
@@ -155,7 +155,7 @@ class Checkpoints:
             check_states_file(path, files.get(path.name))
             try:
                 tensors = load_state(path)
-                found.update({name: np.array(tensors[name].numpy()) for name in names})
+                found.update({name: tensors[name].copied() for name in names})
             except (InputError, KeyError) as error:
                 raise RunError(
                     f"checkpoint {path} is damaged: {error}", f"move {folder} away: --resume takes the one before it"
@@ -165,7 +165,7 @@ class Checkpoints:
     def load_extra(self, rank: int, step: int, name: str) -> Array | None:
         """The value that a rank saved under a name beside its states, or None; call it after ``load``."""
         tensor = load_state(self.path(step) / rank_states_file(rank)).get(name)
-        return None if tensor is None else np.array(tensor.numpy())
+        return None if tensor is None else tensor.copied()
 
     def _writers(self, rank: int) -> dict[int, list[str]]:
         """The first rank that holds each state of a rank -> those states. It writes them for all ranks with the same

@@ -15,9 +15,12 @@ import numpy as np
 
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import load_state, naming, regular_size
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
+from gopt.runtime.training.sample_rows import FileRows, SampleFile, Samples
+from gopt.sanitize import listed
 
 Batch = dict[str, Array]
 FILES = (".npz", ".safetensors")
@@ -52,7 +55,7 @@ class ArraySource:
     """Arrays whose first axis counts samples or whole batches, or that are the same in every step."""
 
     types: Mapping[str, TensorType]
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Samples]
     shuffle: int | None = None
     """Seed of an order that changes in every pass over the samples; None: stored order."""
     once: bool = False
@@ -76,7 +79,7 @@ class ArraySource:
 
     def _take(self, name: str, turn: MicroStep) -> Array:
         array, dims = self.arrays[name], self.types[name].dims
-        if array.shape == dims:
+        if isinstance(array, np.ndarray) and array.shape == dims:
             return array
         size = _taken(dims, array.shape)
         place = (turn.number * turn.parts + turn.part) * size
@@ -147,8 +150,7 @@ def open_data(
         for name, type in types.items():
             _check_samples(text, name, type, held[name].type)
         _check_rows(text, types, {name: held[name].type.dims for name in types}, shuffle is not None)
-        fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
-        return ArraySource(types, fitting, shuffle, once)
+        return ArraySource(types, _samples(text, types, held), shuffle, once)
     if shuffle is not None:
         raise OptionError(
             "--shuffle needs a file of samples, but --data names a function",
@@ -213,8 +215,7 @@ def _module_and_name(text: str) -> tuple[str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    first = sorted(names)
-    return ", ".join(first[:_LISTED]) + (f" and {len(first) - _LISTED} more" if len(first) > _LISTED else "")
+    return listed(sorted(names), _LISTED)
 
 
 def _check_samples(path: str, name: str, type: TensorType, held: TensorType) -> None:
@@ -229,8 +230,18 @@ def _check_samples(path: str, name: str, type: TensorType, held: TensorType) -> 
         raise InputError(f"{path}: {name!r} has shape {list(shape)}, its batch is {type}", f"give samples of {row}")
 
 
-def _samples(path: str, name: str, type: TensorType, array: Array) -> Array:
-    return array if array_dtype(array) == type.dtype else _cast(f"{path}: {name}", type, array)
+def _samples(path: str, types: Mapping[str, TensorType], held: Mapping[str, Tensor]) -> dict[str, Samples]:
+    """The arrays of a file: those of an archive, and those that are the same in every step, are read now."""
+    files = {tensor.path: SampleFile(tensor.path) for name in types if (tensor := held[name]).external}
+    found: dict[str, Samples] = {}
+    for name, type in types.items():
+        tensor = held[name]
+        if tensor.external and tensor.type.dims != type.dims:
+            found[name] = FileRows(files[tensor.path], tensor, type.dtype)
+        else:
+            array = tensor.copied()
+            found[name] = array if array_dtype(array) == type.dtype else _cast(f"{path}: {name}", type, array)
+    return found
 
 
 def _iterator(made: Any) -> Iterator[Any]:

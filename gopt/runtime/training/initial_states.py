@@ -37,7 +37,7 @@ def initial_states(
         if name in made:
             found[name] = np.array(made[name])
         elif name in stored:
-            found[name] = np.array(stored[name].numpy())
+            found[name] = stored[name].copied()
         else:
             type = next(graph.inputs[name] for graph in graphs.values() if name in graph.inputs)
             found[name] = _joined(state.pieces, tensors, type)

@@ -11,7 +11,7 @@ from onnx import parser
 
 from gopt import api
 from gopt.errors import GoptError, InputError
-from gopt.offline.kinds.inference import HOW_TO_TRAIN, NO_STEP, InferenceInspection, inspect_inference
+from gopt.offline.kinds.inference import NO_STEP, InferenceInspection, inspect_inference
 
 
 def found(path: Path) -> InferenceInspection:
@@ -25,7 +25,9 @@ def test_inputs_weights_and_the_way_to_a_step(tmp_path: Path) -> None:
     assert [(each.name, each.dtype, each.shape) for each in record.inputs] == [("x", "float32", ("N", 4))]
     assert (record.weights.tensors, record.weights.elements, record.weights.bytes) == (1, 8, 32)
     assert record.refusal.startswith("this is not a training step")
-    assert record.next == HOW_TO_TRAIN
+    assert record.next.endswith(
+        "--optimizer adamw --dim N=8 -o step.onnx (docs/derive.md); choose the sizes; then gopt shard"
+    )
     assert record.to_json()["what"] == "inference_model"
 
 

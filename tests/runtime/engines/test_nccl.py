@@ -315,7 +315,7 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize(
-    "training", part(map(pytest.param, TRAININGS), 5), ids=lambda each: f"{each[0]}-{each[1]}-{json.dumps(each[2])}"
+    "training", part(map(pytest.param, TRAININGS), 3), ids=lambda each: f"{each[0]}-{each[1]}-{json.dumps(each[2])}"
 )
 def test_gpus_train_as_threads_do(training, runtime, tmp_path):
     name, mesh, options = training

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import calls, edit_rank
+from helpers import calls, edit_rank, mpiexec
 from onnx import ModelProto
-from products import spread
+from products import part
 from recipes import Recipe
 from test_run import LONG, command, mpi, processes, run, samples, train, written
 
 from gopt.mesh import Mesh
-from gopt.runtime.engines import launch
 
 WIDE = Recipe(widths=(3, 150, 160, 4))
 """Gradients large enough to be worth it."""
@@ -53,13 +52,15 @@ def stored(checkpoints: Path) -> dict[str, bytes]:
         pytest.param("shard=3", 1, WIDE, {"stage": 3}, 2, marks=slow),
         pytest.param("shard=3", 1, WIDE, {"stage": 1}, 2, marks=slow),
         pytest.param("dp=3", 1, WIDE, {"stage": 0}, 1, marks=slow),
-        ("dp=2,shard=2", 1, WIDE, {"stage": 2}, 2),  # shard 0 lies at the front of the room, and is sent over dp
+        pytest.param(
+            "dp=2,shard=2", 1, WIDE, {"stage": 2}, 2, marks=slow
+        ),  # shard 0 lies at the front of the room, and is sent over dp
         pytest.param("dp=2,shard=2", 2, WIDE, {"stage": 3}, 1, marks=slow),
         ("shard=2", 1, WIDE, {"stage": 3, "bucket_mb": 0}, 3),  # gathered for the forward, and again for the backward
         pytest.param(
             "shard=2", 3, WIDE, {"stage": 2}, 1, marks=slow
         ),  # the phase that updates shows no call behind the reads of the other
-        ("shard=3", 1, Recipe(widths=WIDER.widths, half=True), {"stage": 2}, 2),
+        pytest.param("shard=3", 1, Recipe(widths=WIDER.widths, half=True), {"stage": 2}, 2, marks=slow),
         pytest.param("shard=3", 1, WIDER, {"stage": 2, "reduce_dtype": "bfloat16"}, 2, marks=slow),
     ],
 )
@@ -76,20 +77,22 @@ def test_states_have_the_bits_of_threads(mesh, micro_steps, recipe, options, cou
         ("shard=2", "nothing", "43 of 43"),
         pytest.param("shard=3", "nothing", "43 of 43", marks=slow),
         pytest.param("dp=2,shard=2", "nothing", "43 of 43", marks=slow),
-        ("shard=2", "allocate", "0 of 43"),
+        pytest.param("shard=2", "allocate", "0 of 43", marks=slow),
         pytest.param("shard=2", "map", "0 of 43", marks=slow),
-        ("dp=2,shard=2", "map", "29 of 43"),  # the groups of the first rank that hold not the last
+        pytest.param(
+            "dp=2,shard=2", "map", "29 of 43", marks=slow
+        ),  # the groups of the first rank that hold not the last
     ],
 )
 def test_every_reduction_while_ranks_are_late(mesh, fault, said, tmp_path):
     script = Path(__file__).with_name("shared_ranks.py")
     ranks = str(Mesh.parse(mesh).ranks)
-    done = run([launch.mpiexec(), "-n", ranks, sys.executable, str(script), mesh, fault])
+    done = run([mpiexec(), "-n", ranks, sys.executable, str(script), mesh, fault])
     assert done.returncode == 0 and done.stdout.strip() == said, done.stderr[-3000:]
 
 
 @mpi
-@pytest.mark.parametrize(("stage", "fault"), spread([2, 3], ["allocate", "map"]))
+@pytest.mark.parametrize(("stage", "fault"), part([(2, "allocate"), (3, "map"), (2, "map"), (3, "allocate")], 1))
 def test_a_rank_that_cannot_share_leaves_all_to_mpi(stage, fault, tmp_path):
     count = 1 if fault == "allocate" else 0  # the first rank has pages for a gather
     folder = written(tmp_path, recipe=WIDE, stage=stage)
@@ -109,7 +112,7 @@ def test_calls_that_run_beside_the_graph(micro_steps, count, tmp_path):
 
 
 @mpi
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=slow), 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=slow), pytest.param(2, marks=slow), 3])
 def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path, monkeypatch):
     """A gradient is sent before its parameter has been read for the last time. Without the order, it shows."""
     folder = written(tmp_path, recipe=WIDE, stage=stage, bucket_mb=0)
@@ -125,15 +128,19 @@ def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path, monkeypatch
 
 
 @mpi
-def test_only_what_mpi_calls_one_host_is_shared(tmp_path, monkeypatch):
-    """Two nodes to the launcher, and ranks that MPICH keeps apart so that their bytes can be counted."""
+@slow
+@pytest.mark.parametrize(("hosts", "count"), [("localhost:3,127.0.0.1:1", 2), ("localhost:1,127.0.0.1:3", 0)])
+def test_only_what_the_launcher_calls_one_node_is_shared(hosts, count, tmp_path):
     folder, data = written(tmp_path, "dp=2,shard=2", recipe=WIDE, stage=2), samples(tmp_path)
     train(folder, data, 4, checkpoint=tmp_path / "threads")
-    threads = stored(tmp_path / "threads")
-    for hosts, count in (("localhost:3,127.0.0.1:1", 2), ("localhost:1,127.0.0.1:3", 0)):
-        launcher = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", "4"]
-        start = [*launcher, *command(folder, data, 4)]
-        assert result(folder, data, f"{count}", how=lambda more: run([*start, *more])) == (count, threads)  # noqa: B023
+    start = [mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", "4", *command(folder, data, 4)]
+    assert result(folder, data, "mpi", how=lambda more: run([*start, *more])) == (count, stored(tmp_path / "threads"))
+
+
+@mpi
+def test_only_what_mpi_calls_one_host_is_shared(tmp_path, monkeypatch):
+    """Ranks that MPICH keeps apart, so that their bytes can be counted."""
+    data = samples(tmp_path)
     monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     pair = written(tmp_path, "shard=2", recipe=WIDE, stage=2)
@@ -159,11 +166,12 @@ def test_ranks_of_different_plans_are_told_so_before_they_share(tmp_path):
 @mpi
 @pytest.mark.parametrize(("fault", "said"), [
     ("kill", "rank 1 was killed by SIGKILL in step 8"),
-    ("stop", "rank 0, step 8, call 0: after 1.5 s, it still waits at call 0 (ReduceScatter over shard)"),
+    pytest.param(
+        "stop", "rank 0, step 8, call 0: after 1.5 s, it still waits at call 0 (ReduceScatter over shard)", marks=slow),
     pytest.param(
         "sleep", "rank 0, step 8, call 0: after 1.5 s, it still waits at call 0 (ReduceScatter over shard)",
         marks=slow),
-    ("raise", "rank 1, step 8: ValueError: a bad sample"),
+    pytest.param("raise", "rank 1, step 8: ValueError: a bad sample", marks=slow),
 ])  # fmt: skip
 def test_a_fault_ends_the_job_in_one_line(fault, said, tmp_path):
     folder = written(tmp_path, recipe=WIDE, stage=2)

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import source
+from helpers import mpiexec, source
 
 from gopt import api
 from gopt.artifact.checkpoint_index import complete_steps
 from gopt.artifact.server_entries import Mode
 from gopt.parameter_server.options import SplitOptions
-from gopt.runtime.engines.launch import mpiexec
 from gopt.runtime.parameter_server.outlive import ended_together
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
@@ -150,7 +149,8 @@ def test_who_is_killed_is_named_in_one_line(rank: int, by: signal.Signals, said:
     assert code == 5 and len(lines) == 1 and re.search(said, lines[0]), lines
 
 
-@pytest.mark.parametrize("mode", [Mode.ASYNC, pytest.param(Mode.SYNC, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
 def test_the_others_go_on_without_a_trainer(mode: Mode, tmp_path: Path) -> None:
     more = ["--on-trainer-loss", "continue"] if mode is Mode.SYNC else []
     folder = split(tmp_path, mode=mode)
@@ -160,7 +160,8 @@ def test_the_others_go_on_without_a_trainer(mode: Mode, tmp_path: Path) -> None:
     assert not [line for line in lines if "error" in line]
 
 
-@pytest.mark.parametrize("mode", [Mode.ASYNC, pytest.param(Mode.SYNC, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
 def test_one_trainer_goes_on_when_two_are_killed_in_one_moment(mode: Mode, tmp_path: Path) -> None:
     more = ["--on-trainer-loss", "continue"] if mode is Mode.SYNC else []
     folder = split(tmp_path, mode=mode, trainers=3, servers=2)

@@ -52,6 +52,8 @@ def test_a_record_names_messages_and_states(run: tuple[Path, Path]) -> None:
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "too many trainers": lambda d: d["job"].update(trainers=1 << 60),
+    "fewer steps": lambda d: d["job"].update(steps=1),
+    "more steps": lambda d: d["job"].update(steps=3),
     "too few trainers": lambda d: d["job"].update(trainers=1),
     "no messages of a role": lambda d: d["received"].pop("server 1"),
     "messages of another role": lambda d: d["received"].update({"server 2": []}),
@@ -86,9 +88,10 @@ def test_a_record_of_another_folder_or_other_data_is_refused(run: tuple[Path, Pa
         read_record(path, folder(tmp_path, minimum=2))
     other = tmp_path / "other.npz"
     np.savez(other, x=np.zeros((4, 3), "f4"), y=np.zeros((4, 2), "f4"))
-    for data in (other, tmp_path / "gone.npz"):
-        with pytest.raises(InputError, match="not what the run of"):
-            read_record(path, split, str(data))
+    with pytest.raises(InputError, match="not what the run of"):
+        read_record(path, split, str(other))
+    with pytest.raises(InputError, match=r"there is no \S*gone.npz, which the run of"):
+        read_record(path, split, str(tmp_path / "gone.npz"))
     moved = tmp_path / "moved.npz"
     moved.write_bytes((path.parent / "data.npz").read_bytes())
     assert read_record(path, split, str(moved)).job.data.name == str(moved)
@@ -106,19 +109,19 @@ def test_it_is_written_whole_or_not_at_all(
     with pytest.raises(RunError, match="cannot write"):
         again(run, tmp_path / "gone/run.json")
     kept = tmp_path / "run.json"
-    kept.write_text("before")
     monkeypatch.setattr(run_record, "PIECE", 100)  # what is told travels in pieces
     again(run, kept)
     assert read_record(kept, run[0]).received.keys() == read_record(run[1], run[0]).received.keys()
-    kept.write_text("before")
+    with pytest.raises(OptionError, match="exists already"):
+        again(run, kept)
 
     def full(target: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_record, "replace_file", full)
     with pytest.raises(RunError, match="the disk is full"):
-        again(run, kept)
-    assert kept.read_text() == "before"
+        again(run, tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()
 
 
 def test_a_run_that_lost_a_trainer_has_no_record(run: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Reads values of a file into memory. A file that others truncate meanwhile gives an error with its name; where it is
+mapped, the system would end the process by SIGBUS."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from gopt.errors import RunError
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.sanitize import show_path
+
+
+def read_values(path: str, offset: int, type: TensorType) -> np.ndarray:
+    """A new array of a type from the bytes of a file. Raises RunError where they cannot be read."""
+    found = np.empty(type.dims, numpy_dtype(type.dtype))
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RunError(f"{show_path(path)} cannot be read any more: {error.strerror}") from error
+    try:
+        fill(number, path, offset, found.reshape(-1).view(np.uint8))
+    finally:
+        os.close(number)
+    return found
+
+
+def fill(number: int, path: str, offset: int, memory: np.ndarray) -> None:
+    """Fill bytes of memory from an open file. Raises RunError, which names the file, where it ends early or fails."""
+    left = memory.data
+    while left:
+        try:
+            count = os.preadv(number, [left], offset)
+        except OSError as error:
+            raise RunError(f"{show_path(path)} cannot be read: {error.strerror}") from error
+        if not count:
+            size, needed = os.fstat(number).st_size, offset + len(left)
+            raise RunError(
+                f"{show_path(path)} was truncated while it is read: it has {size} bytes, {needed} are needed",
+                "leave it as it is until the run ends; to change it, write a new file and rename it",
+            )
+        left, offset = left[count:], offset + count
