@@ -139,6 +139,17 @@ class Forward:
         self.runs += 1
         return self.ready(self._graph, names, fixed).run(point, self._call)
 
+    def leaves_numbers(self, point: Values) -> str:
+        """The first node of the losses that makes something else than numbers at a point; '' where none does."""
+        nodes = subgraph(self._graph, self._graph.nodes, self.training.losses, ()).nodes
+        made = self.values([name for node in nodes for name in node.outputs if name], point)
+        for node in nodes:
+            for name in filter(None, node.outputs):
+                value = np.asarray(made[name])
+                if value.dtype.kind == "f" and not np.isfinite(value).all():
+                    return f"{node.op_type} {node.label!r}"
+        return ""
+
     def reads(self, name: str, fixed: Sequence[str]) -> set[str]:
         """The inputs that a value depends on other than through ``fixed``."""
         return subgraph(self._graph, self._graph.nodes, [name], fixed).inputs.keys() - set(fixed)
