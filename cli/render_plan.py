@@ -27,15 +27,15 @@ _WIDE_ONLY = frozenset({"parameters", "states", "live", "balance"})
 _WIDEST_ONLY = frozenset({"partition", "bucket", "overlapped"})
 """Beside meshes, these have no place in a narrow table."""
 _LEGEND = {
-    "live": "most that a rank holds at once beside parameters and states: gradients, activations, gathered parameters",
-    "× minimum": "bytes sent over the fewest possible",
-    "calls": "of a rank in a step",
-    "balance": "largest over mean rank",
+    "live": "most that a rank holds at once besides parameters and states: gradients, activations, gathered parameters",
+    "× minimum": "bytes sent, divided by the fewest possible",
+    "calls": "calls that a rank makes in a step",
+    "balance": "the largest rank divided by the mean",
     "overlapped": "share of the bytes sent that overlaps with computation",
     "time": "what calls add to a step; overlapped bytes do not count, latency always does",
-    "shard, tp": "ranks that see samples of their own and share states, by ranks that compute a batch together",
-    "sent/batch": "bytes that a rank sends in a step, over the batches of the step",
-    "time/batch": "what calls add to a step, over its batches; overlapped bytes do not count, latency always does",
+    "shard, tp": "ranks with batches of their own, which share states, and ranks that compute one batch together",
+    "sent/batch": "bytes that a rank sends for each batch: the ranks of a step compute several batches",
+    "time/batch": "what calls add for each batch; overlapped bytes do not count, latency always does",
 }
 
 

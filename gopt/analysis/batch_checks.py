@@ -12,7 +12,7 @@ class ReplacedBatchError(OptionError):
     """An input that is called a batch, and the output that replaces it."""
 
     def __init__(self, name: str, output: str) -> None:
-        what = f"the role map says that {show(name)} is a batch, but it is a state"
+        what = f"{show(name)} is given as a batch, but it is a state"
         super().__init__(f"{what}: output {show(output)} replaces it", f"leave {show(name)} out of --batch")
         self.name, self.output = name, output
 
@@ -28,7 +28,7 @@ def refuse_state_batches(step: StepSkeleton) -> None:
         return
     free = batch - step.updated.keys()
     for name in batch & step.updated.keys():
-        raise OptionError(f"the role map says that {show(name)} is a batch and a state", "leave one of them out")
+        raise OptionError(f"{show(name)} is given as a batch and as a state", "leave one of them out")
     for output in index.graph.outputs:
         node = index.producers.get(output)
         if output in step.replaces or node is None or id(node) in step.forward:

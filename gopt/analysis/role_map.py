@@ -82,7 +82,7 @@ class RoleMap:
         both = next((name for name in self.statistics if name in self.params), None)
         if both is not None:
             raise OptionError(
-                f"the role map says that {both!r} is a parameter and a statistic",
+                f"{both!r} is given as a parameter and as a statistic",
                 "name it once: a statistic has no gradient",
             )
         for name, rule in self.statistics.items():
@@ -109,7 +109,7 @@ class RoleMap:
         for name, output in self.states.items():
             if first.setdefault(output, name) != name:
                 raise OptionError(
-                    f"the role map says that {output!r} replaces both {first[output]!r} and {name!r}",
+                    f"output {output!r} is given as the new value of both {first[output]!r} and {name!r}",
                     "name another output for one of them",
                 )
 

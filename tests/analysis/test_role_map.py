@@ -18,7 +18,7 @@ GRAPH = chain("xa", "yb", outputs=["a", "b"])
         (RoleMap(batch=["q"]), "the model has no input 'q'"),
         (RoleMap(states={"x": "x"}), "the model has no output 'x'"),
         (RoleMap(loss="x"), "the model has no output 'x'"),
-        (RoleMap(states={"x": "a", "y": "a"}), "'a' replaces both 'x' and 'y'"),
+        (RoleMap(states={"x": "a", "y": "a"}), "'a' is given as the new value of both 'x' and 'y'"),
         (RoleMap(loss="b"), r"'b' cannot be the loss: it is float32\[2\], and a loss is one floating number"),
     ],
 )

@@ -220,7 +220,7 @@ def table(schema: dict[str, Any], root: dict[str, Any]) -> st.SearchStrategy[Any
 
 @pytest.mark.parametrize("name", RECORDS)
 @settings(
-    max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(data=st.data())
 def test_a_document_of_the_schema_is_read_and_written_as_it_was(name, data):

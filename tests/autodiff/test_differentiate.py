@@ -10,6 +10,7 @@ import pytest
 from derivatives import Arrays, Runner, reference, runtime, scalar_model, worst_error
 from onnx import ModelProto, helper, numpy_helper
 from operator_cases import CASES, DEPRECATED, EXACT, HISTORY, NO_FLOATS, RUNTIME, Case
+from products import part
 
 from gopt.autodiff import refusals, rewrites
 from gopt.autodiff.differentiate import differentiate
@@ -47,7 +48,7 @@ def prepared(case: Case, version: int) -> tuple[ModelProto, Arrays, Runner]:
     return scalar_model(list(model.graph.node), inputs, constants, "y", weights, version), inputs, run
 
 
-@pytest.mark.parametrize(("case", "version"), EVERY_VERSION)
+@pytest.mark.parametrize(("case", "version"), part(EVERY_VERSION, 260))
 def test_derivatives_are_quotients(case: Case, version: int):
     model, inputs, run = prepared(case, version)
     exact = case.how == EXACT and all(each.dtype == np.float64 for each in inputs.values())

@@ -54,6 +54,7 @@ def test_cases_that_decide_no_target_give_no_verdict() -> None:
     assert scale.verdicts([case(600, 2, 1.0), case(900, 2, 9.0), case(900, 4, 99.0)], quiet=True) == []
 
 
+@pytest.mark.slow
 def test_a_tiny_run_measures_every_part() -> None:
     command = [sys.executable, str(SCALE), "--cases", "200x2,200x3", "--floor-nodes", "0", "--parts", "--json"]
     record = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -17,7 +17,7 @@ MODEL = str(FIXTURES / "gpt_adamw.onnx")
 
 
 @pytest.mark.parametrize(
-    "options", part([[], ["--link", "200GB/s:5us"], ["--memory", "200KB", "--statistics", "local"]], 2)
+    "options", part([[], ["--link", "200GB/s:5us"], ["--memory", "200KB", "--statistics", "local"]], 1, first=1)
 )
 def test_auto_takes_the_first_and_says_why(options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -59,7 +59,7 @@ def planned(*options: str) -> str:
     part([
         ("shard=4", 0, ""), ("shard=4", 1, ""), ("shard=4", 2, ""), ("shard=4", 3, ""), ("shard=2,tp=2", 0, ""),
         ("shard=2,tp=2", 2, "200GB/s:5us"), ("tp=4", 0, "200GB/s:5us"), ("shard=2,tp=2", 3, ""),
-    ], 5),
+    ], 3),
 )  # fmt: skip
 def test_figures_of_the_plan_are_those_of_the_report(mesh, stage, link, capsys):
     """Of rows that were weighed beside those of other meshes."""

@@ -16,7 +16,6 @@ mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="nee
     ("name", "count"),
     [
         ("sync", 1),
-        ("sync-launch", 1),
         *(pytest.param(name, 6, marks=pytest.mark.slow) for name in signal_sweep.SCENES),
     ],
 )

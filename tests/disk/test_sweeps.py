@@ -41,7 +41,7 @@ def swept(*arguments: str) -> list[dict[str, Any]]:
 def test_killed_and_failed_at_a_part_of_the_writes():
     """Every command, and every fault of each: the points go round with the fault."""
     made = [
-        found for cases, every in ((OUTPUTS, 11), (FILES, 6), (RUNS, 28))
+        found for cases, every in ((OUTPUTS, 16), (FILES, 6), (RUNS, 34))
         for found in swept(*cases, "--faults", "", "--some", f"kill,torn,{REST}", "--every", str(every))
     ]  # fmt: skip
     for found in made:
@@ -70,7 +70,8 @@ def test_planted_mistakes_are_found():
     assert len(found) > 7 and [each for each in found if not each["found"]] == []
 
 
-@pytest.mark.parametrize("case", ["shard-jobs", *(pytest.param(each, marks=pytest.mark.slow) for each in HANGING)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["shard-jobs", *HANGING])
 def test_children_that_hang_or_die(case):
     done = subprocess.run(
         [sys.executable, str(Path(SWEEP).with_name("hanging.py")), case], capture_output=True, text=True,

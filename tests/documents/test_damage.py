@@ -103,9 +103,9 @@ def readers(what: str, damage: Damage) -> tuple[str, ...]:
 
 
 def some(commands: Mapping[str, list[str]], turn: int, depth: str) -> list[list[str]]:
-    """All commands; or one of them at every second turn, another each time."""
+    """All commands; or one of them at every fourth turn, another each time."""
     listed = list(commands.values())
-    return listed if depth == "all" else [] if turn % 2 else [listed[turn // 2 % len(listed)]]
+    return listed if depth == "all" else [] if turn % 4 else [listed[turn // 4 % len(listed)]]
 
 
 def sweep(world: Path, what: str, name: str, path: Path, check: Check, kind: str, depth: str, capsys) -> None:

@@ -94,7 +94,7 @@ def numbers() -> bytes:
             (lambda: inside(5, b"\x08\x01" * 9_000_000 + b"\x10\x07" + inside(8, b"t")), "PARTS"),
             (lambda: inside(11, inside(2, inside(1, inside(2, inside(1, b"") * 20_000_000)))), "PARTS"),
         ],
-        2,
+        1,
         first=1,
     ),
     ids=["ints", "floats", "unpacked", "numbers", "dims", "dims unpacked", "shape"],
@@ -127,7 +127,7 @@ START = b'{"format": "gopt-manifest/1", "a": ['
                 "is missing",
             ),
         ],
-        2,
+        1,
     ),
     ids=["quotes", "open", "tables", "keys"],
 )
@@ -295,7 +295,7 @@ def doubling(levels: int) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("levels", [18, 25, 90])
+@pytest.mark.parametrize("levels", part([18, 25, 90], 1, first=1))
 def test_functions_that_double(tmp_path, levels):
     onnx.save(doubling(levels), str(tmp_path / "m.onnx"))
     ended = run("shard", "m.onnx", "--ranks", "2", folder=tmp_path)
@@ -341,8 +341,7 @@ def test_a_loop_with_an_end_is_verified(tmp_path):
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["shard", "plan"])
-@pytest.mark.parametrize("ranks", [limits.RANKS + 1, 10**18])
+@pytest.mark.parametrize(("command", "ranks"), spread(["shard", "plan"], [limits.RANKS + 1, 10**18]))
 def test_more_ranks_than_one_command_takes(tmp_path, command, ranks):
     ended = run(command, MODEL, "--ranks", str(ranks), folder=tmp_path)
     refused(ended, 2, str(ranks), "RANKS")

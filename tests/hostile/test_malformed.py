@@ -11,6 +11,7 @@ import pytest
 from fuzz.models import mutated
 from helpers import FIXTURES, Builder, perceptron, sgd
 from onnx import AttributeProto, ModelProto, helper
+from products import spread
 
 from gopt.errors import GoptError, InputError
 from gopt.ir.load import load
@@ -159,8 +160,7 @@ def test_large_values_take_no_part_in_the_check_and_their_faults_are_found(tmp_p
     refused(tmp_path, model, "Attribute 'perm' appeared multiple times")
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("name", "seed"), spread(SMALL, range(4), keep=2))
 def test_what_the_checker_refuses_gopt_refuses(tmp_path, name, seed):
     """Mutations of a fixture: never accepted, never another exit code, never without a name."""
     dice = random.Random(f"{name} {seed}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import ROOT
+from products import spread
 from recordings import FOLDERS, NAMES
 
 import gopt
@@ -42,8 +43,7 @@ def test_roles_are_those_of_the_artifacts(name):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("name", "stage"), spread(NAMES, [2, 3]))
 def test_ranks_of_a_folder_equal_their_source(name, stage, tmp_path):
     gopt.shard(gopt.load(FOLDERS / name), 2, stage=stage).write(tmp_path / "ranks")
     result = gopt.verify(tmp_path / "ranks", steps=2)

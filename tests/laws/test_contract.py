@@ -138,7 +138,7 @@ def what_is_told_is_so(path: Path, options: list[str], place: Path) -> None:
         nothing_is_told_twice(folder)
 
 
-@pytest.mark.parametrize(("path", "options"), BY_TURNS, ids=lambda value: getattr(value, "stem", None))
+@pytest.mark.parametrize(("path", "options"), part(BY_TURNS, 24), ids=lambda value: getattr(value, "stem", None))
 def test_all_that_is_removed_and_added_is_told(path, options, tmp_path):
     what_is_told_is_so(path, options, tmp_path)
 

@@ -21,14 +21,14 @@ def idle(seed: int, share: float = 0.05):
     return make
 
 
-@pytest.mark.parametrize("seed", part(range(1000, 1120), 10))
+@pytest.mark.parametrize("seed", part(range(1000, 1120), 5))
 @pytest.mark.parametrize("meshes", [MESHES, SPLIT], ids=["data", "split"])
 def test_ranks_of_a_drawn_step(seed, meshes):
     found = judged(idle(seed), drawn(seed, meshes, written(seed, 4, 1)), seed)
     assert found.kind in ("right", "refused"), found
 
 
-@pytest.mark.parametrize("seed", part(range(140, 240), 10))
+@pytest.mark.parametrize("seed", part(range(140, 240), 5))
 def test_trainers_and_servers_of_a_drawn_step(seed):
     found = judged_split(idle(seed), drawn_split(seed), seed, told=True)
     assert found.kind in ("right", "refused"), found

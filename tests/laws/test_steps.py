@@ -110,7 +110,7 @@ def proven(plan: Plan) -> None:
     assert verdict.outcome == "proven", verdict
 
 
-@pytest.mark.parametrize("what", [*ONCE_WRONG, *DOUBTED, *REFUSED])
+@pytest.mark.parametrize("what", part([*ONCE_WRONG, *DOUBTED, *REFUSED], 16))
 def test_mended_steps(what):
     proven({**REFUSED, **DOUBTED, **ONCE_WRONG}[what])
 
@@ -126,7 +126,7 @@ def test_a_last_sign_that_is_as_large_as_the_batch_is_refused():
     assert judge(make(replace(draw(9046), scrambled=False))).outcome == "refused"
 
 
-@pytest.mark.parametrize("seed", [42075372, 56854176, 730000804, 750000436])
+@pytest.mark.parametrize("seed", part([42075372, 56854176, 730000804, 750000436], 2))
 def test_once_called_unequal(seed):
     """The last place of a half turned: of a parameter, of a gradient that is a state's maximum, or that a state, scaled
     to a length, already points along."""

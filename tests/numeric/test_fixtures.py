@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 from helpers import FIXTURES, NAMES, source
-from products import spread
+from products import fewer, part, spread
 
 import gopt
 from gopt.analysis.training import StateKind
@@ -27,7 +27,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("name", "stage", "ranks"), spread(NAMES, STAGES, RANKS))
+@pytest.mark.parametrize(("name", "stage", "ranks"), fewer(spread(NAMES, STAGES, RANKS), 20))
 def test_ranks_equal_the_source(name, stage, ranks, tmp_path):
     gopt.shard(source(name), ranks, stage=stage).write(tmp_path / "out")
     result = Verifier(tmp_path / "out").run(confirm=False)
@@ -36,7 +36,7 @@ def test_ranks_equal_the_source(name, stage, ranks, tmp_path):
     assert len(result.worst) >= (3 if ranks > 1 else 1), "clips must be seen inactive and active"
 
 
-@pytest.mark.parametrize(("name", "way"), spread(NAMES, WAYS))
+@pytest.mark.parametrize(("name", "way"), fewer(spread(NAMES, WAYS), 9))
 def test_every_way_equals_the_source(name, way, tmp_path):
     mesh, micro_steps, options = WAYS[way]
     held = source(name).training.states
@@ -51,7 +51,7 @@ def test_every_way_equals_the_source(name, way, tmp_path):
     assert result.equal, {variant: each for variant, each in result.worst.items() if not each.error_over_tolerance <= 1}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", part(NAMES, 9))
 def test_gradients_are_gradients(name, tmp_path):
     sharded = gopt.shard(source(name), 2)
     sharded.write(tmp_path / "out")

@@ -51,9 +51,7 @@ def test_stages_and_meshes(loss, mesh, stage, tmp_path):
     assert worst < 2e-4
 
 
-@pytest.mark.parametrize("micro_steps", (1, 3))
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("update", "loss", "micro_steps"), spread(UPDATES, LOSSES, (1, 3)))
 def test_updates(loss, update, micro_steps, tmp_path):
     make = step_of(update, loss)
     worst = worst_difference(

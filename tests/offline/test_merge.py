@@ -14,7 +14,7 @@ from gopt.cli.main import main
 from helpers import FIXTURES, NAMES, edit_manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import spread
+from products import part, spread
 from recipes import Recipe, build
 
 import gopt
@@ -36,7 +36,7 @@ def values(path: Path) -> dict[str, bytes]:
     return {name: np.ascontiguousarray(stored[name].numpy()).tobytes() for name in names}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", part(NAMES, 9))
 def test_merge_gives_back_the_source(name, tmp_path):
     path = FIXTURES / f"{name}.onnx"
     pipeline = build_pipeline(defaults={"shard": {"stage": 3, "partition": "rows"}})
@@ -62,7 +62,7 @@ layouts = st.sampled_from(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(st.booleans(), st.booleans(), layouts, layouts, st.sampled_from([1, 2]))
 def test_merge_after_reshard_is_merge(half, ema, first, second, micro_steps):
     with TemporaryDirectory() as text:

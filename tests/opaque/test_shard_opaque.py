@@ -13,7 +13,7 @@ import pytest
 import steps
 from contract_reader import Folder
 from helpers import FIXTURES, edit_rank, folder_bytes, rank_path, scramble
-from products import spread
+from products import fewer, part, spread
 from steps_gen.make import make
 from steps_gen.plan import Plan
 
@@ -58,7 +58,7 @@ def record(made: Sharded) -> list[OpFact]:
     return [each for each in expand_ops(made.report().removed_ops) if each.pass_name == "refold-optimizers"]
 
 
-@pytest.mark.parametrize(("name", "choice"), spread(NAMES, SHOWN))
+@pytest.mark.parametrize(("name", "choice"), fewer(spread(NAMES, SHOWN), 14))
 def test_the_ranks_are_equal(name, choice, tmp_path):
     is_equal(name, *choice, tmp_path)
 
@@ -79,7 +79,7 @@ def is_equal(name: str, stage: int, partition: str, ranks: int, tmp_path: Path) 
     assert not ("guarded" in name and ranks > 1) or any("infinite" in each for each in result.worst)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", part(NAMES, 13))
 def test_gradients_are_gradients(name, tmp_path):
     out, _ = sharded(name, tmp_path, 2)
     result = Verifier(out).run(steps=1, variants=[], confirm=True)
@@ -96,8 +96,10 @@ def test_names_do_not_matter(name, tmp_path):
     assert [len(rank.nodes) for rank in made.ranks] == [len(rank.nodes) for rank in plain.ranks]
 
 
-@pytest.mark.parametrize("name", ["AdamWOptimizer", "AdamOptimizer", "Momentum", "orthogonal", "SGDOptimizerV2"])
-@pytest.mark.parametrize("partition", ["flat", "whole"])
+@pytest.mark.parametrize(
+    ("name", "partition"),
+    spread(["AdamWOptimizer", "AdamOptimizer", "Momentum", "orthogonal", "SGDOptimizerV2"], ["flat", "whole"]),
+)
 def test_more_ranks_than_weights(name, partition, tmp_path):
     out, _ = sharded(name, tmp_path, 9, partition=partition)
     assert Verifier(out).run(steps=1, confirm=False).equal
@@ -193,7 +195,7 @@ def test_equal_runs_give_equal_bytes(tmp_path):
 # --- who can run it -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", part(NAMES, 13, first=1))
 def test_plain_onnxruntime_runs_source_and_rank(name, tmp_path):
     """The functions in the files are enough: no operator of training is known to this runtime."""
     out, made = sharded(name, tmp_path, 1)
@@ -328,8 +330,7 @@ def gopt_diff(a: Path, b: Path) -> Any:
     return diff(a, b).lines
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("name", ["AdamWOptimizer", "AdamOptimizer", "Momentum"])
+@pytest.mark.parametrize(("name", "stage"), spread(["AdamWOptimizer", "AdamOptimizer", "Momentum"], [2, 3]))
 def test_hoisted_casts_and_meshes(name, stage, tmp_path):
     """Forward and backward in float16 behind casts of the weights; shards inside, another data axis outside."""
     model = steps.build(name, half=True).model()
@@ -341,10 +342,16 @@ def test_hoisted_casts_and_meshes(name, stage, tmp_path):
     assert any(each.pass_name == "hoist-casts" for each in made.report().removed_ops)
 
 
-@pytest.mark.parametrize(("stage", "partition"), [(0, "flat"), (2, "flat"), (3, "whole")])
-@pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith(("function", "orthogonal"))])
-def test_every_value_that_a_rank_lacks_is_in_the_report(name, stage, partition, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "way"),
+    spread(
+        [each for each in NAMES if not each.startswith(("function", "orthogonal"))],
+        [(0, "flat"), (2, "flat"), (3, "whole")],
+    ),
+)
+def test_every_value_that_a_rank_lacks_is_in_the_report(name, way, tmp_path):
     """Sequences and results of the operator too. Bodies of functions are not: their values are not in the file."""
+    stage, partition = way
     made = gopt.shard(gopt.load(save(MODELS()[name], tmp_path)), 2, stage=stage, partition=partition)
     made.write(tmp_path / "out")
     folder = Folder(tmp_path / "out")

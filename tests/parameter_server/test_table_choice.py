@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers import ROOT
+from products import spread
 
 from gopt import api
 from gopt.artifact.manifest_check import read_manifest
@@ -26,8 +27,7 @@ def split(name: str, servers: int = 2, **given: object) -> api.Split:
     return api.split(api.load(ROOT / f"fixtures/sparse/{name}.onnx"), options)
 
 
-@pytest.mark.parametrize("layout", ["whole", "modulo", "range", "columns"])
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize(("name", "layout"), spread(SPARSE, ["whole", "modulo", "range", "columns"], keep=2))
 def test_trainers_have_rows_and_servers_have_parts_that_tile(name: str, layout: str, tmp_path: Path) -> None:
     made = split(name, 3, tables={"*": layout})
     made.write(tmp_path / "out")

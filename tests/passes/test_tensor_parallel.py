@@ -6,7 +6,7 @@ import json
 
 import pytest
 from helpers import FIXTURES, NAMES, source
-from products import fewer, spread
+from products import fewer, part, spread
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
@@ -26,7 +26,7 @@ def pipeline(**options):
     return build_pipeline(defaults={"tensor-parallel": options})
 
 
-@pytest.mark.parametrize(("name", "mesh"), spread(NAMES, ["tp=2", "dp=2,tp=2", "shard=2,tp=2"], keep=1))
+@pytest.mark.parametrize(("name", "mesh"), fewer(spread(NAMES, ["tp=2", "dp=2,tp=2", "shard=2,tp=2"]), 9))
 def test_every_fixture(name, mesh, tmp_path):
     gopt.shard(source(name), Mesh.parse(mesh)).write(tmp_path / "out")
     equal(tmp_path / "out")
@@ -124,7 +124,7 @@ def test_each_rule_of_sizes(rule, first, tmp_path):
     assert next(each for each in report["pipeline"] if each["name"] == "tensor-parallel")["options"]["sizes"] == rule
 
 
-@pytest.mark.parametrize("partition", ["whole", "rows", "flat"])
+@pytest.mark.parametrize("partition", part(["whole", "rows", "flat"], 1, first=1))
 def test_what_is_replicated_lies_in_the_same_buckets_whatever_the_sizes(partition, tmp_path):
     """With caps at which the sizes of parts would pack otherwise."""
     options = {"partition": partition, "bucket-mb": 0.002, "rule": "ceil" if partition == "rows" else "balanced"}
@@ -153,7 +153,7 @@ AXES = ["cp=2", "sp=2", "cp=3", "cp=2,tp=2", "sp=2,tp=2", "cp=2,sp=2", "dp=2,cp=
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), spread(["gpt_adamw", "emb_adamw", "gpt_adamw_clip_sched_fp16"], AXES, keep=1)
+    ("name", "mesh"), fewer(spread(["gpt_adamw", "emb_adamw", "gpt_adamw_clip_sched_fp16"], AXES), 2)
 )
 def test_tokens_along_axes_of_their_own(name, mesh, tmp_path):
     gopt.shard(source(name), Mesh.parse(mesh), stage=2).write(tmp_path / "out")

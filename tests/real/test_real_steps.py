@@ -11,6 +11,7 @@ import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, calls, edit_ranks
 from onnx import ModelProto, helper
+from products import part
 
 REAL = FIXTURES / "real"
 NAMES = sorted(path.stem for path in REAL.glob("*.onnx"))
@@ -44,7 +45,7 @@ def test_the_families_that_must_be_here():
     assert any(node.op_type == "RandomUniform" for node in random)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE])
+@pytest.mark.parametrize("name", part([name for name in NAMES if name not in LARGE], 5))
 def test_sharded_parameters_on_three_ranks(name, tmp_path, capsys):
     """Three ranks: their mean is rounded, and a state that is noise shows it."""
     code, result = verified(sharded(tmp_path, name, 3, 3), capsys)

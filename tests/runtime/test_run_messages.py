@@ -54,7 +54,11 @@ def test_a_run_that_is_done_names_its_step_and_the_one_asked_for(tmp_path, capsy
 
 @pytest.mark.parametrize(
     ("exists", "launched"),
-    [(True, False), pytest.param(False, True, marks=mpi), pytest.param(True, True, marks=[mpi, pytest.mark.slow])],
+    [
+        (True, False),
+        pytest.param(False, True, marks=[mpi, pytest.mark.slow]),
+        pytest.param(True, True, marks=[mpi, pytest.mark.slow]),
+    ],
 )
 def test_nothing_to_resume_is_no_secret(exists, launched, tmp_path):
     folder, root = written(tmp_path), tmp_path / "mistyped"
@@ -120,7 +124,7 @@ def test_a_loss_that_is_no_number_is_told_at_the_end(tmp_path, capsys):
     assert "warning" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=mpi)])
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=[mpi, pytest.mark.slow])])
 def test_one_rank_says_that_the_loss_is_no_number(launched, tmp_path):
     """All ranks have it at once: the update spoiled every parameter."""
     folder = written(tmp_path)

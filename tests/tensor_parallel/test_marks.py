@@ -80,6 +80,7 @@ def test_a_sum_behind_which_a_gradient_is_cast_counts():
         marked("*.proj.bias:none", name="gpt_adamw_clip_sched_fp16", sequence=True)
 
 
+@pytest.mark.slow
 def test_a_composite_group(tmp_path):
     """Along cp all gradients are partial sums, along tp those of norms are equal."""
     with pytest.raises(UnsupportedError, match="marked as not shared over cp, and is a partial sum along cp"):

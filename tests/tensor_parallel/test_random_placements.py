@@ -7,6 +7,7 @@ import random
 import pytest
 from fuzz_placements import outcome, placements
 from helpers import source
+from products import part
 from steps_gen.make import make
 from steps_gen.plan import draw as draw_plan
 
@@ -36,7 +37,7 @@ def draw(name: str, seed: int, members: int) -> str:
     return ";".join(words)
 
 
-@pytest.mark.parametrize("name", [*STEPS, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
+@pytest.mark.parametrize("name", [*part(STEPS, 2), *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 0)) for seed in range(8)])
 def test_drawn_placements(name, seed, tmp_path):
     options = {

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from helpers import FIXTURES, edit_manifest, edit_rank
 from onnx import numpy_helper
+from products import spread
 
 import gopt
 from gopt.artifact.manifest_check import read_manifest
@@ -149,8 +150,13 @@ def test_a_start_value_that_was_taken_out_is_named(folder):
         gopt.verify(folder, options=QUICK)
 
 
-@pytest.mark.parametrize("name", ["mlp_adamw", "cnn_mom_fp16", "mlp_adamw_accum", "mlp_adamw_bf16", "emb_adamw"])
-@pytest.mark.parametrize("mesh", ["shard=3", "dp=2,shard=2", "tp=2"])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    spread(
+        ["mlp_adamw", "cnn_mom_fp16", "mlp_adamw_accum", "mlp_adamw_bf16", "emb_adamw"],
+        ["shard=3", "dp=2,shard=2", "tp=2"],
+    ),
+)
 def test_digests_are_those_of_the_source_values(tmp_path, name, mesh):
     model = FIXTURES / f"{name}.onnx"
     try:

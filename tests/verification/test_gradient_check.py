@@ -10,6 +10,7 @@ import onnx.parser
 import onnx.shape_inference
 import pytest
 from helpers import FIXTURES, NAMES
+from products import spread
 
 import gopt
 from gopt.analysis.training import State, StateKind, TrainingGraph
@@ -102,7 +103,7 @@ def test_linear_images_are_confirmed(name, loss, tmp_path):
     assert found.holds and found.why
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_gradient_is_refuted(name, loss, seed, tmp_path):
@@ -184,8 +185,9 @@ def test_a_sharpness_aware_gradient_is_confirmed_for_what_it_is(loss, tmp_path):
     assert "not the step of one large batch" in found.why
 
 
-@pytest.mark.parametrize("loss", ["first", "second"])
-@pytest.mark.parametrize("name", ["squared", "sign", "by its own norm", "clipped"])
+@pytest.mark.parametrize(
+    ("name", "loss"), spread(["squared", "sign", "by its own norm", "clipped"], ["first", "second"])
+)
 def test_what_is_made_of_a_sharpness_aware_gradient_is_refuted(name, loss, tmp_path):
     found = confirm(training_of(sharpness_aware(loss, WRONG[name].replace(" n ", " nn ").replace("n =", "nn =").replace(
         "(g, n)", "(g, nn)")), tmp_path, {"w": "c"}))["w"]  # fmt: skip

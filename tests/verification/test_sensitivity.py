@@ -11,6 +11,7 @@ from gopt.cli.main import main
 from helpers import Builder, edit_rank, edit_ranks
 from onnx import ModelProto, NodeProto, numpy_helper
 from plants import attribute, gradient_calls, own_values, replace
+from products import spread
 
 import gopt
 from gopt.pipeline import build_pipeline
@@ -77,10 +78,7 @@ def run(out: Path, **options: object) -> Verification:
     return Verifier(out).run(confirm=False, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "stage", "half", "started"), spread(RULES, [0, 2, 3], [False, True], [False, True]))
 def test_noise_is_no_difference(tmp_path, rule, stage, half, started):
     result = run(sharded(tmp_path, rule, stage, half=half, started=started))
     assert result.equal, result.to_json()

@@ -12,6 +12,7 @@ from gopt.cli.main import main
 from helpers import FIXTURES, Builder, calls, edit_manifest, edit_rank, edit_ranks, perceptron, rank_path, sgd
 from onnx import ModelProto, helper, numpy_helper
 from plants import attribute, gradient_calls, own_values, replace
+from products import spread
 
 import gopt
 from gopt.errors import RunError
@@ -41,8 +42,7 @@ def test_nothing_planted(tmp_path):
     assert Verifier(sharded(tmp_path, "mlp_mom_clip_sched")).run(steps=2, confirm=False).equal
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("name", ["mlp_sgd", "mlp_adamw", "mlp_mom_clip_sched"])
+@pytest.mark.parametrize(("name", "stage"), spread(["mlp_sgd", "mlp_adamw", "mlp_mom_clip_sched"], [0, 1, 2]))
 def test_no_reduction(tmp_path, name, stage):
     out = sharded(tmp_path, name, stage=stage)
     for rank in range(3):
@@ -57,8 +57,10 @@ def test_no_reduction(tmp_path, name, stage):
     assert not equal(out)
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-@pytest.mark.parametrize("name", ["mlp_sgd", "mlp_adamw", "mlp_mom_clip_sched", "mlp_adamw_fp16_scaler", "mlp_muon"])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    spread(["mlp_sgd", "mlp_adamw", "mlp_mom_clip_sched", "mlp_adamw_fp16_scaler", "mlp_muon"], [0, 2]),
+)
 def test_sum_for_mean(tmp_path, name, stage):
     """Adam hides a factor, and so does an active clip: the change of a state and an inactive clip show it."""
     out = sharded(tmp_path, name, stage=stage)

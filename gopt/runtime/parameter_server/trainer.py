@@ -31,7 +31,7 @@ from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
 from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.hyper_parameters import hyper_parameters
-from gopt.runtime.training.job import Progress, mean, not_finite
+from gopt.runtime.training.job import Progress, mean, not_finite, not_finite_error
 from gopt.runtime.tuning.tuning import tuning_of
 
 CHIEF = 0
@@ -149,7 +149,7 @@ class PushPullTrainer:
         mine = {name: mean(values) for name, values in seen.items()}
         if self.server_job.job.stop_on_nan and not idle and not_finite(mine):
             self.call = -1
-            raise RunError(not_finite(mine), "lower the learning rate, or leave --stop-on-nan out")
+            raise not_finite_error(mine, self.step)
         self.step += 1
         losses = self._meet(mine)
         if self.endpoint.number == CHIEF:

@@ -146,7 +146,10 @@ def open_data(
         held = load_state(text)
         missing = [name for name in types if name not in held]
         if missing:
-            raise InputError(f"{text} has no array {missing[0]!r}", f"it has {_listed(held)}")
+            raise InputError(
+                f"{text} has no array {missing[0]!r}",
+                f"it has {_listed(held)}; rows of {missing[0]!r} are samples, and a batch is {types[missing[0]]}",
+            )
         for name, type in types.items():
             _check_samples(text, name, type, held[name].type)
         _check_rows(text, types, {name: held[name].type.dims for name in types}, shuffle is not None)

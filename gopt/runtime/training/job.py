@@ -110,6 +110,14 @@ def not_finite(losses: Mapping[str, float]) -> str:
     return f"the loss is {losses[name]}" if len(losses) == 1 else f"the loss {name!r} is {losses[name]}"
 
 
+def not_finite_error(losses: Mapping[str, float], done: int) -> RunError:
+    """The error for a loss that is no number. ``done``: steps before that one."""
+    hint = (
+        "lower the learning rate" if done else "look for NaN in the data and the start values, for nothing was updated"
+    )
+    return RunError(not_finite(losses), f"{hint}, or leave --stop-on-nan out")
+
+
 def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:
     """The manifest of an output folder, and its mesh; raises InputError."""
     check_folder(folder)

@@ -27,7 +27,7 @@ from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
-from gopt.runtime.training.job import Job, Progress, mean, not_finite, read_manifest
+from gopt.runtime.training.job import Job, Progress, mean, not_finite, not_finite_error, read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.runtime.training.trace import Trace, check_writable
@@ -211,7 +211,7 @@ class Trainer:
         mine = {name: mean(values) for name, values in seen.items()}
         if self.job.stop_on_nan and not_finite(mine):
             self.call = -1  # it came of no call
-            raise RunError(not_finite(mine), "lower the learning rate, or leave --stop-on-nan out")
+            raise not_finite_error(mine, self.step)
         self.step += 1
         losses, signals = zip(*self.engine.gather((mine, self._stop_signal())), strict=True)
         self.stopped = next(filter(None, signals), 0)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gopt.cli.main import main
+from products import part, spread
 from recipes import Recipe, build
 
 import gopt.runtime.training.checkpoint_folder as home
@@ -72,8 +73,10 @@ def test_a_folder_that_is_moved_away_meanwhile_is_noticed(replaced, monkeypatch,
     assert not Path("ck", "step_00000003").exists() and Path("moved", "step_00000002", "index.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "report.json", "source.onnx", "source.bin"])
-@pytest.mark.parametrize("damage", ["cut", "lost", "changed", "link"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    spread(["manifest.json", "report.json", "source.onnx", "source.bin"], ["cut", "lost", "changed", "link"], keep=2),
+)
 def test_a_damaged_shared_file_is_restored(name, damage):
     assert train(2) == 0
     kept = {name: data for name, (data, _) in shared().items()}
@@ -159,7 +162,7 @@ def job() -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", part([signal.SIGKILL, signal.SIGTERM], 1))
 def test_a_second_job_is_refused_until_the_first_has_ended(number, job, capsys):
     refused(train(10, "--resume"), 5, capsys, "another job writes checkpoints into ck")
     assert job.poll() is None
@@ -176,7 +179,7 @@ def test_jobs_on_two_folders_do_not_meet(job):
 # --- signals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", part([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 1))
 def test_a_signal_lets_the_step_end_and_keeps_it(number, job):
     job.send_signal(number)
     _, errors = job.communicate(timeout=LONG)

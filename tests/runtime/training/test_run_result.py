@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from gopt.runtime.training.job import Progress
+from gopt.runtime.training.job import Progress, not_finite_error
 from gopt.runtime.training.run_result import NotFinite, RunResult
 
 NAN = float("nan")
@@ -43,3 +44,11 @@ def test_json():
     assert record["not_finite"] == {"steps": 1, "first": 4}
     assert result(2.0, record=Path("run.json")).to_json()["record"] == "run.json"
     assert result().to_json()["first"] is None and "roles" not in result().to_json()
+
+
+def test_a_loss_that_is_no_number_in_the_first_step_comes_of_no_update():
+    first, later = (not_finite_error({"loss": math.nan}, done) for done in (0, 7))
+    assert first.message == later.message == "the loss is nan"
+    assert first.hints[0].startswith("look for NaN in the data") and later.hints[0].startswith(
+        "lower the learning rate"
+    )

@@ -174,7 +174,7 @@ def test_what_has_no_one_answer_is_left_to_the_runtime(node, types):
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_random_nodes_in_place_or_not(data):
     """Any order of nodes, any results, any of them over a row that it may replace: what it would be without."""
     types = {"a": FLOAT, "b": FLOAT, "c": BOOL, "s": TensorType("float32", ())}

@@ -94,7 +94,7 @@ def tiles(request: Any, monkeypatch: Any) -> Iterator[list[str]]:
     yield runs
 
 
-@pytest.mark.parametrize(("name", "mesh", "micro_steps", "options"), part(CASES, len(CASES) // 2))
+@pytest.mark.parametrize(("name", "mesh", "micro_steps", "options"), part(CASES, len(CASES) // 4))
 def test_training_has_the_same_bits_without_tuning(name, mesh, micro_steps, options, tiles, tmp_path):
     folder = sharded(tmp_path, name, mesh, micro_steps, options)
     data = drawn(folder)
@@ -169,6 +169,7 @@ def test_verify_runs_ranks_without_tuning(tmp_path):
 
 
 @mpi
+@pytest.mark.slow
 def test_without_tuning_processes_share_no_memory(tmp_path):
     folder, data = written(tmp_path, recipe=Recipe(widths=(3, 150, 160, 4)), stage=2), samples(tmp_path)
     train(folder, data, 4, checkpoint=tmp_path / "threads")
