@@ -62,9 +62,8 @@ def test_what_is_equal_is_left_alone():
 def test_a_folder_that_is_moved_away_meanwhile_is_noticed(replaced, monkeypatch, capsys):
     """Steps that stand without a manifest and a source could not be merged."""
     Path("rate.py").write_text(
-        "import os\ndef rate(step):\n    if step == 2 and not os.path.exists('moved'):\n        os.rename('ck', 'moved')\n"
-        + ("        os.mkdir('ck')\n" if replaced else "")
-        + "    return 0.01\n"
+        "import os\ndef rate(step):\n    if step == 2 and not os.path.exists('moved'):\n"
+        "        os.rename('ck', 'moved')\n" + ("        os.mkdir('ck')\n" if replaced else "") + "    return 0.01\n"
     )
     monkeypatch.syspath_prepend(os.getcwd())
     monkeypatch.delitem(sys.modules, "rate", raising=False)
