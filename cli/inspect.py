@@ -73,7 +73,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 def _print_text(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
-    from gopt.artifact.manifest_check import read_manifest
+    from gopt.artifact.manifest_check import check_graphs, read_manifest
     from gopt.errors import GoptError, InputError, UnsupportedError
     from gopt.importers.load import holds_step, load_step
     from gopt.ir.load import load, outline
@@ -82,7 +82,9 @@ def _print_text(path: Path, roles: Any) -> None:
 
     if path.is_dir() and not holds_step(path):
         done: set[str] = set()
-        for rank in read_manifest(path)[0].ranks:
+        manifest, _ = read_manifest(path)
+        check_graphs(path, manifest)
+        for rank in manifest.ranks:
             for phase, name in rank.files.items():
                 if name in done:  # trainers have one file together
                     continue

@@ -20,6 +20,7 @@ from gopt.suggestions import did_you_mean
 from .empty_values import without_empty_values
 from .reproducer_option import recording, save_failure, tell_failure, with_reproducer
 from .terminal import flush_stdout, print_error, quiet_libraries
+from .unchecked_option import with_unchecked
 from .verbosity import restored, with_verbosity
 
 COMMANDS = {
@@ -38,6 +39,7 @@ COMMANDS = {
     "golden": "Keep what gopt makes of models as short texts, and check them in CI.",
     "merge": "Put ranks or a checkpoint back together as one model.",
     "load-state": "Put values of a state dict into a training step.",
+    "seal": "Take the files of a folder as they are: write their digests anew.",
     "reshard": "Make other ranks from the values that ranks or a checkpoint hold.",
     "reproduce": "Run the command of a reproducer again, and say whether it fails in the same way.",
     "reduce": "Make a smaller model on which a command fails in the same way.",
@@ -57,7 +59,7 @@ class Commands(click.Group):
             return None
         command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
-        return without_empty_values(with_reproducer(with_verbosity(command)))
+        return without_empty_values(with_unchecked(with_reproducer(with_verbosity(command))))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -14,6 +14,7 @@ from gopt.option_types import is_digits
 from gopt.sanitize import show
 from gopt.suggestions import near_file
 
+from .unchecked_option import unchecked_arguments
 from .verbosity import verbosity_arguments
 
 if TYPE_CHECKING:
@@ -293,4 +294,4 @@ def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
             continue
         for each in value if isinstance(value, tuple) else (value,):
             found += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]
-    return found + verbosity_arguments()
+    return found + unchecked_arguments() + verbosity_arguments()

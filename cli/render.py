@@ -26,6 +26,7 @@ from .verbosity import Verbosity, verbosity
 if TYPE_CHECKING:
     from gopt.offline.inference.write import Inference
     from gopt.offline.merge import Merged
+    from gopt.offline.seal import Sealed
     from gopt.offline.state_values import Loaded, StateDict
     from gopt.offline.training_info.write import TrainingInfo
     from gopt.passes.base import Pass
@@ -238,6 +239,13 @@ def render_merged(merged: Merged) -> None:
     out.print(f"{merged.states} states, {format_bytes(merged.nbytes)}: written to {merged.model}{beside}")
     if merged.missing:
         out.print(f"note: {len(merged.missing)} states have no value: {listed(merged.missing)}")
+
+
+def render_sealed(done: Sealed) -> None:
+    """Print the result of ``gopt seal``."""
+    many = len(done.changed)
+    named = f"{listed(done.changed)} {'has' if many == 1 else 'have'} new digests" if many else "none was edited"
+    console().print(f"{done.files} files sealed in {done.path}: {named}")
 
 
 def render_inference(written: Inference) -> None:

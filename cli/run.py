@@ -70,6 +70,13 @@ if TYPE_CHECKING:
 )
 @click.option("--log", metavar="FILE", help="Append a line of JSON per step: losses, seconds, samples per second.")
 @click.option("--trace", metavar="FILE", help="Write the times of all ranks in Chrome's trace format.")
+@click.option(
+    "--audit",
+    type=click.IntRange(0),
+    metavar="K",
+    help="Compare the bits of what ranks hold in common after every K steps and before each checkpoint; 0: never.  "
+    "[default: before each checkpoint]",
+)
 @click.option("--stop-on-nan", is_flag=True, help="End the run, with exit code 5, at a loss that is NaN or infinite.")
 @click.option(
     "--sync-init",
@@ -188,8 +195,8 @@ def options_of(given: dict[str, Any]) -> RunOptions:
     from gopt.verbs.run_options import RunOptions
 
     same = (
-        "state", "shuffle", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "deadline", "trainers",
-        "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
+        "state", "shuffle", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "audit", "deadline",
+        "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
         settings=_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from gopt.errors import NoteWarning
 from gopt.sanitize import clean, line
 
 from .verbosity import Verbosity, verbosity
@@ -160,7 +161,9 @@ def quiet_libraries() -> Iterator[None]:
 def _tell_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    if verbosity() is Verbosity.VERBOSE or not any(Path(filename).is_relative_to(each) for each in _libraries()):
+    if issubclass(category, NoteWarning):
+        print_note(str(message))
+    elif verbosity() is Verbosity.VERBOSE or not any(Path(filename).is_relative_to(each) for each in _libraries()):
         print_note(f"{Path(filename).name}, line {lineno}: {category.__name__}: {message}")
 
 

@@ -15,6 +15,8 @@ of ranks, or a ``Mesh``.
     plan      compare meshes, stages, partitions and bucket sizes
     merge     write one model from ranks
     reshard   make other ranks from those of a folder or a checkpoint
+    seal      take the files of a folder as they are, after you have edited them
+    unchecked      read folders in a with block without comparing their files with their digests
     export    write a training step of PyTorch as ONNX
     derive         write the training step of a forward ONNX model
     import_step    write ONNX Runtime's training artifacts as one step
@@ -64,12 +66,13 @@ __all__ = [
     "Auto", "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run",
     "RunError", "RunOptions", "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError",
     "UnsupportedError", "VerifyOptions", "__version__", "derive", "diff", "explain", "export", "golden_check",
-    "golden_update", "import_step", "inspect", "load", "merge", "plan", "report", "reshard", "run", "shard", "split",
-    "verify",
+    "golden_update", "import_step", "inspect", "load", "merge", "plan", "report", "reshard", "run", "seal", "shard",
+    "split", "unchecked", "verify",
 ]  # fmt: skip
 
 _NAMES = {
     "gopt.api": ("ShardOptions", "Sharded", "Source", "Split", "load", "split"),
+    "gopt.artifact.integrity": ("unchecked",),
     "gopt.cli.golden_texts": ("golden_check", "golden_update"),
     "gopt.errors": (
         "GoptError", "InputError", "InvariantError", "OptionError", "RunError", "StoppedError", "UnsupportedError",
@@ -79,7 +82,7 @@ _NAMES = {
     "gopt.parameter_server.options": ("SplitOptions",),
     "gopt.verbs.derive": ("derive",),
     "gopt.verbs.export": ("export",),
-    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard"),
+    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "seal"),
     "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),

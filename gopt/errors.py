@@ -40,6 +40,10 @@ class RunError(GoptError):
     exit_code = 5
 
 
+class NoteWarning(UserWarning):
+    """A warning to a user of Python; the command line prints it as a note."""
+
+
 class InvariantError(GoptError):
     """A defect of gopt: an invariant of contract section 6 does not hold. Nothing is written."""
 

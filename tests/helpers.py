@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -293,6 +294,7 @@ def edit_file(path: Path, edit: Callable[[ModelProto], object]) -> None:
     model = onnx.load(str(path), load_external_data=False)
     edit(model)
     path.write_bytes(model.SerializeToString(deterministic=True))
+    accept(path.parent)
 
 
 def edit_ranks(folder: Path, edit: Callable[[ModelProto], object]) -> None:
@@ -305,6 +307,15 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Non
     record = json.loads(path.read_text())
     edit(record)
     path.write_text(json.dumps(record))
+    accept(folder)
+
+
+def accept(folder: Path) -> None:
+    """Seal a folder that a test has edited, unless it is none, or its documents are too damaged for that."""
+    import gopt
+
+    with suppress(gopt.GoptError):
+        gopt.seal(folder)
 
 
 def calls(model: ModelProto, *op_types: str) -> list[NodeProto]:

@@ -6,33 +6,27 @@ Files are read in blocks: a check needs constant memory.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gopt import documents
-from gopt.artifact.manifest import Manifest
-from gopt.documents.records import from_document, key, to_document
+from gopt.artifact.integrity import FileEntry, accept_hints, check_seal, fault_of, is_unchecked, sealed
+from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.documents.records import OPTIONAL, from_document, to_document
 from gopt.errors import InputError, RunError
 
 INDEX_FILE = "index.json"
 FORMAT = "gopt-checkpoint/1"
 LOCK_FILE = ".gopt.lock"
 """File in a folder of checkpoints that the job which writes them locks; it is never removed."""
-_BLOCK = 1 << 22
+STATES_OF_RANK = re.compile(r"rank_\d{4,}\.safetensors")
+VALUES_FILE = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
+"""Names of the file, beside the steps, that has large constants of the source."""
 STEP_DIR = re.compile(r"step_(\d{8,})")
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """The size and the SHA-256 of a file."""
-
-    nbytes: int = field(metadata=key("bytes"))
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +36,17 @@ class CheckpointIndex:
     format: str = FORMAT
     step: int
     manifest: str
+    run: str | None = field(default=None, metadata=OPTIONAL)
+    """The identity of the job that wrote it: the one in the manifest beside the steps. None in an older step."""
     files: Mapping[str, FileEntry]
+    seal: str | None = field(default=None, metadata=OPTIONAL)
+    """SHA-256 of the document before this key."""
 
     def text(self) -> str:
-        """The text of the file."""
-        return json.dumps(to_document(self), indent=1)
+        """The text of the file, sealed."""
+        document = to_document(replace(self, seal=None))
+        del document["files"]
+        return sealed(pretty_json(document), self.files)
 
 
 def step_dir(step: int) -> str:
@@ -68,10 +68,15 @@ def rank_states_file(rank: int) -> str:
     return f"rank_{rank:04d}.safetensors"
 
 
-def read_index(folder: Path, manifest: Manifest) -> CheckpointIndex:
-    """The index of one step of a checkpoint; raises RunError when it is damaged, or of other ranks than the
-    manifest's."""
+def read_index(folder: Path, manifest: Manifest, run: str | None) -> CheckpointIndex:
+    """The index of one step of a checkpoint; raises RunError when it is damaged, of another run than ``run``, or of
+    other ranks than the manifest's."""
     index = open_index(folder)
+    if index.run is not None and index.run != run and not is_unchecked():
+        raise RunError(
+            f"checkpoint {folder} is of another run than {MANIFEST_FILE} beside it: it was moved here",
+            f"move it back to the steps of its run; to take it as one of this run: gopt seal {folder}",
+        )
     if index.manifest != manifest.digest() and manifest.parameter_server is not None:
         raise RunError(
             f"checkpoint {folder} was written by other trainers or servers",
@@ -87,13 +92,18 @@ def read_index(folder: Path, manifest: Manifest) -> CheckpointIndex:
 def open_index(folder: Path) -> CheckpointIndex:
     """The index of one step of a checkpoint; raises RunError when it is damaged."""
     try:
-        index = from_document(CheckpointIndex, documents.read_json(folder / INDEX_FILE, documents.INDEX))
+        path = folder / INDEX_FILE
+        data = documents.read_bytes(path, documents.INDEX.limit)
+        index = from_document(CheckpointIndex, documents.parse_json(data, documents.INDEX, str(path)))
+        check_seal(data, str(path), index.seal, folder)
         match = STEP_DIR.fullmatch(os.path.basename(os.path.realpath(folder)))
         if match and int(match[1]) != index.step:
             raise InputError(f"{folder / INDEX_FILE}: step: {index.step} differs from the step of its folder")
     except InputError as error:
         raise RunError(
-            f"the checkpoint is damaged: {error.message}", f"remove {folder} to continue from the one before"
+            f"the checkpoint is damaged: {error.message}",
+            f"remove {folder} to continue from the one before",
+            *error.hints,
         ) from error
     return index
 
@@ -102,13 +112,15 @@ def check_states_file(path: Path, entry: FileEntry | None) -> None:
     """Raise RunError when a rank's file is missing, or differs from its ``entry`` of the index."""
     if entry is None or not path.is_file():
         raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to continue from the one before")
-    seen = hashlib.sha256()
+    if is_unchecked():
+        return
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_BLOCK):
-                seen.update(chunk)
-            size = file.tell()
-    except OSError as error:
-        raise RunError(f"checkpoint {path} cannot be read: {error.strerror}") from error
-    if size != entry.nbytes or seen.hexdigest() != entry.sha256:
-        raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to continue from the one before")
+        fault = fault_of(path, entry)
+    except InputError as error:
+        raise RunError(f"checkpoint {error.message}", *error.hints) from error
+    if fault:
+        raise RunError(
+            f"the checkpoint is damaged: {path} {fault}",
+            f"remove {path.parent} to continue from the one before",
+            *accept_hints(path.parent),
+        )

@@ -21,7 +21,17 @@ def pretty_json(document: Mapping[str, Any]) -> str:
 
 def appended(text: str, key: str, value: Any) -> str:
     """The text of ``pretty_json`` for the same document with one more key behind the others."""
-    return text.removesuffix(_END) + ",\n" + "".join([f"{_line(key)}: ", *_value(value)]) + _END
+    return without_end(text) + ",\n" + "".join([f"{_line(key)}: ", *_value(value)]) + _END
+
+
+def appended_table(text: str, key: str, table: Mapping[str, Any]) -> str:
+    """As ``appended``, with one line for each key of a table."""
+    return without_end(text) + ",\n" + "".join([f"{_line(key)}: ", *_table(table.items())]) + _END
+
+
+def without_end(text: str) -> str:
+    """The text of ``pretty_json`` without its last line."""
+    return text.removesuffix(_END)
 
 
 def json_pieces(items: Iterable[tuple[str, Any]]) -> Iterator[str]:

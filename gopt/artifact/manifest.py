@@ -18,7 +18,8 @@ import numpy as np
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
-from gopt.artifact.json_writer import appended, pretty_json
+from gopt.artifact.integrity import FileEntry, sealed
+from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import OPTIONAL, to_document
@@ -180,13 +181,11 @@ class RankEntry:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntry:
-    """SHA-256, in hexadecimal, of what lies beside the ranks' files: by it ``gopt verify`` sees that one was edited."""
+    """SHA-256, in hexadecimal, of a few files: what an older gopt wrote in the place of ``files``."""
 
     report: str
     states_file: str = field(default="", metadata=OPTIONAL)
-    """Empty where the folder has no values."""
     starts: Mapping[str, str] = field(default_factory=dict)
-    """State of the source -> the digest of its start value, which ranks hold in pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +218,13 @@ class Manifest:
     common: CommonEntry
     ranks: tuple[RankEntry, ...]
     written: WrittenEntry | None = field(default=None, metadata=OPTIONAL)
-    """None in a folder of an older gopt, and where values were left out."""
+    """It is read in the folder of an older gopt, and not used."""
+    run: str | None = field(default=None, metadata=OPTIONAL)
+    """In a folder of checkpoints: the identity of the job whose steps lie there."""
+    files: Mapping[str, FileEntry] | None = field(default=None, metadata=OPTIONAL)
+    """The other files of the folder. None in a folder of an older gopt, and where values were left out."""
+    seal: str | None = field(default=None, metadata=OPTIONAL)
+    """SHA-256 of the document before this key."""
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -259,20 +264,20 @@ class Manifest:
         """The inputs of a kind, in order."""
         return [each for each in self.common.inputs if each.kind is kind]
 
+    @property
+    def bare(self) -> Manifest:
+        """The manifest without what it says of its files and its job."""
+        return replace(self, written=None, run=None, files=None, seal=None)
+
     def digest(self) -> str:
         """By it a checkpoint knows the ranks that it is of, from whatever values they start."""
-        ranks = replace(self, written=None).to_json()
-        return hashlib.sha256(json.dumps(ranks, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.bare.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """The document as it is written."""
         return to_document(self)
 
     def text(self) -> str:
-        """The text of the file."""
-        return pretty_json(self.to_json())
-
-    @staticmethod
-    def with_written(text: str, written: WrittenEntry) -> str:
-        """The text of a manifest without ``written``, its last key, as that with it."""
-        return appended(text, "written", to_document(written))
+        """The text of the file; sealed if it lists files."""
+        text = pretty_json(replace(self, files=None, seal=None).to_json())
+        return text if self.files is None else sealed(text, self.files)

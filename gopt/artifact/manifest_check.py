@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gopt import documents
+from gopt.artifact.integrity import check_files, check_seal
 from gopt.artifact.manifest import (
     MANIFEST_FILE,
     FedInput,
@@ -26,6 +27,7 @@ from gopt.artifact.manifest import (
 )
 from gopt.artifact.server_entries import Mode
 from gopt.artifact.server_plan_check import check_server_plan
+from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import known, overflows
@@ -35,9 +37,19 @@ from gopt.sharding.boxes import Box, box_elements
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
-    """The manifest of an output folder and its mesh; raises InputError."""
+    """The manifest of an output folder and its mesh; raises InputError where it is damaged, or not as it was sealed."""
     path = Path(folder, MANIFEST_FILE)
-    return parse_manifest(documents.read_bytes(path, documents.MANIFEST.limit), str(path))
+    data = documents.read_bytes(path, documents.MANIFEST.limit)
+    manifest, mesh = parse_manifest(data, str(path))
+    check_seal(data, str(path), manifest.seal, path.parent)
+    return manifest, mesh
+
+
+def check_graphs(folder: Path, manifest: Manifest) -> None:
+    """Raise InputError where a file of a folder is not what gopt wrote; the values, which not all commands read, are
+    left out."""
+    files = manifest.files
+    check_files(folder, files, files and files.keys() - {STATES_FILE})
 
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
@@ -65,6 +77,8 @@ class _Checker:
         self._plain("source", self.manifest.source)
         if self.manifest.startup is not None:
             self._plain("startup", self.manifest.startup)
+        for name in self.manifest.files or ():
+            self._plain("files", name)
         self._states()
         self._common()
         self._phases()

@@ -18,6 +18,7 @@ from gopt.artifact.output_paths import check_not_inside, existing
 from gopt.artifact.serialize import model_bytes
 from gopt.artifact.states_file import StatesFile
 from gopt.disk.files import digest_of, is_regular_file, remove
+from gopt.disk.hashed import hashed
 from gopt.disk.signals import defer_signals
 from gopt.disk.staging import Staged, staged_file
 from gopt.disk.staging_names import find_staged
@@ -60,8 +61,9 @@ def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) 
         return ""
     with staged_file(target) as data, staged_file(target) as staged:
         old = old_data(target)
-        with data.open() as file:
-            name = data_name(target, values.write_to(file).file)
+        with data.open() as file, hashed(file) as written:
+            written.writelines(values.chunks())
+        name = data_name(target, written.sha256)
         _fill(staged, model_bytes(graph, values.offset, name, {}))
         with defer_signals():
             made = _put_data(data, target.with_name(name), force)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
+from gopt.artifact.integrity import Inventory
 from gopt.artifact.serialize import external_tensor, named_tensor
 from gopt.artifact.states_file import StatesFile
 from gopt.collectives.messages import AGGREGATE_ROWS
-from gopt.disk.files import create
 from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM
 from gopt.ir.tensor import Tensor
@@ -26,28 +25,25 @@ from gopt.progress import ProgressCallback, no_progress
 
 
 def write_ranks(
-    folder: Path,
+    files: Inventory,
     program: SpmdProgram,
     values: StatesFile,
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
     names: RankFiles | None = None,
     advance: ProgressCallback = no_progress,
-) -> dict[str, int]:
-    """Write one file per rank and phase; returns bytes by file. Raises OSError."""
+) -> None:
+    """Write one file per rank and phase. Raises OSError."""
     names = names or RankFiles()
     writers: dict[int, _RankWriter] = {}
     for rank in ranks:
         if id(rank.phase) not in writers:
             writers[id(rank.phase)] = _RankWriter(program.of(rank.rank), rank.phase, values, common, names)
 
-    sizes = {}
-    for rank in ranks:
-        name = names.of(rank.rank, rank.phase)
-        with create(folder / name) as file:
-            sizes[name] = sum(map(file.write, writers[id(rank.phase)].model(rank)))
-        advance("writing files of ranks", len(sizes), len(ranks))
-    return sizes
+    for number, rank in enumerate(ranks, 1):
+        with files.create(names.of(rank.rank, rank.phase)) as file:
+            file.writelines(writers[id(rank.phase)].model(rank))
+        advance("writing files of ranks", number, len(ranks))
 
 
 @dataclass(frozen=True, slots=True)

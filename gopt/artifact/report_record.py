@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.analysis.coupling.marks import Coupling
+from gopt.artifact.integrity import Inventory
 from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.report import PassRecord
@@ -189,6 +190,11 @@ class Report:
     def text(self) -> str:
         """The text of the file."""
         return "".join(self.pieces())
+
+    def write(self, files: Inventory) -> None:
+        """Write it as a file of a folder; raises OSError."""
+        with files.create(REPORT_FILE) as file:
+            file.writelines(piece.encode() for piece in self.pieces())
 
     def pieces(self) -> Iterator[str]:
         """The text piece by piece: whole, it is as large as all rank files of a long graph."""

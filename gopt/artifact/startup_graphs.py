@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
+from gopt.artifact.integrity import Inventory
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.pieces import Piece, place_shape
 from gopt.artifact.serialize import model_bytes
 from gopt.artifact.states_file import STATES_FILE, StatesFile
-from gopt.disk.files import write_new
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
@@ -70,16 +69,22 @@ def files_of_ranks(
 
 
 def write_startup(
-    folder: Path, startup: Graph, types: Mapping[str, TensorType], values: StatesFile, files: Iterable[StartupFile]
+    inventory: Inventory,
+    startup: Graph,
+    types: Mapping[str, TensorType],
+    values: StatesFile,
+    files: Iterable[StartupFile],
 ) -> None:
     """Write the start-up graph of the source, whose values have these types, and those of ranks. Raises OSError."""
-    write_new(folder / STARTUP_FILE, model_bytes(startup, {}, "", {"gopt.format": FORMAT}))
+    with inventory.create(STARTUP_FILE) as written:
+        written.write(model_bytes(startup, {}, "", {"gopt.format": FORMAT}))
     writer = _Writer(startup, types, values)
     for file in files:
         if file.states:
             graph, offsets = writer.graph(file)
             metadata = {"gopt.format": FORMAT, **file.metadata}
-            write_new(folder / file.name, model_bytes(graph, offsets, STATES_FILE, metadata))
+            with inventory.create(file.name) as written:
+                written.write(model_bytes(graph, offsets, STATES_FILE, metadata))
 
 
 def with_startup(manifest: Manifest, files: Iterable[StartupFile]) -> Manifest:

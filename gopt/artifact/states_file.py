@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
-from gopt.disk.files import create
+from gopt.artifact.integrity import Inventory
 from gopt.errors import InputError, InvariantError, RunError
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes
@@ -25,16 +20,6 @@ INLINE = 1024
 """Constants of at most so many bytes stay inside the graphs."""
 ALIGN = 64
 CHUNK = 1 << 24
-BESIDE = 1 << 20
-"""Chunks of at least so many bytes are hashed while they are written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """SHA-256, in hexadecimal, of what was written: of the file, empty where there is none, and of tensors by name."""
-
-    file: str = ""
-    tensors: dict[str, str] = field(default_factory=dict)
 
 
 class StatesFile:
@@ -77,53 +62,19 @@ class StatesFile:
         other.offset = {name: offset for name, offset in self.offset.items() if name not in names}
         return other
 
-    def write(self, path: Path, wanted: Container[str] = ()) -> Digests:
-        """All of it as a new file, or none where there is nothing; returns digests, of ``wanted`` tensors too.
-
-        Raises OSError, RunError.
-        """
-        if not self._order:
-            return Digests()
-        with create(path) as file:
-            return self.write_to(file, wanted)
-
-    def write_to(self, file: BinaryIO, wanted: Container[str] = ()) -> Digests:
-        """All of it into an open file; returns digests, of ``wanted`` tensors too. Raises OSError, RunError."""
-        whole, own = hashlib.sha256(), dict[str, Any]()
-        with ThreadPoolExecutor(2) as beside:
-            for name, chunk in self._named_chunks():
-                hashes = [whole, own.setdefault(name, hashlib.sha256())] if name in wanted else [whole]
-                if len(chunk) < BESIDE:
-                    for each in hashes:
-                        each.update(chunk)
-                    file.write(chunk)
-                    continue
-                hashed = [beside.submit(each.update, chunk) for each in hashes]
-                file.write(chunk)
-                for done in hashed:
-                    done.result()
-        return Digests(whole.hexdigest(), {name: each.hexdigest() for name, each in own.items()})
+    def write(self, files: Inventory) -> None:
+        """All of it as a file of a folder, or none where there is nothing. Raises OSError, RunError."""
+        if self._order:
+            with files.create(STATES_FILE) as file:
+                file.writelines(self.chunks())
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """The bytes, with the gaps, piece by piece."""
-        return (chunk for _, chunk in self._named_chunks())
-
-    def _named_chunks(self) -> Iterator[tuple[str, bytes | memoryview]]:
-        """Pieces of the file with the name of their tensor, which is empty for a gap."""
         place = 0
-        for name, tensor, offset in self._order:
-            yield "", b"\0" * (offset - place)
-            for chunk in _chunks(tensor):
-                yield name, chunk
+        for _, tensor, offset in self._order:
+            yield b"\0" * (offset - place)
+            yield from _chunks(tensor)
             place = offset + tensor.nbytes
-
-
-def digest_of_tensor(tensor: Tensor) -> str:
-    """SHA-256, in hexadecimal, of a tensor's little-endian bytes. Raises OSError, RunError."""
-    seen = hashlib.sha256()
-    for chunk in _chunks(tensor):
-        seen.update(chunk)
-    return seen.hexdigest()
 
 
 def _add(values: StatesFile, tensors: Sequence[tuple[str, Tensor]], shardings: Sequence[Sharding | None]) -> None:

@@ -21,13 +21,13 @@ from gopt.api import Source, load_stored_source, stored_roles
 from gopt.api import load as load_source
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
-    FileEntry,
     check_states_file,
     open_index,
     rank_states_file,
     read_index,
 )
 from gopt.artifact.graph_check import check_rank, check_source
+from gopt.artifact.integrity import FileEntry, check_files
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
@@ -77,6 +77,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     folder, home = Path(path), _home(path)
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
+    check_files(home, manifest.files)
     report = read_report(home, manifest)
     if checkpoint and manifest.parameter_server is not None:
         manifest = _of_run(folder, manifest, manifest.parameter_server.servers)
@@ -204,7 +205,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     """The value of every state of which all pieces are present."""
     pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     shown: list[tuple[int, LocalState, Tensor]] = []
-    files = read_index(folder, manifest).files if checkpoint else {}
+    files = read_index(folder, manifest, manifest.run).files if checkpoint else {}
     for rank in _holders(manifest):
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank)
         for state in manifest.states_of(rank):

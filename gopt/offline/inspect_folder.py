@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import check_graphs, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import PassRecord
 from gopt.artifact.report_check import read_report
@@ -74,6 +74,7 @@ def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection | SplitInsp
     folder = Path(path)
     check_folder(folder)
     manifest, _ = read_manifest(folder)
+    check_graphs(folder, manifest)
     report = read_report(folder, manifest)
     if manifest.parameter_server is not None:
         return inspect_split(manifest, manifest.parameter_server, report)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gopt import background
+from gopt.artifact.integrity import Inventory
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
 from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
 from gopt.artifact.output_folder import output_folder
@@ -20,7 +21,6 @@ from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
 from gopt.artifact.startup_graphs import StartupFile, with_startup, write_startup
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
 from gopt.artifact.table_parts import part_piece
-from gopt.artifact.written import write_report, write_values
 from gopt.disk.files import write_new
 from gopt.ir.graph import Graph
 from gopt.ir.tensor import Tensor
@@ -123,18 +123,21 @@ def write_split(
     report = build_split_report(split, source)
     advance("writing values and trainers")
     with output_folder(Path(folder), force=force) as staged:
-        digests = write_values(staged, values, _starts(split, values))
+        files = Inventory(staged)
+        values.write(files)
         trainers, servers = split.trainer_graphs, split.server_graphs
         local = values if split.sync is not None else values.without(split.placement.served)
         for program, parts in split.trainer_files():
-            write_ranks(staged, program, local, trainers.common, parts, TRAINER_FILES)
-        write_ranks(staged, split.servers, values, servers.common, servers.ranks, SERVER_FILES, advance)
+            write_ranks(files, program, local, trainers.common, parts, TRAINER_FILES)
+        write_ranks(files, split.servers, values, servers.common, servers.ranks, SERVER_FILES, advance)
         if startup is not None:
             types = split.training.graph.types
-            write_startup(staged, startup, types, values, _startup_files(split, startup))
-        write_new(staged / SOURCE_FILE, kept.result())
-        text = Manifest.with_written(split_manifest(split, startup).text(), write_report(staged, report, digests))
-        write_new(staged / MANIFEST_FILE, text.encode())
+            write_startup(files, startup, types, values, _startup_files(split, startup))
+        with files.create(SOURCE_FILE) as file:
+            file.write(kept.result())
+        report.write(files)
+        manifest = replace(split_manifest(split, startup), files=files.files)
+        write_new(staged / MANIFEST_FILE, manifest.text().encode())
     return report
 
 
@@ -167,15 +170,6 @@ def _plan_states(split: SplitStep) -> StatesFile:
         if name not in states and name not in seen and tensor.nbytes > INLINE:
             values.add([(name, tensor)])
     return values
-
-
-def _starts(split: SplitStep, values: StatesFile) -> dict[str, Tensor]:
-    """Return the states of the source whose start values ranks read from the states file."""
-    source = split.training.graph.initializers
-    held = [*split.trainer_graphs.common, *split.server_graphs.common]
-    held += [state for part in split.server_graphs.ranks for state in part.states]
-    names = (piece.tensor for state in held if state.input in values.offset for piece in state.pieces)
-    return {name: source[name] for name in dict.fromkeys(names)}
 
 
 def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:

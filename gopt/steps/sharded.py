@@ -15,11 +15,10 @@ from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import ChoiceEntry, Report
 from gopt.background import Task
-from gopt.disk.files import create, write_new
+from gopt.disk.files import write_new
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 from gopt.ir.graph import Graph
-from gopt.ir.tensor import Tensor
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
@@ -115,35 +114,31 @@ class Sharded(HtmlTable):
             return self._write(Path(folder), advance, force=force, annotate=annotate)
 
     def _write(self, folder: Path, advance: ProgressCallback, *, force: bool, annotate: bool) -> Report:
-        from gopt.artifact import annotations, ranks, serialize, startup_graphs, states_file, written
+        from gopt.artifact import annotations, ranks, serialize, startup_graphs, states_file
+        from gopt.artifact.integrity import Inventory
         from gopt.artifact.output_folder import output_folder
 
         stored = states_file.plan_states_file(self.program)
         roles = roles_text(self.program.source)
         with output_folder(folder, force=force) as staged:
             advance("writing values")
-            values = written.write_values(staged, stored, self._starts())
-            ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, advance=advance)
+            files = Inventory(staged)
+            stored.write(files)
+            ranks.write_ranks(files, self.program, stored, self.common, self.ranks, advance=advance)
             startup = self.source.rank_startup
             if startup is not None:
-                types, files = self.program.source.graph.types, self._startup_files(startup)
-                startup_graphs.write_startup(staged, startup, types, stored, files)
+                types, own = self.program.source.graph.types, self._startup_files(startup)
+                startup_graphs.write_startup(files, startup, types, stored, own)
             source = serialize.source_model(self.program, stored, roles, annotate=annotate)
-            with create(staged / serialize.SOURCE_FILE) as file:
+            with files.create(serialize.SOURCE_FILE) as file:
                 file.writelines(source)
             advance("building the report")  # last: parts of it are found beside the rest
             note = annotations.untold(self.program) if annotate else ""
-            text, report = self.manifest().text(), self.report()
+            manifest, report = self.manifest(), self.report()
             report = replace(report, notes=(*report.notes, note)) if note else report
-            text = Manifest.with_written(text, written.write_report(staged, report, values))
-            write_new(staged / MANIFEST_FILE, text.encode())
+            report.write(files)
+            write_new(staged / MANIFEST_FILE, replace(manifest, files=files.files).text().encode())
         return report
-
-    def _starts(self) -> dict[str, Tensor]:
-        """The values from which states start, where the source has them."""
-        training = self.program.source
-        held = training.graph.initializers
-        return {state.tensor: held[state.tensor] for state in training.states if state.tensor in held}
 
 
 @gc_paused()

@@ -1,4 +1,4 @@
-"""``gopt.explain``, ``gopt.merge``, ``gopt.reshard`` and ``gopt.diff``: verbs of output folders."""
+"""``gopt.explain``, ``gopt.merge``, ``gopt.reshard``, ``gopt.diff`` and ``gopt.seal``: verbs of output folders."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gopt.offline.diff import Diff, Tolerance
 from gopt.offline.diff import diff as compare
 from gopt.offline.explain import Story
 from gopt.offline.explain import explain as tell
+from gopt.offline.seal import Sealed
+from gopt.offline.seal import seal as seal_folder
 from gopt.option_types import checked
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 
@@ -69,6 +71,20 @@ def reshard(
         made = merging.reshard(path, Mesh.of(mesh), options=options, accumulate=accumulate, note=note)
     keep_alive(made, owner)
     return made
+
+
+@checked
+def seal(folder: str | os.PathLike[str]) -> Sealed:
+    """Take the files of an output folder, a folder of checkpoints or one step as they are: write their digests anew.
+
+    Raises InputError where its manifest or index is damaged, RunError where that cannot be written, or while a job
+    writes there.
+
+    >>> report = gopt.shard("fixtures/mlp_sgd.onnx", 2).write("sealed.ranks")
+    >>> gopt.seal("sealed.ranks").changed
+    ()
+    """
+    return seal_folder(folder)
 
 
 @checked

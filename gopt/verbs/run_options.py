@@ -28,7 +28,8 @@ class RunOptions:
     one is written at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the
     newest. ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
     along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
-    without tiling and generated kernels, with the same bits. ``trace``: the file for what every rank did when.
+    without tiling and generated kernels, with the same bits. ``audit``: compare what ranks hold in common every so
+    many steps, and before each checkpoint; 0 is never. ``trace``: the file for what every rank did when.
     ``deadline``: seconds that a rank waits for the others at a call.
 
     Of a split alone: ``trainers``, how many take part; ``roles``, which process is what; ``on_trainer_loss`` in rounds,
@@ -49,6 +50,7 @@ class RunOptions:
     startup: bool = True
     sync_init: str | None = None
     tuning: bool = True
+    audit: int | None = None
     trace: FilePath | None = None
     record: FilePath | None = None
     deadline: float = 120.0
@@ -61,7 +63,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, shuffle=0, every=0, keep=1, trainers=1, staleness=0)
+        check_least(self, shuffle=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
         check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
         check_deadline(self.deadline)
         if self.checkpoint is None and (self.every or self.resume):
@@ -81,7 +83,7 @@ class RunOptions:
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
-            tuning=self.tuning,
+            tuning=self.tuning, audit=self.audit,
             trace=None if self.trace is None else Path(self.trace),
             record=None if self.record is None else Path(self.record),
         )  # fmt: skip
@@ -92,6 +94,10 @@ class RunOptions:
             if self.sync_init is not None:
                 raise OptionError(
                     "--sync-init: trainers of a split take their start values from the servers", "leave it out"
+                )
+            if self.audit is not None:
+                raise OptionError(
+                    "--audit: trainers of a split have no states in common but what they pull", "leave it out"
                 )
             if self.trace is not None:
                 raise OptionError(
@@ -139,6 +145,7 @@ class RunKeywords(TypedDict, total=False):
     startup: bool
     sync_init: str | None
     tuning: bool
+    audit: int | None
     trace: FilePath | None
     record: FilePath | None
     deadline: float

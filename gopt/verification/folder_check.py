@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,17 +10,13 @@ import numpy as np
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.pieces import cut
-from gopt.artifact.report_record import REPORT_FILE
-from gopt.artifact.states_file import STATES_FILE
-from gopt.disk.files import digest_of
 from gopt.errors import InputError
-from gopt.ir.external_data import reason
 from gopt.runtime.session import Array
 from gopt.sanitize import listed, show
 from gopt.verification.rank_programs import RankPrograms
 
 NAMED = 4
-"""States that a note names, or files."""
+"""States that a note names."""
 _AGAIN = "shard the step again; --state FILE gives other values"
 
 
@@ -45,57 +40,15 @@ def check_roles(manifest: Manifest, source: TrainingGraph, folder: Path) -> None
                 )
 
 
-def check_written(manifest: Manifest, folder: Path) -> None:
-    """Raise InputError where the values or the report are not those that gopt wrote with the manifest."""
-    written = manifest.written
-    if written is None:
-        return
-    due = {STATES_FILE: written.states_file, REPORT_FILE: written.report}
-    for name, digest in due.items():
-        path = folder / name
-        if not path.is_file():
-            if digest:
-                raise InputError(f"{path} is missing", _AGAIN)
-        elif digest and _digest(path) != digest:
-            raise InputError(f"{path} is not what gopt wrote: it was edited or damaged", _AGAIN)
+def check_starts(ranks: Sequence[RankPrograms], stored: Mapping[str, Array], folder: Path) -> None:
+    """Raise InputError where ranks start a state from another value than one another.
 
-
-def _digest(path: Path) -> str:
-    try:
-        return digest_of(path).hex()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}", "let this user read it") from error
-
-
-def check_starts(manifest: Manifest, ranks: Sequence[RankPrograms], stored: Mapping[str, Array], folder: Path) -> None:
-    """Raise InputError where ranks start a state from another value than the one that was written for it, or than one
-    another.
-
-    ``stored``: whole start values, put together from the files of ranks. ``check_written`` has seen that ``states.bin``
-    is whole, so that a file of a rank reads another place of it.
+    ``stored``: whole start values, put together from the files of ranks.
     """
-    if manifest.written is not None:
-        due = manifest.written.starts
-        for name in dict.fromkeys((*due, *stored)):
-            found = hashlib.sha256(_bytes(stored[name]).data).hexdigest() if name in stored else None
-            if found != due.get(name):
-                files = _files_with(manifest, name)
-                what = "no rank has the value" if found is None else "ranks start from another value than gopt wrote"
-                raise InputError(f"{folder}: {show(name)}: {what}: one of {listed(files, NAMED)} was edited", _AGAIN)
     for rank in ranks:
         if (other := _other_start(rank, stored)) is not None:
             path = folder / next(iter(rank.record.files.values()))
             raise InputError(f"{path}: {show(other)} starts from another value than on other ranks", _AGAIN)
-
-
-def _files_with(manifest: Manifest, tensor: str) -> list[str]:
-    """The files of the ranks that hold a part of a state."""
-    held = {piece.tensor for state in manifest.common.state for piece in state.pieces}
-    return [
-        file for rank in manifest.ranks
-        if tensor in held or any(tensor == piece.tensor for state in rank.state for piece in state.pieces)
-        for file in rank.files.values()
-    ]  # fmt: skip
 
 
 def _other_start(rank: RankPrograms, whole: Mapping[str, Array]) -> str | None:

@@ -23,6 +23,7 @@ from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.startup import why_unusable
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_source
+from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
@@ -47,7 +48,7 @@ from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks,
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.conditions import find_conditions
-from gopt.verification.folder_check import check_roles, check_starts, check_written, other_start_values
+from gopt.verification.folder_check import check_roles, check_starts, other_start_values
 from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.inexact_reductions import inexact_reductions
@@ -89,7 +90,7 @@ class Verifier:
         self.folder = Path(folder)
         check_folder(self.folder)
         self.manifest, self.mesh = read_manifest(self.folder)
-        check_written(self.manifest, self.folder)
+        check_files(self.folder, self.manifest.files)
         self.phases = self.manifest.schedule
         source, self.startup = source_training(self.folder, model, self.manifest, self.mesh)
         check_roles(self.manifest, source, self.folder)
@@ -119,7 +120,7 @@ class Verifier:
             self.which += [0] * plan.servers  # servers see no batch
         self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
-        check_starts(self.manifest, self.ranks, self.stored, self.folder)
+        check_starts(self.ranks, self.stored, self.folder)
         self.notes = other_start_values(self.stored, source)
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
 

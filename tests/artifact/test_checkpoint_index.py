@@ -11,7 +11,6 @@ import pytest
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
     CheckpointIndex,
-    FileEntry,
     check_states_file,
     complete_steps,
     open_index,
@@ -19,6 +18,7 @@ from gopt.artifact.checkpoint_index import (
     read_index,
     step_dir,
 )
+from gopt.artifact.integrity import FileEntry
 from gopt.artifact.manifest import CommonEntry, Manifest, MeshEntry
 from gopt.errors import RunError
 
@@ -53,14 +53,24 @@ def test_only_whole_steps_count_and_the_newest_is_last(step):
 
 
 def test_what_is_whole_is_read(step):
-    [(name, entry)] = read_index(step, MANIFEST).files.items()
+    [(name, entry)] = read_index(step, MANIFEST, None).files.items()
     check_states_file(step / name, entry)
 
 
 def test_it_knows_the_ranks_that_it_is_of(step):
     with pytest.raises(RunError, match="was written by ranks of another folder") as caught:
-        read_index(step, replace(MANIFEST, loss="other"))
+        read_index(step, replace(MANIFEST, loss="other"), None)
     assert "gopt reshard" in caught.value.hints[0]
+
+
+def test_it_knows_the_run_that_it_is_of(step):
+    index = replace(open_index(step), run="1" * 32)
+    (step / INDEX_FILE).write_text(index.text())
+    assert read_index(step, MANIFEST, "1" * 32) == replace(index, seal=open_index(step).seal)
+    for other in ("2" * 32, None):
+        with pytest.raises(RunError, match="is of another run") as caught:
+            read_index(step, MANIFEST, other)
+        assert caught.value.hints[0].endswith(f"gopt seal {step}")
 
 
 @pytest.mark.parametrize("name", ["step_00000013", "step_000000120"])
@@ -78,9 +88,9 @@ def test_a_copy_under_a_name_of_the_users_own(step):
     ("damage", "said"),
     [
         (lambda path: path.unlink(), "lacks rank_0000.safetensors"),
-        (lambda path: path.write_bytes(DATA[:-1]), "is damaged"),
-        (lambda path: path.write_bytes(DATA + b"x"), "is damaged"),
-        (lambda path: path.write_bytes(DATA[:-1] + b"x"), "is damaged"),
+        (lambda path: path.write_bytes(DATA[:-1]), "edited or damaged"),
+        (lambda path: path.write_bytes(DATA + b"x"), "edited or damaged"),
+        (lambda path: path.write_bytes(DATA[:-1] + b"x"), "edited or damaged"),
     ],
     ids=["lost", "cut", "longer", "changed"],
 )
@@ -88,10 +98,10 @@ def test_a_file_that_is_not_as_the_index_says(damage, said, step):
     name = rank_states_file(0)
     damage(step / name)
     with pytest.raises(RunError, match=said):
-        check_states_file(step / name, read_index(step, MANIFEST).files[name])
+        check_states_file(step / name, read_index(step, MANIFEST, None).files[name])
 
 
 def test_a_file_that_the_index_does_not_name(step):
     (step / "other").touch()
     with pytest.raises(RunError, match="lacks other"):
-        check_states_file(step / "other", read_index(step, MANIFEST).files.get("other"))
+        check_states_file(step / "other", read_index(step, MANIFEST, None).files.get("other"))

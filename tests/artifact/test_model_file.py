@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES
+from helpers import FIXTURES, accept
 
 import gopt.offline.merge as merging
 
@@ -28,6 +28,7 @@ def test_a_copy_of_a_model_keeps_its_values(monkeypatch):
     raw = bytearray(Path("out/states.bin").read_bytes())
     raw[1] ^= 1
     Path("out/states.bin").write_bytes(raw)
+    accept(Path("out"))
     assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
     assert len(list(Path().glob("m.onnx.*.data"))) == 2 and old.exists()
     Path("best.onnx").unlink()

@@ -26,6 +26,8 @@ from gopt.artifact.report_tables import group_added_ops, group_removed_ops, grou
 from gopt.errors import InputError
 from gopt.ir.phase import Phase
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 WORDS = st.sampled_from(["a", "b"])
 BY = st.lists(WORDS, max_size=2).map(tuple)
 OPS = st.lists(

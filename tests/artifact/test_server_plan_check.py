@@ -20,6 +20,8 @@ from gopt.errors import GoptError, InputError
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.roles import Roles
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 Document = dict[str, Any]
 
 

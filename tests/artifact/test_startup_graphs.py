@@ -28,6 +28,7 @@ from gopt.ir.types import TensorType
 from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.training.startup import startup_values
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 ROWS, COLUMNS = 40, 12
 RANDOM = np.random.default_rng(3)
 W = RANDOM.standard_normal((ROWS, COLUMNS)).astype(np.float32)

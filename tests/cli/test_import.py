@@ -22,7 +22,7 @@ def test_the_step_alone_is_what_shard_reads_of_the_folder(tmp_path, capsys):
     for file in ("rank_0000.onnx", "rank_0001.onnx", "states.bin", "source.onnx"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
     first, second = (read_manifest(tmp_path / place)[0] for place in "ab")
-    assert first.digest() == second.digest() and first.written.starts == second.written.starts
+    assert first.digest() == second.digest()
     assert main(["verify", str(folder), str(tmp_path / "a"), "-q", "--steps", "1"]) == 0
 
 

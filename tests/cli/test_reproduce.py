@@ -20,6 +20,7 @@ from helpers import FIXTURES, Builder, perceptron, sgd
 from products import part
 
 from gopt.artifact import ranks
+from gopt.artifact.integrity import FileEntry
 from gopt.errors import InputError
 from gopt.offline.reproducer.record import Argument
 from gopt.steps import sharded
@@ -162,7 +163,7 @@ def test_every_option_with_a_path_is_known():
             names_path = any(word in (param.metavar or "") for word in words) or isinstance(param, click.Argument)
             assert not names_path or param.name in known | {"reproducer", "name"}, f"{name} {param.opts}"
     assert set(COMMANDS) - set(command_line.COMMANDS) <= {
-        "derive", "export", "import", "passes", "help", "reproduce", "reduce", "load-state", "golden", "report",
+        "derive", "export", "import", "passes", "help", "reproduce", "reduce", "load-state", "golden", "report", "seal",
     }  # fmt: skip
 
 
@@ -221,14 +222,15 @@ def test_a_wrong_rank_file_is_reduced_with_verify(here, monkeypatch, capsys):
     """The ranks' Sub of an update adds: verify sees another state."""
     write = ranks.write_ranks
 
-    def wrong(folder, *arguments, **options):
-        write(folder, *arguments, **options)
-        for path in folder.glob("rank_*.onnx"):
+    def wrong(files, *arguments, **options):
+        write(files, *arguments, **options)
+        for path in files.folder.glob("rank_*.onnx"):
             model = onnx.load(path, load_external_data=False)
             for node in model.graph.node:
                 if node.op_type == "Sub" and node.output[0].startswith("gopt.shard"):
                     node.op_type = "Add"
             path.write_bytes(model.SerializeToString())
+            files.files[path.name] = FileEntry.of_file(path)
 
     monkeypatch.setattr(ranks, "write_ranks", wrong)
     b = Builder()

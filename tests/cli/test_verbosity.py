@@ -37,6 +37,7 @@ def case(name: str, made: Path) -> list[str]:
         "diff": ["diff", out, out],
         "merge": ["merge", out, "-o", str(made / "merged.onnx"), "--force"],
         "reshard": ["reshard", out, "--ranks", "3", "-o", str(made / "other"), "--force"],
+        "seal": ["seal", out],
         "verify": ["verify", out, "--steps", "1", "--no-confirm"],
         "run": ["run", out, *train],
         "passes": ["passes"],
@@ -51,7 +52,8 @@ def case(name: str, made: Path) -> list[str]:
 CASES = {
     "shard": "gopt-report", "inspect a model": "gopt-inspection", "inspect a folder": "gopt-inspection",
     "plan": "gopt-plan", "plan servers": "gopt-plan", "split": "gopt-report", "diff": "gopt-diff",
-    "merge": "gopt-merge", "reshard": "gopt-report", "verify": "gopt-verification", "run": "gopt-run",
+    "merge": "gopt-merge", "seal": "gopt-seal", "reshard": "gopt-report",
+    "verify": "gopt-verification", "run": "gopt-run",
     "passes": "gopt-passes", "explain": "gopt-explanation", "merge a state dict": "gopt-merge",
     "load-state": "gopt-load-state", "import": "gopt-import",
     "report": "gopt-report-page",

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gopt.artifact.integrity import unchecked
+
 SECONDS, MEMORY = 30.0, 1 << 30
 """Of one command: beyond this it hangs, or takes too much."""
 _HARD = 8 << 30
@@ -54,7 +56,8 @@ def _be_child(work: Callable[[], int], folder: Path, path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_HARD, _HARD))
         resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        code = work()
+        with unchecked():  # digests would refuse all damages alike
+            code = work()
     except BaseException:
         import traceback
 

@@ -144,6 +144,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "what a run does about faults",
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
     ),
+    **_each(
+        "offline.seal cli.seal cli.unchecked_option disk.hashed runtime.training.folder_files",
+        "digests of files: taken, compared, renewed, left out", "artifact/test_integrity.py",
+    ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
@@ -151,7 +155,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.server_entries artifact.table_parts", _RECORDS,
         "parameter_server/test_parameter_server_split.py", "parameter_server/test_table_choice.py",
     ),
-    **_each("artifact.written", "digests, which gopt verify reads", "verification/test_folder_check.py"),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.shardings", "the table that the verifier fills", "sharding/test_verifier.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),

@@ -18,6 +18,8 @@ from gopt.errors import OptionError
 from gopt.ir.load import load as load_graph
 from gopt.verification.verify import Verifier
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 LOSSES = ("mean", "sum", "weighted")
 UPDATES = {
     "sgd": Recipe(direction=("gradient",)),

@@ -16,6 +16,8 @@ import gopt
 from gopt.errors import OptionError, UnsupportedError
 from gopt.verification.verify import Verifier
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 KINDS = {
     "fused": Coupled(),
     "straight": Coupled(fused=False),

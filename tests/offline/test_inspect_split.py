@@ -21,6 +21,8 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def split(folder: Path, **given: object) -> SplitInspection:
     options = SplitOptions(**{"trainers": 2, "servers": 2, "minimum": 16, **given})  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def values(path: Path) -> dict[str, bytes]:
     training = gopt.load(path).training

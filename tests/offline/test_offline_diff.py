@@ -17,6 +17,8 @@ from gopt import api
 from gopt.errors import InputError, OptionError
 from gopt.offline.diff import Diff, diff
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def compared(old: onnx.ModelProto, new: onnx.ModelProto, folder: Path) -> Diff:
     return diff(saved(old, folder, "a.onnx"), saved(new, folder, "b.onnx"))

@@ -14,6 +14,8 @@ from gopt.errors import InputError
 from gopt.offline.inspect import Inspection, inspect_model
 from gopt.offline.inspect_folder import inspect_folder
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 ADAMW = ("AdamW", {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "decoupled": True,
                    "bias_correction": True})  # fmt: skip
 SGD = ("SGD", {"weight_decay": 0.0})

@@ -29,6 +29,8 @@ from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 NAMES = ("cnn_sgd", "emb_adamw", "mlp_adamw_fp16_scaler", "mlp_lamb", "mlp_mom_clip_sched", "mlp_ort_adamw")
 
 

@@ -15,6 +15,8 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from split_gen.judge import EXACT, REDUCED, Setting, judge
 from split_gen.pieces import attributes
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 Edit = Callable[[Path], None]
 KEY = Setting(2, 3, minimum=16, pull="end")
 

@@ -14,6 +14,8 @@ from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def written(folder: Path, mesh: str, mode: str, micro_steps: int = 1, **shard: object) -> Path:
     pipeline = build_pipeline(defaults={"shard": shard, "statistics": {"statistics": mode}})

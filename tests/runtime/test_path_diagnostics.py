@@ -18,7 +18,7 @@ HINTS = {
     "model": "shard it first: gopt shard",
     "rank": "it is a part of one: give {folder}",
     "part": "it is a part of one: give {step}",
-    "home": "gopt run DIR --checkpoint {home} --resume",
+    "home": "gopt run DIR --data FILE --steps N --checkpoint {home} --resume",
     "step": "gopt reshard {step} --ranks N",
     "nowhere": "make one with gopt shard",
 }

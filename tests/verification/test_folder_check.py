@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 
 import numpy as np
 import onnx
 import pytest
-from helpers import FIXTURES, edit_manifest, edit_rank
+from helpers import FIXTURES, accept, edit_manifest, edit_rank
 from onnx import numpy_helper
-from products import spread
 
 import gopt
-from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import InputError
 
 MODEL = FIXTURES / "mlp_adamw.onnx"
@@ -49,6 +46,7 @@ def test_files_of_two_ranks_that_were_exchanged_are_refused(folder):
     text = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(text)
+    accept(folder)
     with pytest.raises(InputError, match=r"rank 0 \(rank_0000.onnx\): its file is that of rank '1'"):
         gopt.verify(folder, options=QUICK)
     batch = {"x": np.zeros((48, 32), np.float32), "y": np.zeros(48, np.int64)}
@@ -97,29 +95,10 @@ def test_other_start_values_than_those_of_the_model_are_said(folder, tmp_path):
     assert "fc1.weight: the ranks start from other values than the model" in _notes(tmp_path / "other")
 
 
-# --- what gopt wrote ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["states.bin", "report.json"])
-def test_an_edited_file_is_named(folder, name):
-    path = folder / name
-    text = bytearray(path.read_bytes())
-    text[-9] ^= 1
-    path.write_bytes(text)
-    with pytest.raises(InputError, match=rf"{name} is not what gopt wrote") as caught:
-        gopt.verify(folder, options=QUICK)
-    assert "shard the step again" in caught.value.hints[0]
-    path.unlink()
-    with pytest.raises(InputError, match=rf"{name}.* (is missing|does not exist|no file)"):
-        gopt.verify(folder, options=QUICK)
-
-
-@pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("all_ranks", [False, True])
-def test_exchanged_start_values_are_named(tmp_path, stage, all_ranks):
-    """Two states of one shape change places in files of ranks: source and ranks then start alike, and agree."""
+def test_exchanged_start_values_are_named(tmp_path):
+    """Two states of one shape change places in the file of a rank, and the user says that this is meant."""
     folder = tmp_path / "out"
-    gopt.shard(MODEL, 2, stage=stage).write(folder)
+    gopt.shard(MODEL, 2, stage=0).write(folder)
 
     def exchange(model):
         alike = {}
@@ -132,52 +111,10 @@ def test_exchanged_start_values_are_named(tmp_path, stage, all_ranks):
             for entry, (key, value) in zip(each.external_data, entries, strict=True):
                 entry.key, entry.value = key, value
 
-    for rank in range(2) if all_ranks else (0,):
-        edit_rank(folder, rank, exchange)
-    with pytest.raises(InputError, match=r"than (gopt wrote|on other ranks)") as caught:
+    edit_rank(folder, 0, exchange)
+    with pytest.raises(InputError, match=r"than on other ranks") as caught:
         gopt.verify(folder, options=QUICK)
-    assert "rank_0000.onnx" in caught.value.message
-
-
-def test_a_start_value_that_was_taken_out_is_named(folder):
-    def take_out(model):
-        kept = [each for each in model.graph.initializer if each.data_location != onnx.TensorProto.EXTERNAL]
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(kept)
-
-    edit_rank(folder, 1, take_out)
-    with pytest.raises(InputError, match=r"no rank has the value: one of .*rank_0001\.onnx"):
-        gopt.verify(folder, options=QUICK)
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    spread(
-        ["mlp_adamw", "cnn_mom_fp16", "mlp_adamw_accum", "mlp_adamw_bf16", "emb_adamw"],
-        ["shard=3", "dp=2,shard=2", "tp=2"],
-    ),
-)
-def test_digests_are_those_of_the_source_values(tmp_path, name, mesh):
-    model = FIXTURES / f"{name}.onnx"
-    try:
-        gopt.shard(model, mesh).write(tmp_path / "out")
-    except gopt.UnsupportedError:
-        pytest.skip("the mesh does not apply")
-    written = read_manifest(tmp_path / "out")[0].written
-    values = {each.name: numpy_helper.to_array(each) for each in onnx.load(model).graph.initializer}
-    assert len(written.starts) > 4
-    for state, digest in written.starts.items():
-        assert digest == hashlib.sha256(np.ascontiguousarray(values[state]).tobytes()).hexdigest()
-    for file, digest in (("states.bin", written.states_file), ("report.json", written.report)):
-        assert digest == hashlib.sha256((tmp_path / "out" / file).read_bytes()).hexdigest()
-    assert gopt.verify(tmp_path / "out", options=QUICK).outcome != "different"
-
-
-def test_a_folder_without_digests_is_verified(folder):
-    """Older versions wrote none."""
-    edit_manifest(folder, lambda record: record.pop("written"))
-    (folder / "report.json").write_text("{}")
-    assert gopt.verify(folder, options=QUICK).equal
+    assert "rank_000" in caught.value.message
 
 
 def _notes(folder):

@@ -151,9 +151,6 @@ def test_pieces_are_swapped_in_the_manifest(tmp_path):
 
     edit_manifest(out, plant)
     assert swapped
-    with pytest.raises(gopt.InputError, match="start from another value than gopt wrote"):
-        equal(out)
-    edit_manifest(out, lambda record: record.pop("written"))
     assert not equal(out)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.report import rank_ranges
@@ -52,7 +53,10 @@ def review_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
 
 def _records(a: Path, b: Path) -> tuple[list[Manifest], list[Report]]:
     # Values and reports are compared themselves, and values within a tolerance.
-    manifests = [replace(read_manifest(folder)[0], written=None) for folder in (a, b)]
+    found = [read_manifest(folder)[0] for folder in (a, b)]
+    for folder, manifest in zip((a, b), found):
+        check_files(folder, manifest.files)
+    manifests = [each.bare for each in found]
     return manifests, [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
 
 

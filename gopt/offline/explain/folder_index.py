@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gopt.api import stored_roles
 from gopt.artifact.manifest import SourceState
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import check_graphs, read_manifest
 from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import (
@@ -34,6 +34,7 @@ class FolderIndex:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest, self.mesh = read_manifest(folder)
+        check_graphs(folder, self.manifest)
         self.report = read_report(folder, self.manifest)
         self.states = {state.tensor: state for state in self.manifest.states}
         self.updated = {state.updated: state for state in self.manifest.states}

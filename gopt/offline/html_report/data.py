@@ -9,7 +9,7 @@ from typing import Any
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import check_graphs, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import PassRecord
 from gopt.artifact.report_check import read_report
@@ -44,6 +44,7 @@ def report_page(
     """
     check_folder(folder)
     manifest, _ = read_manifest(folder)
+    check_graphs(folder, manifest)
     report = read_report(folder, manifest)
     roles = _roles(manifest)
     usages = report.ranks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -113,8 +113,8 @@ def _without_digests(name: str, data: bytes) -> bytes:
     if name == MANIFEST_FILE:
         with suppress(InputError):
             manifest, _ = parse_manifest(data, name)
-            if manifest.written is not None:
-                return replace(manifest, written=None).text().encode()
+            if manifest != manifest.bare:
+                return manifest.bare.text().encode()
     return data
 
 

@@ -24,6 +24,7 @@ from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.roster import Roster
 from gopt.runtime.parameter_server.faults import FaultOptions
 from gopt.runtime.session import Array
+from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job
 from gopt.runtime.training.startup import startup_values
@@ -109,6 +110,7 @@ class ServerJob:
         """The graphs of an endpoint by phase, newly loaded; raises RunError where a file is missing, InputError where
         one does not fit the manifest."""
         found = {}
+        check_own(self.job.folder, self.manifest, endpoint)
         for phase, name in self.entry(endpoint).files.items():
             path = self.job.folder / Path(name).name
             if not path.is_file():
@@ -172,6 +174,7 @@ def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
                 f"{wrong} differs between {endpoint.roster.describe(endpoint.number)} and {other}",
                 "start all of them with the same folder and the same options",
             )
+    check_shared(job.folder, server_job.manifest, EndpointEngine(endpoint))
 
 
 START = 3600.0

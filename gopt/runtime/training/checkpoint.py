@@ -6,10 +6,9 @@ A crash at any moment leaves earlier checkpoints unchanged.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -17,16 +16,17 @@ from typing import Any, Protocol
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
     CheckpointIndex,
-    FileEntry,
     check_states_file,
     complete_steps,
     rank_states_file,
     read_index,
     step_dir,
 )
+from gopt.artifact.integrity import FileEntry
 from gopt.artifact.manifest import LocalState, Manifest, Piece
 from gopt.artifact.safetensors_file import safetensors_chunks
-from gopt.disk.files import create, sync, write_new
+from gopt.disk.files import sync, write_new
+from gopt.disk.hashed import create_hashed
 from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
@@ -37,6 +37,7 @@ from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
     check_unlocked,
+    identity,
     open_checkpoint_folder,
     prune,
     remove_step,
@@ -56,7 +57,7 @@ class Agreement(Protocol):
     def gather(self, item: Any) -> list[Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Checkpoints:
     """The checkpoints of one job in the folder ``root``. ``folder``: the sharded step. ``keep``: how many
     checkpoints stay."""
@@ -65,6 +66,8 @@ class Checkpoints:
     folder: Path
     manifest: Manifest
     keep: int = 2
+    run: str = field(default="", init=False)
+    """The identity of the job, on the first rank while the folder is open."""
 
     def check(self, resume: bool) -> None:
         """Raise OptionError where the folder cannot have this run's checkpoints, RunError while another job has
@@ -86,7 +89,7 @@ class Checkpoints:
         if engine.rank:
             yield
             return
-        with open_checkpoint_folder(self.root, self.folder, self.manifest, self.keep):
+        with open_checkpoint_folder(self.root, self.folder, self.manifest, self.keep) as self.run:
             newest = max(self.steps(), default=start)
             if newest != start:
                 raise RunError(
@@ -135,7 +138,8 @@ class Checkpoints:
 
         def finish() -> None:
             if made:
-                index = CheckpointIndex(step=step, manifest=self.manifest.digest(), files=dict(entries))
+                files = dict(each for each in entries if each is not None)
+                index = CheckpointIndex(step=step, manifest=self.manifest.digest(), run=self.run, files=files)
                 write_new(staged / INDEX_FILE, index.text().encode())
                 made[0].commit()
                 prune(self.root, self.keep)
@@ -148,9 +152,10 @@ class Checkpoints:
         Raises RunError for a checkpoint of another sharded step, or a damaged one.
         """
         folder = self.path(step)
-        files = read_index(folder, self.manifest).files
+        files = read_index(folder, self.manifest, identity(self.root)).files
         found: dict[str, Array] = {}
-        for writer, names in self._writers(rank).items():
+        own = {rank: list[str]()} if rank_states_file(rank) in files else {}  # load_extra reads it
+        for writer, names in (own | self._writers(rank)).items():
             path = folder / rank_states_file(writer)
             check_states_file(path, files.get(path.name))
             try:
@@ -195,13 +200,10 @@ def _key(state: LocalState) -> tuple[str, tuple[Piece, ...]]:
 def _write(path: Path, arrays: Mapping[str, Array]) -> FileEntry:
     """Write a safetensors file; returns its size and digest."""
     types = {name: TensorType(array_dtype(array), array.shape) for name, array in arrays.items()}
-    seen = hashlib.sha256()
-    with create(path) as file:
-        for chunk in safetensors_chunks(types, arrays.values()):
-            seen.update(chunk)
-            file.write(chunk)
+    with create_hashed(path) as file:
+        file.writelines(safetensors_chunks(types, arrays.values()))
     sync(path)
-    return FileEntry(path.stat().st_size, seen.hexdigest())
+    return FileEntry(file.nbytes, file.sha256)
 
 
 class _WriteFailedError(Exception):

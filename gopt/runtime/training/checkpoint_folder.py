@@ -8,35 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
     LOCK_FILE,
+    STATES_OF_RANK,
     STEP_DIR,
+    VALUES_FILE,
     complete_steps,
+    open_index,
     read_index,
     step_dir,
 )
+from gopt.artifact.integrity import FileEntry, fault_of
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.output_paths import check_not_inside, resolve_output
+from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes
 from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.disk.files import digest_of, is_regular_file, make_folders, reason, sync
 from gopt.disk.lock import is_locked, lock_file
 from gopt.disk.staging import replace_file, staged_file, sweep
-from gopt.documents import MANIFEST, REPORT, read_json
+from gopt.documents import MANIFEST, REPORT, parse_json, read_bytes, read_json
 from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.load import load
 
 _HINT = "choose another --checkpoint"
-_RANK = re.compile(r"rank_\d{4,}\.safetensors")
-_BIN = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 
 
 def check_checkpoint_folder(root: Path, folder: Path) -> None:
@@ -55,8 +60,9 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
 
 
 @contextmanager
-def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[None]:
-    """Lock the folder for one job, remove what an earlier job left incomplete, and write what all steps share.
+def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[str]:
+    """Lock the folder for one job, remove what an earlier job left incomplete, and write what all steps share; the
+    identity of the job is that of the steps that are there, or a new one.
 
     Raises RunError when another job has locked it, when it has checkpoints of another sharded step, and where nothing
     can be written.
@@ -66,9 +72,10 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
         sweep(root)
         _check_manifest(root, manifest)
         _check_steps(root)
-        _guarded(root, lambda: _share(root, folder))
+        run = identity(root) or new_identity()
+        _guarded(root, lambda: _share(root, folder, run))
         _guarded(root, lambda: prune(root, keep))
-        yield
+        yield run
     finally:
         os.close(number)
 
@@ -96,7 +103,7 @@ def _check_manifest(root: Path, manifest: Manifest) -> None:
     """Raise RunError for checkpoints of another sharded step. The index of the newest step decides, because a
     manifest may be damaged."""
     if steps := complete_steps(root):
-        read_index(root / step_dir(steps[-1]), manifest)
+        read_index(root / step_dir(steps[-1]), manifest, identity(root))
         return
     try:
         kept = from_document(Manifest, read_json(root / MANIFEST_FILE, MANIFEST))
@@ -114,24 +121,65 @@ def _check_steps(root: Path) -> None:
         if STEP_DIR.fullmatch(path.name) and not (path / INDEX_FILE).is_file():
             if path.is_symlink() or not path.is_dir():
                 raise RunError(f"cannot write checkpoints into {root}: {path.name} is a file", "move it away")
-            if other := next((each.name for each in path.iterdir() if not _RANK.fullmatch(each.name)), None):
+            if other := next((each.name for each in path.iterdir() if not STATES_OF_RANK.fullmatch(each.name)), None):
                 raise RunError(f"cannot write checkpoints into {root}: {path.name} holds {other!r}", "move it away")
 
 
-def _share(root: Path, folder: Path) -> None:
+def identity(root: Path) -> str | None:
+    """The identity of the job whose steps lie in a folder of checkpoints: what the manifest says, or all steps where
+    that is missing or damaged. None where there is none yet, and in the folder of an older gopt.
+
+    Raises RunError where the steps are of several jobs, and nothing says of which one the folder is.
+    """
+    with suppress(InputError):
+        return read_manifest(root)[0].run
+    found = {open_index(root / step_dir(step)).run for step in complete_steps(root)}
+    if len(found) > 1:
+        raise RunError(
+            f"{root} holds steps of several runs, and its {MANIFEST_FILE} is damaged",
+            "move away the steps of other runs",
+        )
+    return next(iter(found), None)
+
+
+def new_identity() -> str:
+    """A random identity for a job."""
+    return secrets.token_hex(16)
+
+
+def _share(root: Path, folder: Path, run: str) -> None:
     graph = load(folder / SOURCE_FILE, own=True)
     values = StatesFile()
     for name, tensor in graph.initializers.items():
         if tensor.nbytes > INLINE:
             values.add([(name, tensor)])
     data = _put_values(root, values)
-    replace_file(root / SOURCE_FILE, model_bytes(graph, values.offset, data, {}))
-    for name, kind in (("report.json", REPORT), ("manifest.json", MANIFEST)):
-        read_json(folder / name, kind)
-        replace_file(root / name, (folder / name).read_bytes())
+    contents = {SOURCE_FILE: model_bytes(graph, values.offset, data, {}), REPORT_FILE: _report(folder)}
+    files = {name: FileEntry.of(content) for name, content in contents.items()}
+    if data:
+        files[data] = FileEntry.of_file(root / data)
+    bare = replace(read_manifest(folder)[0].bare, run=run)
+    same = {name for name, entry in files.items() if _is(root / name, entry)}
+    if same != files.keys() and (root / MANIFEST_FILE).exists():
+        # At no moment may the manifest have another digest of a file than its own.
+        replace_file(root / MANIFEST_FILE, replace(bare, files={name: files[name] for name in same}).text().encode())
+    for name, content in contents.items():
+        replace_file(root / name, content)
+    replace_file(root / MANIFEST_FILE, replace(bare, files=files).text().encode())
     for path in root.iterdir():
-        if _BIN.fullmatch(path.name) and path.name != data:
+        if VALUES_FILE.fullmatch(path.name) and path.name != data:
             path.unlink()
+
+
+def _is(path: Path, entry: FileEntry) -> bool:
+    """Return whether a file is there, with the content of an entry."""
+    return is_regular_file(path) and not fault_of(path, entry)
+
+
+def _report(folder: Path) -> bytes:
+    data = read_bytes(folder / REPORT_FILE, REPORT.limit)
+    parse_json(data, REPORT, str(folder / REPORT_FILE))
+    return data
 
 
 def _put_values(root: Path, values: StatesFile) -> str:
@@ -146,7 +194,7 @@ def _put_values(root: Path, values: StatesFile) -> str:
     if not is_regular_file(target) or digest_of(target) != seen.digest():
         with staged_file(target) as staged:
             with staged.open() as file:
-                values.write_to(file)
+                file.writelines(values.chunks())
             staged.commit_over()
     return target.name
 
@@ -160,7 +208,7 @@ def remove_step(path: Path) -> None:
         (path / INDEX_FILE).unlink(missing_ok=True)
         sync(path)
         for each in path.iterdir():
-            if _RANK.fullmatch(each.name) and is_regular_file(each):
+            if STATES_OF_RANK.fullmatch(each.name) and is_regular_file(each):
                 each.unlink()
         path.rmdir()
 

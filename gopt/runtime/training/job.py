@@ -38,6 +38,8 @@ class Job:
     """Whether a run that starts anew takes its first states from start-up graphs where the folder has them."""
     tuning: bool = True
     """False: run the segments on a CPU as they are, to bisect; the results have the same bits."""
+    audit: int | None = None
+    """Steps between comparisons of what ranks hold in common; None: before each checkpoint; 0: none."""
     trace: Path | None = None
     """The file into which the first rank writes the timeline of all ranks, in Chrome's trace format."""
     record: Path | None = None

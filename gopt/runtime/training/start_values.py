@@ -3,8 +3,9 @@ rank."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,10 @@ def take_from_first(
     ``types``: of the rank's states. Axes are processed one after the other, so that several make all replicas equal.
     """
     plan = {axis: replicas.along(axis, engine.rank) for axis in replicas.axes if axis in axes}
-    _raise_where_apart(engine, replicas, {axis: dict.fromkeys(names, "") for axis, names in plan.items()})
+    if (
+        apart := _compared(engine, replicas, {axis: dict.fromkeys(names, "") for axis, names in plan.items()})
+    ) is not None:
+        raise _start_error(apart)
     engine.prepare(list(plan))
     number = 0
     for axis, names in plan.items():
@@ -91,18 +95,45 @@ def check_equal(engine: Engine, replicas: Replicas, states: Mapping[str, Array])
 
     One digest for each axis is exchanged; one for each state only where those differ.
     """
-    digests: dict[str, str] = {}
-    own: dict[str, dict[str, str]] = {}
-    for axis in replicas.axes:
-        own[axis] = {}
-        for name in replicas.along(axis, engine.rank):
-            if name not in digests:
-                digests[name] = hashlib.sha256(np.ascontiguousarray(states[name]).tobytes()).hexdigest()
-            own[axis][name] = digests[name]
-    _raise_where_apart(engine, replicas, own)
+    found = difference(
+        engine, replicas, lambda name: hashlib.sha256(np.ascontiguousarray(states[name]).tobytes()).hexdigest()
+    )
+    if found is not None:
+        raise _start_error(found)
 
 
-def _raise_where_apart(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str, str]]) -> None:
+def difference(engine: Engine, replicas: Replicas, digest: Callable[[str], str]) -> Difference | None:
+    """The first state that ranks hold in common and that differs among them, the same on all ranks, which all call it;
+    None where all agree. ``digest``: of a state of this rank."""
+    digests = functools.cache(digest)
+    own = {axis: {name: digests(name) for name in replicas.along(axis, engine.rank)} for axis in replicas.axes}
+    return _compared(engine, replicas, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Ranks whose value of a state differs from that of the first rank of their group along an axis."""
+
+    axis: str
+    state: str
+    first: int
+    others: tuple[int, ...]
+
+    @property
+    def who(self) -> str:
+        """The ranks as a text."""
+        return f"rank{'s' * (len(self.others) > 1)} {', '.join(map(str, self.others))}"
+
+
+def _start_error(found: Difference) -> RunError:
+    return RunError(
+        f"{found.who} and rank {found.first} start with different values of {found.state!r}, which they hold in common "
+        f"along {found.axis}",
+        f"give all the same files, or take those of rank {found.first} with --sync-init {found.axis}",
+    )
+
+
+def _compared(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str, str]]) -> Difference | None:
     """``own``: by axis, the digest of every state that this rank holds as a replica along it."""
     mesh, axes = replicas.mesh, list(own)
     everything = engine.gather([hashlib.sha256(repr(list(each.items())).encode()).hexdigest() for each in own.values()])
@@ -111,20 +142,18 @@ def _raise_where_apart(engine: Engine, replicas: Replicas, own: Mapping[str, Map
         everything[rank][place] != everything[first][place]
         for rank, each in enumerate(firsts) for place, first in enumerate(each)
     ):  # fmt: skip
-        _raise_difference(mesh, axes, engine.gather(own))
+        return _first_difference(mesh, axes, engine.gather(own))
+    return None
 
 
-def _raise_difference(mesh: Mesh, axes: Sequence[str], found: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
-    """``found``: for every rank, by axis and state, the digest of its start value."""
+def _first_difference(
+    mesh: Mesh, axes: Sequence[str], found: Sequence[Mapping[str, Mapping[str, str]]]
+) -> Difference:  # fmt: skip
+    """``found``: for every rank, by axis and state, the digest of its value."""
     for axis in axes:
         for first in (rank for rank in range(mesh.ranks) if mesh.index(axis, rank) == 0):
             for name, digest in found[first][axis].items():
                 others = [rank for rank in mesh.members(axis, first) if found[rank][axis].get(name) != digest]
                 if others:
-                    who = f"ranks {', '.join(map(str, others))}" if len(others) > 1 else f"rank {others[0]}"
-                    raise RunError(
-                        f"{who} and rank {first} start with different values of {name!r}, which they hold in common "
-                        f"along {axis}",
-                        f"give all the same files, or take those of rank {first} with --sync-init {axis}",
-                    )
+                    return Difference(axis, name, first, tuple(others))
     raise RunError("ranks have different states", "all ranks need the files of one gopt shard")

@@ -22,9 +22,11 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.training.audit import audit
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, mean, not_finite, not_finite_error, read_manifest
@@ -50,6 +52,7 @@ class Trainer:
         self.device: Device = Host(tuning_of(job.tuning)) if device is None else device
         self.manifest, self.mesh = read_manifest(job.folder)
         self.record = self.manifest.ranks[engine.rank]
+        check_own(job.folder, self.manifest, engine.rank)
         self._sync = sync_axes(job.sync_init, self.mesh)
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
@@ -118,6 +121,7 @@ class Trainer:
 
     def _prepare(self) -> None:
         """Check with all ranks, then allocate memory, then compile; raises RunError, UnsupportedError."""
+        raise_on_one_rank(self.engine, lambda: check_shared(self.job.folder, self.manifest, self.engine))
         check_calls(self.engine, self.mesh, self._graphs)
         replicas = Replicas(self.manifest, self.mesh)
         if self._sync:
@@ -218,8 +222,18 @@ class Trainer:
         if self.engine.rank == 0:
             samples = self._samples * self.parts * times
             on_step(Progress.of(self.step, losses, time.perf_counter() - begin, samples))
-        if self.checkpoints is not None and self._due():
+        due = self.checkpoints is not None and self._due()
+        if self._audit_due(due):
+            replicas = Replicas(self.manifest, self.mesh)
+            audit(self.engine, replicas, self.held, self.to_host, self.job.folder, self.step)
+        if self.checkpoints is not None and due:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
+
+    def _audit_due(self, saved: bool) -> bool:
+        """Return whether states in common are compared now; ``saved``: whether a checkpoint follows."""
+        if self.job.audit is None:
+            return saved
+        return self.job.audit > 0 and (saved or self.step % self.job.audit == 0)
 
     def _due(self) -> bool:
         return (

@@ -9,6 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.server_entries import Mode
@@ -22,7 +23,7 @@ from gopt.runtime.parameter_server.run_record import RunRecord, read_record
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.job import Progress
 from gopt.verification.compare import tolerance_of
-from gopt.verification.folder_check import check_roles, check_written
+from gopt.verification.folder_check import check_roles
 from gopt.verification.replay.source_replay import SourceReplay
 from gopt.verification.result import Difference, Verification
 from gopt.verification.verify import source_training
@@ -49,7 +50,7 @@ def replay(
     if plan is None or plan.mode.rounds:
         what = "holds ranks of gopt shard" if plan is None else "is a split in rounds"
         raise OptionError(f"--replay is for splits without rounds, and {home} {what}", f"gopt verify {home}")
-    check_written(manifest, home)
+    check_files(home, manifest.files)
     record = read_record(path, home, data)
     try:
         return _replayed(home, record, os.fspath(path), deadline, advance)

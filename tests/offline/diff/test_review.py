@@ -14,6 +14,8 @@ from gopt.mesh import Mesh
 from gopt.offline.diff import diff, review
 from gopt.offline.diff.sections import Section
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from helpers import source
 
 import gopt
@@ -13,6 +14,8 @@ from gopt.offline.diff import diff
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
+
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def split(folder: Path, **given: object) -> Path:

@@ -16,6 +16,8 @@ from gopt.offline.html_report import step_timeline as module
 from gopt.offline.html_report.record import Span, Timeline
 from gopt.offline.html_report.step_timeline import step_timeline
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def timeline(folder: Path, rank: int = 0) -> Timeline:
     manifest, _ = read_manifest(folder)

@@ -22,6 +22,8 @@ from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.training.job import Job
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 INIT = {"table*": "normal(0,0.5)@seed=7", "*.sum": "constant(0.01)"}
 
 

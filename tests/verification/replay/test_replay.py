@@ -24,6 +24,8 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.verification.replay.replay import RUN
 from gopt.verification.replay.source_replay import GRADIENTS, UPDATES
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 STEPS = 4
 
 
@@ -117,8 +119,9 @@ def edited(path: Path, old: float, new: float) -> None:
 
 def test_another_beta_in_a_server_is_found(tmp_path: Path) -> None:
     folder = split(tmp_path)
-    record = recorded(folder)
+    record, manifest = recorded(folder), (folder / "manifest.json").read_bytes()
     edited(folder / "server_0000.onnx", 0.9, 0.8)
+    (folder / "manifest.json").write_bytes(manifest)  # by which the record knows its folder
     result = gopt.verify(folder, replay=record)
     assert result.exit_code == 1 and result.worst[RUN].fails and result.worst[UPDATES].fails
     assert not result.worst[GRADIENTS].fails, "the trainers are as they were"

@@ -1,0 +1,33 @@
+"""``gopt seal``: new digests of a folder."""
+
+from __future__ import annotations
+
+import click
+
+from .terminal import print_json
+
+
+@click.command("seal")
+@click.argument("folder", metavar="DIR|CHECKPOINT", type=click.Path(readable=False))
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def command(folder: str, as_json: bool) -> None:
+    """Take the files of a folder as they are: write their sizes and digests into its manifest or index.
+
+    Commands that read a folder compare its files with these digests, and refuse one that was edited or damaged. Seal a
+    folder after you have edited it by hand, or where an older gopt wrote it without digests. DIR is a folder of gopt
+    shard or gopt split, or one with checkpoints; CHECKPOINT one step of them, which then is one of the run beside it.
+
+    \b
+    Example:
+      gopt seal step.ranks
+      gopt seal checkpoints/step_00000100
+    """
+    from gopt.offline.seal import seal
+
+    from .render import render_sealed
+
+    done = seal(folder)
+    if as_json:
+        print_json(done.to_json())
+    else:
+        render_sealed(done)

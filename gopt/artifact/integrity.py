@@ -1,0 +1,148 @@
+"""Sizes and digests of the files of a folder: taken while gopt writes them, compared before gopt reads them.
+
+The manifest of an output folder, or of a folder of checkpoints, lists the files beside it; the index of a checkpoint
+lists those of ranks. Both documents end in a seal, the digest of their own bytes before it. So any bit that changes is
+noticed. ``gopt seal`` accepts what a user has edited, ``unchecked`` reads it once as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gopt.artifact.json_writer import appended, appended_table, without_end
+from gopt.disk.files import digest_of, reason
+from gopt.disk.hashed import HashedFile, create_hashed
+from gopt.documents.records import key, to_document
+from gopt.errors import InputError, NoteWarning
+
+SEAL = "seal"
+_MANY = 1 << 26
+"""Bytes of files together from which on several of them are read at once."""
+_SEALED = re.compile(rb',\n"seal": "([0-9a-f]{64})"\n}\n\Z')
+_TAIL = 80
+"""Bytes of a document's end that hold its seal."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """The size and the SHA-256 of a file."""
+
+    nbytes: int = field(metadata=key("bytes"))
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> FileEntry:
+        """The entry of a file with this content."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+    @classmethod
+    def of_file(cls, path: Path) -> FileEntry:
+        """The entry of a file, which is read in blocks. Raises OSError."""
+        return cls(path.stat().st_size, digest_of(path).hex())
+
+
+class Inventory:
+    """The files of a folder that is being written, with the entries of those that are done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, FileEntry] = {}
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[HashedFile]:
+        """A new file of the folder to write; raises OSError."""
+        with create_hashed(self.folder / name) as file:
+            yield file
+        self.files[name] = FileEntry(file.nbytes, file.sha256)
+
+
+class _Setting:
+    unchecked = False
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Read folders and checkpoints in the block without comparing their files with their digests.
+
+    >>> with gopt.unchecked():
+    ...     gopt.inspect(gopt.shard("fixtures/mlp_sgd.onnx", 2)).ranks
+    2
+    """
+    before, _Setting.unchecked = _Setting.unchecked, True
+    try:
+        yield
+    finally:
+        _Setting.unchecked = before
+
+
+def is_unchecked() -> bool:
+    """Return whether files are read without a comparison."""
+    return _Setting.unchecked
+
+
+def accept_hints(folder: str | os.PathLike[str]) -> tuple[str, str]:
+    """How to go on with a folder of which a file differs."""
+    return f"if you have edited it: gopt seal {os.fspath(folder)}", "--unchecked takes files as they are, once"
+
+
+def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Collection[str] | None = None) -> None:
+    """Raise InputError, which names the file, where one of a folder differs from its entry; ``names``: of these alone.
+
+    Files that are not there are left to their reader. ``files`` is None in the folder of an older gopt: a note says
+    so.
+    """
+    if _Setting.unchecked:
+        return
+    if files is None:
+        told = f"{folder} has no digests: an older gopt wrote it. gopt seal {folder} adds them"
+        warnings.warn(NoteWarning(told), stacklevel=2)
+        return
+    wanted = [name for name in (files if names is None else names) if name in files and (folder / name).is_file()]
+    several = len(wanted) > 1 and sum(files[name].nbytes for name in wanted) > _MANY
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1) if several else 1) as pool:
+        faults = (pool.map if several else map)(lambda name: fault_of(folder / name, files[name]), wanted)
+        for name, fault in zip(wanted, faults):
+            if fault:
+                raise InputError(f"{folder / name} {fault}", *accept_hints(folder))
+
+
+def fault_of(path: Path, entry: FileEntry) -> str:
+    """The difference of a file from its entry, as the rest of a sentence; empty where there is none.
+
+    Raises InputError where it cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        if size == entry.nbytes and digest_of(path).hex() == entry.sha256:
+            return ""
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}", "let this user read it") from error
+    told = "" if size == entry.nbytes else f" ({size} bytes instead of {entry.nbytes})"
+    return f"is not what gopt wrote: it was edited or damaged{told}"
+
+
+def sealed(text: str, files: Mapping[str, FileEntry] | None = None) -> str:
+    """The text of a document with ``files``, if there are any, and the seal as its last keys."""
+    if files is not None:
+        text = appended_table(text, "files", {name: to_document(entry) for name, entry in files.items()})
+    return appended(text, SEAL, hashlib.sha256(without_end(text).encode()).hexdigest())
+
+
+def check_seal(data: bytes, name: str, seal: str | None, folder: Path) -> None:
+    """Raise InputError where a document, whose key ``seal`` this is, was changed behind it; ``name``: its file."""
+    if seal is None or _Setting.unchecked:
+        return
+    found = _SEALED.search(data[-2 * _TAIL :])
+    if found is not None:
+        body = memoryview(data)[: len(data) - len(found[0])]
+        if hashlib.sha256(body).hexdigest() == seal == found[1].decode():
+            return
+    raise InputError(f"{name} is not what gopt wrote: it was edited or damaged", *accept_hints(folder))

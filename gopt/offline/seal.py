@@ -1,0 +1,110 @@
+"""``gopt seal``: new digests of a folder whose files were edited, or that has none.
+
+One document is replaced, the manifest of a folder or the index of a step, in one step: the folder has its old digests
+or its new ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact.checkpoint_index import INDEX_FILE, LOCK_FILE, STATES_OF_RANK, VALUES_FILE, open_index
+from gopt.artifact.integrity import FileEntry, unchecked
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.report_record import REPORT_FILE
+from gopt.artifact.states_file import STATES_FILE
+from gopt.disk.files import is_regular_file, reason
+from gopt.disk.lock import is_locked
+from gopt.disk.staging import replace_file
+from gopt.errors import InputError, RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The document that ``seal`` has written. ``changed``: files whose entry is another now, or is new."""
+
+    path: Path
+    files: int
+    changed: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-seal/1", "path": str(self.path), "files": self.files, "changed": list(self.changed)}
+
+
+def seal(path: str | os.PathLike[str]) -> Sealed:
+    """Take the files of an output folder, of a folder of checkpoints, or of one step as they are: write their digests
+    into its manifest or index.
+
+    Raises InputError where that document is damaged, RunError where it cannot be written, or while a job writes there.
+    """
+    folder = Path(path)
+    check_folder(folder, checkpoints=True)
+    with unchecked():
+        return _seal_step(folder) if is_regular_file(folder / INDEX_FILE) else _seal_folder(folder)
+
+
+def _seal_folder(folder: Path) -> Sealed:
+    _check_unlocked(folder)
+    manifest, _ = read_manifest(folder)
+    known = _known(manifest)
+    there = [each.name for each in folder.iterdir() if each.name in known or VALUES_FILE.fullmatch(each.name)]
+    files = {**(manifest.files or {}), **_entries(folder, there)}
+    text = replace(manifest, written=None, files=files).text()
+    return _written(folder / MANIFEST_FILE, text, manifest.files or {}, files)
+
+
+def _known(manifest: Manifest) -> set[str]:
+    """The files that commands read."""
+    names = {manifest.source, manifest.startup, REPORT_FILE, STATES_FILE, *(manifest.files or {})}
+    for rank in manifest.ranks:
+        names |= {*rank.files.values(), rank.startup}
+    return {name for name in names if name is not None}
+
+
+def _seal_step(folder: Path) -> Sealed:
+    home = Path(os.path.realpath(folder)).parent
+    _check_unlocked(home)
+    manifest, _ = read_manifest(home)
+    index = open_index(folder)
+    held = {
+        **index.files,
+        **_entries(folder, (each.name for each in folder.iterdir() if STATES_OF_RANK.fullmatch(each.name))),
+    }
+    text = replace(index, manifest=_digest(manifest, held), run=manifest.run, files=held).text()
+    return _written(folder / INDEX_FILE, text, index.files, held)
+
+
+def _check_unlocked(root: Path) -> None:
+    if is_locked(root / LOCK_FILE):
+        raise RunError(f"another job writes checkpoints into {root}", "wait for its end")
+
+
+def _digest(manifest: Manifest, files: Mapping[str, FileEntry]) -> str:
+    plan = manifest.parameter_server
+    return (manifest if plan is None else manifest.with_trainers(len(files) - plan.servers)).digest()
+
+
+def _entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+    found = {}
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder / name} is not a regular file", "move it away")
+        try:
+            found[name] = FileEntry.of_file(folder / name)
+        except OSError as error:
+            raise InputError(f"{folder / name} cannot be read: {reason(error)}", "let this user read it") from error
+    return found
+
+
+def _written(path: Path, text: str, before: Mapping[str, FileEntry], files: Mapping[str, FileEntry]) -> Sealed:
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {reason(error)}", "it is as it was") from error
+    return Sealed(path, len(files), tuple(name for name, entry in files.items() if before.get(name) != entry))
