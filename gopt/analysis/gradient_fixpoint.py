@@ -54,7 +54,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
             break
         context.barrier |= fresh
     if local:
-        raise UnsupportedError(
+        raise reads_new_statistic(step, local[0]) or UnsupportedError(
             f"the update of {local[0]!r} reads a local gradient: {gradients[local[0]]!r} feeds other gradients too",
             f"name its gradient: --params {local[0]}=VALUE",
         )
@@ -63,6 +63,19 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
     _refuse_found(step, context, gradients)
     _refuse_drawn(step, backward)
     return GradientMap(context, gradients, backward, check)
+
+
+def reads_new_statistic(step: StepSkeleton, name: str) -> UnsupportedError | None:
+    """The refusal of an update that reads the new value of a statistic, which no rank has before the ranks meet."""
+    made = ancestors(step.index, [step.updated[name]])[1]
+    for other, new in step.updated.items():
+        if other != name and new in made and new not in step.forward_values and step.is_statistic(other):
+            return UnsupportedError(
+                f"the update of {name!r} reads {new!r}, the new value of the statistic {other!r}: each rank has made "
+                "it of its own batch",
+                f"let the update read the old value {other!r}, as the next step reads the new one",
+            )
+    return None
 
 
 def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection[str]) -> UnsupportedError:

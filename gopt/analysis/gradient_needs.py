@@ -29,6 +29,7 @@ _CURVED = frozenset(
     ]
 )  # fmt: skip
 """Functions whose derivative follows their first operand smoothly."""
+_TERMS = ("Add", "Sub", "Sum", "Neg", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _BENT = frozenset(["Abs", "LeakyRelu", "PRelu", "ReduceL1", "ReduceMax", "ReduceMin", "Relu", "MaxPool"])
 """Functions whose derivative follows comparisons of their first operand."""
 
@@ -42,8 +43,8 @@ def without_needs(
     """
     read = [name for node in index.graph.nodes if id(node) in forward for name in node.reads]
     leaves = list(dict.fromkeys(name for name in [*batch, *read] if name in updated or name in index.graph.inputs))
-    sweep = _Dependence(index, forward, leaves)
     losses, held = list(losses), set(read)
+    sweep = _Dependence(index, forward, leaves, _only_added(index, forward, losses, updated))
     needs = _needs(sweep, losses, smooth=True)
     if any(name in held and name not in needs for name in updated):  # a selection alone leads from it to the loss
         needs = _needs(sweep, losses, smooth=False) | needs
@@ -55,13 +56,45 @@ def without_needs(
     return found
 
 
+def _only_added(index: GraphIndex, forward: set[int], losses: Iterable[str], updated: Mapping[str, str]) -> set[str]:
+    """The losses, and the numbers that reach them as terms of sums alone: no derivative of a loss reads their values,
+    so that what follows the batch through them is shown, or is a statistic."""
+    found: set[str] = set()
+    inside: set[int] = set()
+    stack = list(losses)
+    while stack:
+        name = stack.pop()
+        users = (node for node in index.users.get(name, ()) if id(node) in forward)
+        if name in found or not index.one_element(name) or not all(id(node) in inside for node in users):
+            continue
+        found.add(name)
+        node = index.producers.get(name)
+        if node is None or not node.is_a(*_TERMS, "Mul", "Div"):
+            continue
+        terms = list(node.inputs)
+        if node.is_a("Mul", "Div"):
+            terms = [each for each in terms if not _fixed(index, each, updated)]
+            if len(terms) != 1 or (node.is_a("Div") and terms[0] != node.inputs[0]):
+                continue
+        inside.add(id(node))
+        stack += terms
+    return found
+
+
+def _fixed(index: GraphIndex, name: str, updated: Mapping[str, str]) -> bool:
+    """Return whether a factor is a constant, or a number that is fed."""
+    fed = name in index.graph.inputs and name not in updated and index.one_element(name)
+    return fed or index.constants.number(name) is not None
+
+
 class _Dependence:
     """Value -> the leaves that it depends on, as bits: any way, and above these through smooth functions alone.
 
     Behind the forward an update may take signs and comparisons of a gradient: there only a place is no smooth function.
+    ``added``: values of the forward that no backward reads; what is made of them behind it depends on nothing.
     """
 
-    def __init__(self, index: GraphIndex, forward: set[int], leaves: list[str]) -> None:
+    def __init__(self, index: GraphIndex, forward: set[int], leaves: list[str], added: set[str]) -> None:
         self.index, self.forward, graph = index, forward, index.graph
         self.loose = (1 << len(leaves)) - 1
         self.of: dict[str, int] = {}
@@ -71,12 +104,11 @@ class _Dependence:
         """One object for each mask: a network has far fewer than values."""
         held = self.of.get
         for node in graph.nodes:
-            mask = 0
+            mask, inside = 0, id(node) in forward
             for name in node.reads:
-                mask |= held(name, 0)
+                mask |= held(name, 0) if inside or name not in added else 0
             if not mask:
                 continue
-            inside = id(node) in forward
             for name in node.outputs:
                 steps = node.is_in(_PLACES) or (inside and (node.is_in(_STEPS) or not self.smooth(name)))
                 own = mask & self.loose if steps else mask

@@ -25,6 +25,7 @@ from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.sample_counters import settle_counters
 from gopt.analysis.scalar_pairs import may_be_carried, pair_scalars, pair_shown, scalar_reach
 from gopt.analysis.scaled_gradients import refuse_scaled
 from gopt.analysis.shared_values import recover_shared
@@ -55,8 +56,11 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
     roles.check(graph)
     if roles.shared:
         rest = replace(roles, shared=())
-        return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
-    return settle_pairs(roles, lambda told: _past_aliases(graph, told))
+        training = recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
+    else:
+        training = settle_pairs(roles, lambda told: _past_aliases(graph, told))
+    settle_counters(training)
+    return training
 
 
 def _past_aliases(graph: Graph, roles: RoleMap) -> TrainingGraph:

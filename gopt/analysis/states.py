@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from gopt.analysis.counters import added_constant
 from gopt.analysis.dropped_states import refuse_dropped
 from gopt.analysis.epsilon import unguarded_roots
-from gopt.analysis.gradient_fixpoint import GradientMap
+from gopt.analysis.gradient_fixpoint import GradientMap, reads_new_statistic
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.local_taint import LocalTaint
 from gopt.analysis.operators import LAYOUT
@@ -69,7 +70,7 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
         kind = StateKind.PARAMETER
     elif output in gradients:
         kind = StateKind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
-    elif is_rank_local or name in step.roles.statistics:
+    elif is_rank_local or (name in step.roles.statistics and not added_constant(step.index, name, output)):
         kind = StateKind.STATISTIC
         _check_statistic(step, name)
     elif name in step.forward_values and type.shape != ():
@@ -89,15 +90,10 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
             f"leave {name!r} out of the statistics, or say which inputs are the batch: --batch INPUT",
         )
     if name in step.forward_values and type.dtype in FLOATS and not step.is_statistic(name):
-        raise UnsupportedError(
+        raise reads_new_statistic(step, name) or UnsupportedError(
             f"state {name!r} follows the batch without a gradient that could be found, and the loss depends on it",
             f"if it is a parameter, name its gradient: --params {name}=VALUE; if it is a statistic, say how the ranks' "
             f"values are combined: --statistics {name}=mean, sum, max or min",
-        )
-    if type.dtype not in FLOATS:
-        raise UnsupportedError(
-            f"statistic {name!r} is {type.dtype} and depends on the batch: ranks cannot agree on it by a mean",
-            "compute integer states without the batch",
         )
 
 

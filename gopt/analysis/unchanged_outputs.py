@@ -45,8 +45,8 @@ def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
     known = {*held, *roles.states, *training.gradients}
     doubted = [each for each in training.states if each.kind in _DOUBTED and each.tensor not in known]
     if doubted:
-        graph, producers = training.graph, training.graph.producers()
-        doubted = [each for each in doubted if not counts_steps(graph, producers, each.tensor, each.updated)]
+        index = GraphIndex(training.graph)
+        doubted = [each for each in doubted if not counts_steps(index, each.tensor, each.updated)]
     if not doubted:
         return
     first = doubted[0]

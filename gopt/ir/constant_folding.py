@@ -137,11 +137,11 @@ class Constants:
         rule, made = _RULES.get(node.op_type) or _TYPED.get(node.op_type), self._graph.type_of(node.outputs[0])
         if rule is None or (made.static and made.elements > limits.FOLDED_ELEMENTS):
             return None
-        if node.op_type == "Shape":
-            return self._shape(node)
-        if node.op_type == "Size":
-            read = self._graph.type_of(node.inputs[0])
-            return np.array(read.elements, np.int64) if read.static else None
+        if node.op_type in ("Shape", "Size"):
+            sizes = self.sizes(node.inputs[0])
+            if sizes is None or node.op_type == "Size":
+                return None if sizes is None else np.array(math.prod(sizes), np.int64)
+            return np.array(sizes[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
         operands: list[np.ndarray] = []
         for name in node.inputs[:1] if node.op_type == "CastLike" else filter(None, node.inputs):
             operand = self._value(name, depth)
@@ -159,11 +159,10 @@ class Constants:
             return None  # a malformed node: code that needs its type reports it
         return result if result.size <= limits.FOLDED_ELEMENTS else None
 
-    def _shape(self, node: Node) -> np.ndarray | None:
-        type = self._graph.type_of(node.inputs[0])
-        if not type.static:
-            return None
-        return np.array(type.dims[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+    def sizes(self, name: str) -> tuple[int, ...] | None:
+        """The dimensions of a value, where all of them are numbers."""
+        type = self._graph.type_of(name)
+        return tuple(type.dims) if type.static else None
 
 
 def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
@@ -232,6 +231,12 @@ _TYPED: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
     "Div": lambda node, operands: _divided(*operands),
     "Sqrt": lambda node, operands: np.sqrt(operands[0]),
     "Reciprocal": lambda node, operands: 1 / operands[0],
+    "Log": lambda node, operands: np.log(operands[0]),
+    "Max": lambda node, operands: np.maximum.reduce(operands),
+    "Min": lambda node, operands: np.minimum.reduce(operands),
+    "ReduceSum": lambda node, operands: _reduced(np.sum, node, operands),
+    "ReduceProd": lambda node, operands: _reduced(np.prod, node, operands),
+    "Slice": lambda node, operands: _sliced(*operands),
     "Transpose": lambda node, operands: np.transpose(operands[0], node.attributes.get("perm")),
 }
 """Operators that only ``Constants`` folds: they need types, or make floating numbers."""
@@ -243,3 +248,23 @@ def _divided(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     if not right.all():
         raise ValueError("divided by zero")
     return np.asarray(np.sign(left) * np.sign(right) * (np.abs(left) // np.abs(right)))
+
+
+def _reduced(how: Callable[..., np.ndarray], node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
+    axes = _axes(node, operands)
+    if not axes and node.attributes.get("noop_with_empty_axes", 0):
+        return operands[0]
+    made = how(operands[0], axis=axes or None, keepdims=bool(node.attributes.get("keepdims", 1)))
+    return np.asarray(made, operands[0].dtype)
+
+
+def _sliced(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None = None,
+    steps: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    places = range(len(starts)) if axes is None else axes.tolist()
+    by = np.ones(len(starts), np.int64) if steps is None else steps
+    cut = [slice(None)] * data.ndim
+    for axis, start, end, step in zip(places, starts.tolist(), ends.tolist(), by.tolist(), strict=True):
+        cut[axis] = slice(start, None if step < 0 and end < -data.shape[axis] else end, step)
+    return data[tuple(cut)]

@@ -51,13 +51,15 @@ def _fits(found: Placements, wanted: Placements) -> bool:
 
 
 def _check_statistics(program: SpmdProgram) -> None:
-    """Check that every running statistic depends on the batch, in each micro-step through the previous result."""
+    """Check that every running statistic depends on the batch, or counts it, in each micro-step through the previous
+    result."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     held = [state for state in program.states if state.input in statistics]
     if not held:
         return
     summed = [held.input for held in program.accumulators]
-    following = descendants(GraphIndex(program.graph), {*program.training.batch, *program.loop_carried, *summed})
+    roots = {*program.training.batch, *program.training.counted.values(), *program.loop_carried, *summed}
+    following = descendants(GraphIndex(program.graph), roots)
     for state in held:
         for name in (program.loop_carried.get(state.input), state.output):
             if name is not None and name not in following:

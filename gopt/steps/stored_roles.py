@@ -24,7 +24,7 @@ def roles_text(training: TrainingGraph) -> str:
         params=training.gradients,
         batch=tuple(training.batch),
         shared=tuple(training.shared.values()),
-        statistics={name: training.reductions.get(name, "") for name in named} or None,
+        statistics={**dict.fromkeys(named, ""), **training.reductions} or None,
     ).text()
 
 

@@ -70,7 +70,7 @@ def with_reduced_statistics(
     for reduction in reductions if producers else ():
         for point in reduction.points:
             name = f"{point.value}.{point.reduce}"
-            if point.value not in producers:
+            if point.value not in producers and point.value not in graph.initializers:
                 raise InputError(
                     f"the manifest says that ranks reduce {point.value!r}, which the source does not have",
                     "verify the folder with the step that it was made from",

@@ -481,14 +481,15 @@ def test_a_dynamic_parameter(tmp_path):
     refused(b, tmp_path, UnsupportedError, "'w0'", "dynamic")
 
 
-def test_a_scalar_state_that_follows_the_batch(tmp_path):
-    """A running count of the batch's positive labels: each rank would count its own."""
+def test_a_count_of_events_is_added_up_over_ranks(tmp_path):
+    """A running count of the batch's positive labels: each rank counts its own."""
     b, net = step()
     sgd(b, net)
     seen = b.state("seen", np.int64(0))
     positive = b.op("ReduceSum", b.op("Cast", b.op("Greater", "y", b.const(0.0)), to=7), keepdims=0)
     b.output("seen_out", b.op("Add", seen, positive), (), "int64")
-    refused(b, tmp_path, UnsupportedError, "'seen'")
+    made = gopt.shard(gopt.load(b.save(tmp_path / "step.onnx")), 2)
+    assert [(each.tensor, each.rule) for each in made.program.reductions.values()] == [("seen", "sum")]
 
 
 def test_an_update_that_reads_the_loss_beside_a_gradient(tmp_path):

@@ -46,7 +46,8 @@ def make(seed: int, operators: int | None = None) -> Forward:
 
 def _made(random: np.random.Generator, operators: int | None) -> Forward:
     s = Sketch(random, int(random.integers(OLDEST, NEWEST + 1)), BATCH)
-    first = s.one_of((BATCH, 4), (BATCH, 3, 4), (BATCH, 2, 5), (BATCH, 2, 4, 4), (BATCH, 4, 3, 3), (BATCH, 6))
+    flat = ((BATCH, 4), (BATCH, 3, 4), (BATCH, 2, 5), (BATCH, 6))
+    first = s.one_of(*flat, (BATCH, 2, 4, 4), (BATCH, 4, 3, 3), (BATCH, 1, 3, 3, 4))
     s.use(s.input(s.numbers(first, 0.9)))
     if s.chance(0.2):
         s.use(s.input(s.numbers(s.one_of(first, (BATCH, 4)), 0.9)))

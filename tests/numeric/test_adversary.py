@@ -12,7 +12,8 @@ import pytest
 from products import fewer, spread
 
 import gopt
-from gopt.analysis.coupling import open_couplings
+from gopt.analysis.coupling import CouplingKind, open_couplings
+from gopt.analysis.role_map import RoleMap
 from gopt.errors import UnsupportedError
 from gopt.verification.verify import Verifier
 
@@ -76,3 +77,64 @@ def test_a_sum_by_weights_that_may_hold_the_number_of_samples_is_refused(path):
         gopt.shard(path, 2)
     assert "--statistics s=mean" in caught.value.hints[0]
     assert gopt.verify(gopt.shard(path, 2, statistics="s=mean"), steps=2).outcome == "equal"
+
+
+COUNTS = HERE / "counts"
+SIZED = {"cma": {"cnt": "sum"}, "sumcount2": {"cnt": "sum"}}
+"""Steps that add a constant to a state, which is the number of samples."""
+
+
+@pytest.mark.parametrize("name", ["countB_sub", "logmean", "powB", "cma"])
+def test_a_constant_that_may_be_a_number_of_samples_is_refused(name):
+    source = gopt.load(COUNTS / f"{name}.onnx", roles=RoleMap(statistics=SIZED.get(name, {})))
+    for statistics in ("auto", "sync"):
+        with pytest.raises(UnsupportedError, match=r"may be a number of samples|made of sums|counts samples") as caught:
+            gopt.shard(source, 2, statistics=statistics)
+    assert caught.value.hints
+
+
+@pytest.mark.parametrize("name", list(SIZED))
+def test_a_state_that_counts_samples_by_a_constant_is_asked_for(name):
+    with pytest.raises(UnsupportedError, match="is the size of a batch") as caught:
+        gopt.load(COUNTS / f"{name}.onnx")
+    assert "--statistics cnt=sum" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "statistics", "rules"),
+    [
+        ("sumcount2", {"cnt": "sum"}, {"acc": "sum", "cnt": "sum"}),
+        ("sumcount2", {"cnt": "mean"}, {"acc": "sum"}),
+        ("sumcount_shape", {}, {"acc": "sum", "cnt": "sum", "s": "sum"}),
+        ("sumcount_ones_vc", {}, {"acc": "sum", "cnt": "sum"}),
+        ("inttok", {}, {"n": "sum"}),
+        ("lossema", {}, {"b": "mean"}),
+        ("lossema_sum", {}, {"b": "mean"}),
+        ("std2", {}, {"s": "mean"}),
+        ("splitmaxdiff", {}, {"s": "mean"}),
+    ],
+)  # fmt: skip
+def test_statistics_beside_numbers_of_samples_follow_all_samples(name, statistics, rules):
+    states = {"acc": "acc_out", "s": "s_out", "cnt": "cnt_out"} if name == "sumcount_shape" else {}
+    sharded = gopt.shard(gopt.load(COUNTS / f"{name}.onnx", roles=RoleMap(states=states, statistics=statistics)), 2)
+    assert {each.tensor: each.rule for each in sharded.program.reductions.values()} == rules
+    assert gopt.verify(sharded, steps=2).outcome == "equal"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("std2", CouplingKind.STATISTICS), ("splitmaxdiff", CouplingKind.PLACE)]
+)  # fmt: skip
+def test_what_is_told_of_a_statistic_is_told_where_the_forward_does_not_read_it(name, kind):
+    assert kind in {each.kind for each in open_couplings(gopt.shard(COUNTS / f"{name}.onnx", 2).program)}
+
+
+@pytest.mark.parametrize("option", [{}, {"params": {"w": "gw"}}, {"statistics": {"s": "mean"}}])
+def test_an_update_that_reads_a_new_statistic_is_told_so(option):
+    with pytest.raises(UnsupportedError, match="reads 's_out', the new value of the statistic 's'"):
+        gopt.load(COUNTS / "popart.onnx", roles=RoleMap(**option))
+
+
+def test_a_rule_against_the_data_flow_is_noted():
+    sharded = gopt.shard(COUNTS / "std2.onnx", 2, statistics="s=sum")
+    told = [each for each in open_couplings(sharded.program) if each.kind is CouplingKind.REDUCTION]
+    assert "by mean, and ranks combine it by sum" in told[0].what and "--statistics s=mean" in told[0].exact

@@ -25,11 +25,11 @@ def load_all() -> dict[str, Kind]:
     return KINDS
 
 
-def of_seed(seed: int, samples: int, scale: int, *, servers: bool = False) -> Writer:
+def of_seed(seed: int, samples: int, scale: int, *, servers: bool = False, only: str = "") -> Writer:
     """A step of one structure, drawn; ``servers``: of those that trainers and servers run as ranks do: a trainer keeps
-    statistics of its own samples."""
+    statistics of its own samples; ``only``: structures, joined by commas."""
     w = Writer(seed, samples, scale)
     table = load_all()
     names = [name for name in sorted(table) if not (servers and table[name].__module__.endswith("kinds_roles"))]
-    table[w.pick(*names)](w)
+    table[w.pick(*(only.split(",") if only else names))](w)
     return w

@@ -10,33 +10,50 @@ from dataclasses import dataclass
 from math import isclose
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, products
+from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation, products
 from gopt.analysis.coupling.propagate import propagate
+from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
 
 _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Relation.MIN: "min"}
 _JOINS = frozenset(["Concat", "ScatterND", "ScatterElements", "Scatter", "TensorScatter"])
+_OF_STATISTICS = (CouplingKind.STATISTICS, CouplingKind.IN_BATCH, CouplingKind.PLACE)
+"""Kinds that are told of nodes between the forward and a statistic; the rest has its own refusal."""
+_EPSILON = 1e-3
 _AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
+
+
+RULES = ("mean", "sum", "max", "min", "root", "local")
+ROWS = ("local", "root")
+"""Rules of a statistic that keeps rows of single samples."""
+WHOLE = ("mean", "root", "local")
+"""Rules that combine new values whole, whatever makes them."""
+_INTEGERS = ("sum", "max", "min", "root", "local")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStatistic:
-    """Why nothing says how the ranks' values of a statistic are combined. ``rows``: it keeps rows of single samples."""
+    """Why nothing says how the ranks' values of a statistic are combined.
+
+    ``rules``: those that the user may state. ``literal``: a constant that may be a number of samples.
+    """
 
     reason: str
-    rows: bool = False
+    rules: tuple[str, ...] = RULES
+    literal: str = ""
 
 
 class Unclear(Exception):
     """Raised where nothing says how the ranks' values of a statistic are combined; the text gives the reason."""
 
-    def __init__(self, reason: str, rows: bool = False) -> None:
+    def __init__(self, reason: str, rules: tuple[str, ...] = RULES, literal: str = "") -> None:
         super().__init__(reason)
-        self.statistic = OpenStatistic(reason, rows)
+        self.statistic = OpenStatistic(reason, rules, literal)
 
 
 def statistic_reductions(
@@ -54,24 +71,52 @@ def statistic_reductions(
     behind, _ = ancestors(context.index, [state.updated for state in states])
     known, context.found = context.found, []
     propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
-    context.found = known
+    context.found = known + [fact for fact in context.found if fact.kind in _OF_STATISTICS]
+    counts = SampleCounts(context)
     for state in states:
+        if state.tensor in training.counted:
+            point = StatisticPoint(training.counted[state.tensor], "sum")
+            found[state.tensor] = StatisticReduction(state.tensor, "sum", (point,))
+            continue
         try:
-            found[state.tensor] = _reduction(context, state, training.reductions.get(state.tensor, ""))
+            found[state.tensor] = _reduction(context, counts, state, training.reductions.get(state.tensor, ""))
         except Unclear as error:
             unclear[state.tensor] = error.statistic
     return found, unclear
 
 
-def _reduction(context: CouplingContext, state: State, stated: str) -> StatisticReduction:
-    if stated in ("mean", "root", "local"):
+def _reduction(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
+    """How a statistic is combined: as it follows the batch, or as the user says, with a note where the two differ."""
+    if stated in ("root", "local"):
         return StatisticReduction(state.tensor, stated)
     if stated == "gather":
-        raise Unclear("gopt does not gather rows of ranks", rows=True)
-    walk = _Walk(context, state, stated)
-    points = walk.points()
-    rules = "+".join(dict.fromkeys(point.reduce for point in points))
-    if [point.value for point in points] == [state.updated] and rules == "mean":
+        raise Unclear("gopt does not gather rows of ranks", ROWS)
+    if not stated:
+        return _followed(context, counts, state, "")
+    try:
+        own = _followed(context, counts, state, "")
+    except Unclear:
+        return _followed(context, counts, state, stated)
+    if own.rule != stated:
+        context.couple(
+            CouplingKind.REDUCTION, context.index.producers[state.updated],
+            f"the statistic {state.tensor!r} follows all samples by {own.rule}, and ranks combine it by {stated}, as "
+            "--statistics says", f"--statistics {state.tensor}={own.rule} is exact" if own.rule in RULES else "",
+            state.updated,
+        )  # fmt: skip
+        return _followed(context, counts, state, stated)
+    return own
+
+
+def _followed(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
+    dtype = context.index.graph.types[state.tensor].dtype
+    if stated == "mean" and dtype in FLOATS:
+        return StatisticReduction(state.tensor, stated)
+    points = _Walk(context, counts, state, stated).points()
+    if dtype not in FLOATS and any(point.reduce == "mean" for point in points):
+        raise Unclear(f"it is {dtype}, and ranks cannot agree on integers by a mean", _INTEGERS)
+    rules = "+".join(dict.fromkeys(point.reduce for point in points)) or "mean"  # none: a size alone, equal on ranks
+    if not points or ([point.value for point in points] == [state.updated] and rules == "mean"):
         return StatisticReduction(state.tensor, rules)
     return StatisticReduction(state.tensor, rules, tuple(points))
 
@@ -79,9 +124,11 @@ def _reduction(context: CouplingContext, state: State, stated: str) -> Statistic
 class _Walk:
     """One walk back from a new value; ``stated``: the user's own word for every value that is reduced."""
 
-    def __init__(self, context: CouplingContext, state: State, stated: str) -> None:
-        self.context, self.state, self.stated = context, state, stated
+    def __init__(self, context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> None:
+        self.context, self.counts, self.state, self.stated = context, counts, state, stated
         self.found: dict[str, str] = {}
+        self.literal = ""
+        """A constant behind reduced values that may be a number of samples."""
 
     def points(self) -> list[StatisticPoint]:
         stack: list[tuple[str, float | None]] = [(self.state.updated, None)]
@@ -89,31 +136,86 @@ class _Walk:
         while stack:
             name, old = stack.pop()
             mark = self.context.marks.get(name)
-            if mark is None or name in seen:
+            if name in seen:
                 continue
             seen.add(name)
-            rule = self._rule(name, mark, old)
+            if mark is None:
+                self._count(name)
+                continue
+            rule = self._rule(name, mark, old) if not self._counted(name, mark) else ""
             if rule:
                 self.found[name] = rule
                 continue
             node = self.context.index.producers[name]
+            self._note_literal(node, old)
             old = self._old_factor(node)
             stack += [(each, old) for each in node.reads]
+        if self.literal and "sum" in self.found.values():
+            self._refuse_literal(self.literal, "is read behind a sum over samples")
         order = self.context.index.defined_at
         return [StatisticPoint(name, self.found[name]) for name in sorted(self.found, key=order)]
+
+    def _counted(self, name: str, mark: Mark) -> bool:
+        """Return whether numbers of samples stand between a value and those in which samples were reduced."""
+        if mark.kind not in REDUCED or name in self.context.origins:
+            return False
+        behind = self._sizes(name)
+        return bool(behind.counts) or (bool(behind.divisors) and mark.kind is not Relation.MEAN)
+
+    def _count(self, name: str) -> None:
+        """Let ranks add up the numbers of samples behind a value that follows no sample."""
+        if not self._decays(self.context.index.producers.get(name)):
+            behind = self._sizes(name)
+            self.literal = self.literal or behind.factor
+            self.found |= dict.fromkeys(behind.counts, "sum")
+
+    def _decays(self, node: Node | None) -> bool:
+        """Return whether a node multiplies the old value by a constant."""
+        if node is None or not node.is_a("Mul", "Div") or self.state.tensor not in node.inputs:
+            return False
+        return all(each == self.state.tensor or self.context.scalar(each) for each in node.inputs)
+
+    def _sizes(self, name: str) -> SizesBehind:
+        """The numbers of samples behind a value. Raises Unclear for one that cannot be followed."""
+        behind = self.counts.of(name)
+        if behind.lost:
+            raise Unclear(f"it is computed from the size of a batch in {behind.lost!r}, which gopt cannot follow")
+        if behind.term:
+            self._refuse_literal(behind.term, f"stands behind {name!r}")
+        return behind
+
+    def _note_literal(self, node: Node, old: float | None) -> None:
+        """Keep the first constant of a node that may be a number of samples; one beside a bare sum may be of any
+        value."""
+        marks = self.context.marks
+        bare = node.is_a("Add", "Sub", "Sum") and any(
+            name in marks and marks[name].kind is Relation.SUM for name in node.inputs
+        )
+        for name in node.inputs if not self.literal else ():
+            by = abs(self.context.scalar(name))
+            if name in marks or (old is not None and isclose(by, 1 - old, rel_tol=1e-5)):
+                continue
+            beside = bare and by >= _EPSILON and not self.counts.counts_samples(name)
+            if beside or self.counts.written_out(node, name):
+                self.literal = name
+
+    def _refuse_literal(self, name: str, where: str) -> None:
+        if not self.stated:
+            number = self.context.scalar(name)
+            raise Unclear(f"the constant {name!r} ({number:.6g}) {where}, and may be a number of samples", literal=name)
 
     def _rule(self, name: str, mark: Mark, old: float | None) -> str:
         """How ranks combine a value; '' where what it is made of must say. Raises Unclear."""
         node = self.context.index.producers.get(name)
         if mark.kind is Relation.SAMPLES:
-            raise Unclear(f"{name!r} keeps values of single samples", rows=True)
+            raise Unclear(f"{name!r} keeps values of single samples", ROWS)
         if mark.kind is Relation.UNKNOWN and (self.stated or node is None or not self._averages(name)):
             if self.stated in ("max", "min") and name == self.state.updated:
                 return self.stated
             joined = self._joins_rows(name)
             if joined is not None:
                 what = f"{name!r} keeps rows of single samples, by {joined.op_type} {joined.label!r}"
-                raise Unclear(f"{what}, and gopt does not gather rows of ranks", rows=True)
+                raise Unclear(f"{what}, and gopt does not gather rows of ranks", ROWS)
             where = f" ({node.op_type})" if node is not None else ""
             raise Unclear(f"the samples cannot be followed to {name!r}{where}")
         if mark.kind not in REDUCED and mark.kind is not Relation.UNKNOWN:
@@ -195,8 +297,10 @@ class _Walk:
         sizes = [self.context.batch * size for size in products(mark.sizes)]
         if rate and factor and any(isclose(factor * size, rate, rel_tol=1e-5) for size in sizes):
             return "mean"
-        for by in (inside, 0.0 if isclose(factor, rate, rel_tol=1e-5) else factor):
-            if any(_digits(by * size) < _digits(by) for size in sizes):
+        apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
+        for by in (inside, *apart):
+            less = any(isclose(by * (size - 1), 1, rel_tol=1e-5) for size in sizes if size > 2)
+            if less or any(_digits(by * size) < _digits(by) for size in sizes):
                 raise Unclear(
                     f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
                     "number"

@@ -16,6 +16,7 @@ from math import isclose
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.coupling.statistics import statistic_reductions
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.synchronised_values import CorrectedConstant, SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
@@ -53,10 +54,22 @@ def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
             f"--statistics sync: gradient {name!r} is not a sum over samples, and cannot be averaged",
             _OTHERS,
         )
+    _refuse_counts(training, first)
     local = next((s for s in training.states if s.kind is StateKind.STATISTIC and s.updated in second.marks), None)
     if local is not None:
         raise UnsupportedError(f"--statistics sync: statistic {local.tensor!r} follows single samples", _OTHERS)
     return SynchronisedValues(tuple(points), tuple(_corrected(training, first, ranks)))
+
+
+def _refuse_counts(training: TrainingGraph, context: CouplingContext) -> None:
+    """Raise UnsupportedError for a statistic with numbers of samples in it: its means over ranks are not all of it."""
+    known, unclear = statistic_reductions(context, training)
+    for name, reduction in known.items():
+        if any(point.value not in context.marks for point in reduction.points):
+            raise UnsupportedError(f"--statistics sync: the statistic {name!r} counts samples", _OTHERS)
+    for name, why in unclear.items():
+        if why.literal:
+            raise UnsupportedError(f"--statistics sync: statistic {name!r}: {why.reason}", _OTHERS)
 
 
 def _nodes(training: TrainingGraph) -> list[Node]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
-from gopt.analysis.coupling.statistics import OpenStatistic
+from gopt.analysis.coupling.statistics import ROWS, RULES, WHOLE, OpenStatistic
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
@@ -20,7 +20,7 @@ from gopt.collectives.node import format_shape
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType, numpy_dtype
+from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.passes.base import Pass
 from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
 from gopt.program import SpmdProgram
@@ -84,7 +84,7 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
     emitted.emit(by_rule.get("points", ()), {name: [n.first_output for n in nodes] for name, nodes in apart.items()})
     rewriter.finish()
     program.set_states([replace(h, local=True) if h.input in local else h for h in program.states])
-    calls += len(emitted.reduced)
+    calls += emitted.calls
     program.statistics_of_root = options.statistics is StatisticPolicy.ROOT
     figures = {"averaged": "mean", "of_root": "root", "local": "local", "reduced": "points"}
     facts = {name: len(by_rule[rule]) for name, rule in figures.items() if rule in by_rule}
@@ -99,26 +99,41 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
     unclear = [name for name in asked if name in found.unclear]
     if unclear:
         raise _unclear(training, {name: found.unclear[name] for name in unclear})
+    if policy is StatisticPolicy.MEAN:
+        _refuse_integers(training, set(states).difference(asked))
     plain = {name: StatisticReduction(name, policy.value) for name in states}
     return plain | {name: found.statistics[name] for name in asked}
+
+
+def _refuse_integers(training: TrainingGraph, states: set[str]) -> None:
+    for name in states:
+        dtype = training.graph.types[name].dtype
+        if dtype not in FLOATS:
+            raise UnsupportedError(
+                f"--statistics mean: {name!r} is {dtype}, and ranks cannot agree on integers by a mean",
+                f"say how ranks combine it: --statistics mean,{name}=sum, where sum may be max, min, root or local",
+            )
 
 
 def _unclear(training: TrainingGraph, unclear: Mapping[str, OpenStatistic]) -> UnsupportedError:
     """The refusal of all statistics of which nothing says how ranks combine them; the hint settles it."""
     first, why = next(iter(unclear.items()))
     said = training.reductions.get(first, "")
-    if why.rows:
-        named = ",".join(f"{name}={'local' if each.rows else 'mean'}" for name, each in unclear.items())
-        hint = f"--statistics {named}: local keeps each rank's own, and root those of the first rank"
+    hints = []
+    if why.literal:
+        hints.append("write the number of samples as the size (Shape) of a batch input, and ranks add it up")
+    rules = WHOLE if said and why.rules == RULES else why.rules
+    named = ",".join(f"{name}={rules[0] if name == first else each.rules[0]}" for name, each in unclear.items())
+    if why.rules == ROWS:
+        hints.append(f"--statistics {named}: local keeps each rank's own, and root those of the first rank")
     else:
-        named = ",".join(f"{name}=mean" for name in unclear)
-        rules = "mean, root or local" if said else "mean, sum, max, min, root or local"
-        hint = f"say how: --statistics {named}, where mean may be {rules}"
+        others = f"{', '.join(rules[1:-1])} or {rules[-1]}"
+        hints.append(f"say how: --statistics {named}, where {rules[0]} may be {others}")
     return UnsupportedError(
         f"--statistics {first}={said} is not supported: {why.reason}"
         if said
         else f"gopt cannot tell how ranks combine the statistic {first!r}: {why.reason}",
-        hint,
+        *hints,
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import numpy as np
+import onnx
+
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.statistic_points import path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.program import Accumulator, SpmdProgram
 
 
@@ -51,8 +55,10 @@ class StatisticCalls:
         self.graph = program.graph
         self.producers, self.users = self.graph.producers(), self.graph.users()
         self.nodes = list(self.graph.nodes)
+        self.constants = GraphIndex(self.graph).constants
         self.reduced: dict[tuple[str, str], str] = {}
         """Value and reduction -> the reduced value."""
+        self.calls = 0
 
     def emit(self, states: Sequence[State], held: Mapping[str, Collection[str]]) -> None:
         """Emit the calls of statistics, and what makes their new values of the results.
@@ -93,10 +99,15 @@ class StatisticCalls:
         self.program.accumulators.append(Accumulator(sum_, out, f"{prefix}.next", type, reduced=True))
 
     def _call(self, state: State, value: str, reduce: str) -> str:
-        """The reduced value; one call for all statistics that reduce it alike."""
+        """The reduced value; one call for all statistics that reduce it alike.
+
+        The size of a batch is the same on every rank: its sum is known without a call.
+        """
         made = self.reduced.get((value, reduce))
         if made is not None:
             return made
+        if self.constants.value(value) is not None:
+            return self.reduced.setdefault((value, reduce), self._times_ranks(value))
         producer = self.producers.get(value)
         if producer is None:
             raise UnsupportedError(
@@ -105,11 +116,21 @@ class StatisticCalls:
                 "leave out the axes that split the computation",
             )
         made = f"gopt.statistics.reduced{len(self.reduced)}"
+        self.calls += 1
         self.rewriter.add(
             "AllReduce", [value], {made: self.graph.types[value]}, domain=COMM,
             attributes={"group": self.group, "reduce": reduce}, after=producer,
         )  # fmt: skip
         self.reduced[value, reduce] = made
+        return made
+
+    def _times_ranks(self, value: str) -> str:
+        type, many = self.graph.types[value], f"gopt.statistics.ranks{len(self.reduced)}"
+        made = f"gopt.statistics.reduced{len(self.reduced)}"
+        number = np.array(self.program.mesh.size(self.group), numpy_dtype(type.dtype))
+        attributes = {"value": onnx.numpy_helper.from_array(number)}
+        self.rewriter.add("Constant", [], {many: TensorType(type.dtype, ())}, attributes=attributes)
+        self.rewriter.add("Mul", [value, many], {made: type})
         return made
 
     def _repeated(self, state: State, values: dict[str, str], path: list[Node], prefix: str) -> str:

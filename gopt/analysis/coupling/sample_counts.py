@@ -1,0 +1,195 @@
+"""Numbers of samples in values that follow no sample: sizes read from shapes, and constants that may be such sizes.
+
+A value that nodes make of constants and of shapes is computed twice: as the file says, and as it were with twice as
+many samples. What doubles counts samples, whatever operators lie between; what stays is a constant of the model, unless
+the file wrote the number of samples out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import exp, isclose
+
+import numpy as np
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import REDUCED, Relation, products
+from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.operators import elementwise, value_reads
+from gopt.ir.constant_folding import Constants
+from gopt.ir.graph import Node
+
+_TOLERANCE = 1e-5
+"""Relative; a 32-bit constant that a program computed from a size is off by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizesBehind:
+    """Numbers of samples that a value is made of which follows no sample.
+
+    ``counts``: the values behind it, or itself, that are proportional to it; ``divisors``: those that sums over samples
+    are multiplied or divided by alone. ``term``: a constant that is added or
+    divided, and may be a function of it; ``factor``: one that is multiplied by. ``lost``: a value that follows it in a
+    way that gopt does not know.
+    """
+
+    counts: frozenset[str] = frozenset()
+    divisors: frozenset[str] = frozenset()
+    term: str = ""
+    factor: str = ""
+    lost: str = ""
+
+    def joined(self, other: SizesBehind) -> SizesBehind:
+        if other in (_NOTHING, self):
+            return self
+        return SizesBehind(
+            self.counts | other.counts,
+            self.divisors | other.divisors,
+            self.term or other.term,
+            self.factor or other.factor,
+            self.lost or other.lost,
+        )
+
+
+_NOTHING = SizesBehind()
+
+
+class _Doubled(Constants):
+    """The constants of a step that has twice as many samples."""
+
+    def __init__(self, context: CouplingContext) -> None:
+        super().__init__(context.index.graph, context.index.producers)
+        self.context = context
+
+    def sizes(self, name: str) -> tuple[int, ...] | None:
+        mark, sizes = self.context.samples(name), super().sizes(name)
+        if mark is None or sizes is None:
+            return sizes
+        return tuple(size * (1 + (place == mark.axis)) for place, size in enumerate(sizes))
+
+
+@dataclass(slots=True)
+class SampleCounts:
+    """Finds the numbers of samples behind values that follow no sample, and behind the factors and terms that reduced
+    values have met since they were reduced; results are kept."""
+
+    context: CouplingContext
+    _doubled: _Doubled = field(init=False)
+    _known: dict[str, SizesBehind] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._doubled = _Doubled(self.context)
+
+    def of(self, name: str) -> SizesBehind:
+        """The numbers of samples behind a value; those behind its operands are found first, without recursion."""
+        stack = [name]
+        while stack:
+            value = stack[-1]
+            if value in self._known:
+                stack.pop()
+                continue
+            node = self.context.index.producers.get(value)
+            rest = self._operands(value, node)
+            open_ = [each for each in rest if each not in self._known]
+            if open_:
+                stack += open_
+                continue
+            self._known[value] = self._of(value, node, rest)
+            stack.pop()
+        return self._known[name]
+
+    def counts_samples(self, name: str) -> bool:
+        """Return whether a value is proportional to the number of samples, by a shape that it is made of."""
+        return name in self.of(name).counts
+
+    def _operands(self, name: str, node: Node | None) -> list[str]:
+        """The operands whose numbers of samples lie behind a value."""
+        mark = self.context.marks.get(name)
+        if node is None or name in self.context.origins or (mark is not None and mark.kind not in REDUCED):
+            return []
+        if mark is None and (self._count(name) is not None or self._sized(node)):
+            return []
+        return [each for each in value_reads(node) if each]
+
+    def _divides(self, node: Node, name: str) -> bool:
+        """Return whether an operand divides a sum over samples, or multiplies it."""
+        marks = self.context.marks
+        summed = (each in marks and marks[each].kind is Relation.SUM for each in node.inputs)
+        return name not in marks and node.is_a("Mul", "Div") and any(summed)
+
+    def _of(self, name: str, node: Node | None, operands: list[str]) -> SizesBehind:
+        if node is None:
+            return _NOTHING
+        follows = name in self.context.marks
+        proportional = None if follows else self._count(name)
+        if proportional is not None:
+            return SizesBehind(frozenset([name])) if proportional else _NOTHING
+        if not follows and self._sized(node):
+            return SizesBehind(lost=name)
+        found = _NOTHING
+        for each in operands:
+            behind = self._known[each]
+            if follows and behind.counts and self._divides(node, each):
+                behind = replace(behind, counts=frozenset(), divisors=behind.counts)
+            found = found.joined(behind)
+            if not follows and self.written_out(node, each):
+                scales = node.is_a("Mul") or (node.is_a("Div") and each == node.inputs[1])
+                found = found.joined(SizesBehind(factor=each) if scales else SizesBehind(term=each))
+        return found
+
+    def _count(self, name: str) -> bool | None:
+        """Return whether a constant doubles with the samples; None where it is no constant, or does otherwise."""
+        here, twice = self.context.constant(name), self._doubled.value(name)
+        if here is None or twice is None:
+            return None
+        if here.shape == twice.shape and bool((here == twice).all()):
+            return False
+        return True if here.shape == twice.shape and np.allclose(twice, 2.0 * here, rtol=1e-6) else None
+
+    def _sized(self, node: Node) -> bool:
+        """Return whether a node reads the size of a value of samples, directly."""
+        return any(name in self.context.marks for name in node.reads)
+
+    def written_out(self, node: Node, name: str) -> bool:
+        """Return whether an operand is a constant that may be a function of the number of samples."""
+        if (
+            not elementwise(node)
+            or node.is_a("Where", "Pow")
+            or name in self.context.marks
+            or self._count(name) is not False
+        ):
+            return False
+        needed = ancestors(self.context.index, [name])[1]
+        value = self.context.constant(name)
+        if value is None or any(each in self.context.marks for each in needed):
+            return False  # a dimension that follows no sample, read from a shape
+        if not value.size or value.dtype.kind not in "fiuV":
+            return False
+        flat = value.reshape(-1).astype(np.float64)
+        return bool((flat == flat[0]).all()) and may_count(flat[0], self.context.batch, self._sizes())
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Dimensions of the batch's inputs beside that of the samples."""
+        types, marks = self.context.index.graph.inputs, self.context.marks
+        of_batch = [type for name, type in types.items() if name in marks and marks[name].kind is Relation.SAMPLES]
+        return tuple({size for type in of_batch for size in (type.shape or ())[1:] if isinstance(size, int)})
+
+
+def may_count(number: float, batch: int, sizes: tuple[int, ...] = ()) -> bool:
+    """Return whether a number may be one of samples, one less, or the reciprocal, square, root or logarithm of
+    such a number.
+
+    ``sizes``: other dimensions that may be counted with the samples.
+    """
+    if batch < 2 or not number or not np.isfinite(number):
+        return False
+    number = abs(float(number))
+    forms = [number, 1 / number, number**2, number**-2, number**0.5, number**-0.5]
+    forms += [exp(number)] if number < 40 else []
+    for many in products(sizes):
+        count = batch * many
+        if any(isclose(each, count, rel_tol=_TOLERANCE) for each in forms):
+            return True
+        if count > 2 and any(isclose(each, count - 1, rel_tol=_TOLERANCE) for each in forms[:2]):
+            return True
+    return False

@@ -1,0 +1,90 @@
+"""States that count samples: each step adds the size of its batch, which ranks add up.
+
+Such a state follows no batch, and looks like a count of steps. A size that is read from a shape tells the two apart; a
+constant of the batch's size does not, and gopt asks.
+"""
+
+from __future__ import annotations
+
+from math import isclose, prod
+
+import numpy as np
+
+from gopt.analysis.counters import added_constant
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.coupling.sample_counts import SampleCounts
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
+
+
+def settle_counters(training: TrainingGraph) -> None:
+    """Make statistics of the states that count samples, and keep in ``counted`` what each step adds to them.
+
+    Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add it up.
+    """
+    index = GraphIndex(training.graph)
+    open_ = [state for state in training.states if state.tensor not in training.gradients]
+    added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
+    if not added:
+        return
+    counts: SampleCounts | None = None
+    for state in training.states:
+        term, said = added.get(state.tensor, ""), training.reductions.get(state.tensor, "")
+        if not term:
+            continue
+        needed = ancestors(index, [term])[0]
+        sized = any(id(node) in needed and node.is_a("Shape", "Size") for node in training.graph.nodes)
+        if sized and counts is None:
+            counts = SampleCounts(_marked(training))
+        certain = sized and counts is not None and counts.counts_samples(term)
+        if said == "sum" or (certain and not said):
+            state.kind, state.of = StateKind.STATISTIC, None
+            training.counted[state.tensor] = term
+        elif not said and not sized and _is_batch(index, training, term):
+            raise UnsupportedError(
+                f"each step adds {_number(index, term):g} to {state.tensor!r}, which is the size of a batch: ranks "
+                "together add more if it counts samples",
+                f"if it does, let ranks add it up: --statistics {state.tensor}=sum; if not, say "
+                f"--statistics {state.tensor}=mean",
+            )
+    _refuse_read(index, training)
+
+
+def _marked(training: TrainingGraph) -> CouplingContext:
+    context = start(training.graph, training.batch)
+    propagate(context, [node for node in training.graph.nodes if node.phase is not Phase.UPDATE])
+    return context
+
+
+def _number(index: GraphIndex, term: str) -> float:
+    value = index.constants.value(term)
+    flat = np.asarray(value).reshape(-1).astype(np.float64)
+    return float(flat[0]) if flat.size and bool((flat == flat[0]).all()) else 0.0
+
+
+def _is_batch(index: GraphIndex, training: TrainingGraph, term: str) -> bool:
+    """Return whether a constant is the number of samples or of elements of an input of the batch; not of one sample."""
+    number = _number(index, term)
+    shapes = [training.graph.inputs[name].shape or () for name in training.batch]
+    sizes = {prod(each for each in shape[:length] if isinstance(each, int))
+             for shape in shapes for length in range(1, len(shape) + 1)}  # fmt: skip
+    return any(size > 1 and isclose(number, size, rel_tol=1e-6) for size in sizes)
+
+
+def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:
+    """Raise UnsupportedError where another update reads the new value of a count, which each rank has of its own."""
+    if not training.counted:
+        return
+    kept = training.state_of()
+    for name in training.counted:
+        behind = descendants(index, [kept[name].updated])
+        reader = next((each for each in training.states
+                       if each.kind is not StateKind.STATISTIC and each.updated in behind), None)  # fmt: skip
+        if reader is not None:
+            raise UnsupportedError(
+                f"the update of {reader.tensor!r} reads the new value of {name!r}, which counts samples: each rank "
+                "has counted its own",
+                f"let the update read the old value, or say that {name} counts no samples: --statistics {name}=mean",
+            )

@@ -1,0 +1,182 @@
+"""Statistics beside numbers of samples: cumulative means, counted sums, centred counts, means behind functions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whole_gen.derivatives import gradients
+from whole_gen.forwards import parameter
+from whole_gen.kinds import kind
+from whole_gen.writer import Value, Writer
+
+
+def _number(w: Writer, x: Value, times: float = 1.0) -> tuple[Value, bool]:
+    """How many samples there are, times a constant; and whether a shape says it."""
+    way = w.pick("literal", "literal", "shape", "slice", "gather", "size", "ones", "expand")
+    many = x.shape[0]
+    if way == "literal":
+        return w.const(np.array(many * times, w.dtype)), False
+    if way == "shape":
+        found = w.op("Shape", x, start=0, end=1).to(w.dtype).reshape()
+    elif way == "slice":
+        shape = w.op("Shape", x)
+        found = w.op("Slice", shape, w.const(np.array([0])), w.const(np.array([1]))).to(w.dtype).reshape()
+    elif way == "gather":
+        found = w.op("Gather", w.op("Shape", x), w.const(np.array(0)), axis=0).to(w.dtype)
+    elif way == "size":
+        found = w.op("Size", x).to(w.dtype) / float(np.prod(x.shape[1:]))
+    elif way == "ones":
+        one = w.op("ConstantOfShape", w.op("Shape", x, start=0, end=1), value=_tensor(w))
+        found = one.sum(0)
+    else:
+        found = w.op("Expand", w.const(np.ones(1, w.dtype), "stored"), w.op("Shape", x, start=0, end=1)).sum(0)
+    return (found if times == 1.0 else found * times), True
+
+
+def _tensor(w: Writer):
+    import onnx
+
+    return onnx.numpy_helper.from_array(np.ones(1, w.dtype))
+
+
+LITERAL = "number of samples|size of a batch|divide by their number"
+
+
+@kind
+def counted_statistic(w: Writer) -> None:
+    """A statistic takes a sum or a mean over samples, and the number of samples beside it."""
+    w.options["accumulate"] = 1
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    s = w.state("s", w.draw("s", (3,), 0.5, 1.5))
+    out = (x / ((s * s) + 0.7)) @ w0
+    d = out - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    how = w.pick("cumulative", "sum and count", "log", "centred", "power", "root", "unbiased", "average", "shift")
+    positive = w.op("Greater", x, w.const(np.array(0, w.dtype))).to(w.dtype)
+    sure = True
+    if how in ("cumulative", "sum and count"):
+        many, sure = _number(w, x)
+        count = w.state("seen", w.draw("seen", (), 3.0, 9.0))
+        total = count + many
+        if not sure and w.pick(True, False):
+            w.stated["seen"] = "sum"
+            sure = how == "sum and count"
+        w.becomes(count, total)
+        w.told = True
+        new = s + ((x.mean(0) - s) * (many / total) if how == "cumulative" else x.sum(0) * 0.1)
+    elif how == "log":
+        many, sure = _number(w, x)
+        new = s * 0.9 + (w.op("Log", w.op("Exp", x).sum(0)) - w.op("Log", many)) * 0.1
+    elif how == "centred":
+        many, sure = _number(w, x, w.pick(0.5, 0.3, 1.0))
+        new = s * 0.9 + (positive.sum(0) - many) * 0.1
+    elif how == "power":
+        many, sure = _number(w, x)
+        total = x.sum(0)
+        new = s * 0.9 + total * total / (many * many) * 0.1
+    elif how == "root":
+        many, sure = _number(w, x)
+        new = s * 0.9 + ((x * x).sum(0) / many).sqrt() * 0.1
+    elif how == "unbiased":
+        many, sure = _number(w, x)
+        new = s * 0.9 + (x * x).sum(0) / (many - 1.0) * 0.1
+    elif how == "average":
+        many, sure = _number(w, x)
+        new = s * 0.9 + x.sum(0) / many * 0.1
+        sure = True
+    else:
+        new = s + w.op("Sign", positive.mean(0) - 0.5) * 0.01
+    if not sure:
+        w.refusal = LITERAL
+    w.becomes(s, new)
+
+
+@kind
+def counted_samples(w: Writer) -> None:
+    """A state counts samples, another one steps; forward, update or nothing reads them."""
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    shape = w.pick((), (1,), (3,))
+    seen, step = w.state("seen", w.draw("seen", shape, 3.0, 9.0)), w.state("step", w.draw("step", (), 1.0, 2.0))
+    use = w.pick("forward", "update", "nothing", "late")
+    w.options["accumulate"] = 1
+    w.told = True
+    many, sure = _number(w, x)
+    scale = w.reduced("ReduceMean", 1.0 / (seen * 0.1 + 1.0), [], False) if shape else 1.0 / (seen * 0.1 + 1.0)
+    out = ((x * scale) if use == "forward" else x) @ w0
+    d = out - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    new = seen + many
+    rate = 0.1
+    if use == "late":
+        w.refusal = "counts samples|one rank's own batch"
+        rate = 0.1 / w.reduced("ReduceMean", new, [], False)
+    elif use == "update":
+        rate = 0.1 * scale
+    if not sure:
+        if w.pick(True, False):
+            w.stated["seen"] = "sum"
+        else:
+            w.refusal = LITERAL
+    w.becomes(w0, w0 - g * rate)
+    w.becomes(seen, new)
+    w.becomes(step, step + 1.0)
+
+
+@kind
+def average_of_loss(w: Writer) -> None:
+    """A running average of the loss, of a term of it or of a multiple, that the next forward reads."""
+    w.options["accumulate"] = 1
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    b = w.state("b", w.draw("b", (), 0.5, 1.5))
+    out = (x / (b * b + 1.0)) @ w0
+    d = out - y
+    loss = (d * d).mean()
+    more = w.pick("none", "term", "multiple")
+    term = loss
+    if more == "term":
+        loss = loss + (w0 * w0).sum() * 0.01
+    elif more == "multiple":
+        loss = loss * 0.5
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    shown = w.pick(True, False)
+    w.becomes(w0, w0 - g * 0.1)
+    w.becomes(b, b * 0.9 + (loss if shown else term) * 0.1)
+
+
+@kind
+def counted_integers(w: Writer) -> None:
+    """Integers that follow the batch: counts of events, of tokens of each kind, largest tokens."""
+    w.options["accumulate"] = 1
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    ids = w.fed("ids", [], lambda generator, size: generator.integers(0, 5, size))
+    w0 = parameter(w, "w0", 3, 2)
+    how = w.pick("events", "kinds", "largest", "smallest")
+    shape = (5,) if how == "kinds" else ()
+    n = w.state("n", np.full(shape, 0 if how == "largest" else 3, np.int64))
+    w.told = True
+    scale = w.op("Sqrt", n.to(w.dtype) + 1.0).mean() if how == "kinds" else w.op("Sqrt", n.to(w.dtype) + 1.0)
+    out = (x / scale) @ w0
+    d = out - y * (ids.to(w.dtype) + 1.0).reshape(-1, 1)
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    if how == "events":
+        new = n + w.op("Greater", x, w.const(np.array(0, w.dtype))).to(np.int64).sum()
+    elif how == "kinds":
+        hit = w.op("Equal", ids.reshape(-1, 1), w.const(np.arange(5)[None]))
+        new = n + hit.to(np.int64).sum(0)
+    elif how == "largest":
+        new = w.op("Max", n, w.reduced("ReduceMax", ids, [0], False))
+    else:
+        new = w.op("Min", n, w.reduced("ReduceMin", ids, [0], False))
+    w.becomes(n, new)
