@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from gopt.runtime.engines.launch import mpiexec
 from gopt.runtime.engines.mpi import launched, load_mpi
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.message import Kind
@@ -155,7 +155,9 @@ def main() -> None:
             {**os.environ, "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"} if 2 * trainers > (os.cpu_count() or 1) else None
         )
         subprocess.run(
-            [mpiexec(), "-n", str(2 * trainers), sys.executable, __file__, *more], check=True, env=environment
+            [str(Path(sys.prefix, "bin", "mpiexec")), "-n", str(2 * trainers), sys.executable, __file__, *more],
+            check=True,
+            env=environment,
         )
 
 

@@ -23,7 +23,7 @@ INDEX_FILE = "index.json"
 FORMAT = "gopt-checkpoint/1"
 LOCK_FILE = ".gopt.lock"
 """File in a folder of checkpoints that the job which writes them locks; it is never removed."""
-STATES_OF_RANK = re.compile(r"rank_\d{4,}\.safetensors")
+STATES_OF_RANK = re.compile(r"rank_(\d{4,9})\.safetensors")
 VALUES_FILE = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 """Names of the file, beside the steps, that has large constants of the source."""
 STEP_DIR = re.compile(r"step_(\d{8,})")
@@ -41,6 +41,11 @@ class CheckpointIndex:
     files: Mapping[str, FileEntry]
     seal: str | None = field(default=None, metadata=OPTIONAL)
     """SHA-256 of the document before this key."""
+
+    def trainers(self, servers: int) -> int:
+        """The trainers with which the run of a split began: servers are the ranks behind them, and are never lost."""
+        found = [int(match[1]) for match in map(STATES_OF_RANK.fullmatch, self.files) if match]
+        return max(found, default=-1) + 1 - servers
 
     def text(self) -> str:
         """The text of the file, sealed."""

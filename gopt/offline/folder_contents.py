@@ -117,9 +117,9 @@ def _without_own_metadata(graph: Graph) -> Graph:
 
 def _of_run(folder: Path, manifest: Manifest, servers: int) -> Manifest:
     """Return the manifest with the number of trainers of the run that wrote a checkpoint, which may differ from the
-    file's.
+    file's; those that the run has lost count.
     """
-    trainers = len(open_index(folder).files) - servers
+    trainers = open_index(folder).trainers(servers)
     return manifest.with_trainers(trainers) if 1 <= trainers <= limits.RANKS else manifest
 
 
@@ -206,7 +206,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     shown: list[tuple[int, LocalState, Tensor]] = []
     files = read_index(folder, manifest, manifest.run).files if checkpoint else {}
-    for rank in _holders(manifest):
+    for rank in _holders(manifest, files):
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank)
         for state in manifest.states_of(rank):
             if state.copy or state.input not in stored:
@@ -233,11 +233,13 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     return found
 
 
-def _holders(manifest: Manifest) -> Sequence[RankEntry]:
-    """The ranks whose values count: of trainers, which have the same states, the first alone."""
+def _holders(manifest: Manifest, files: Collection[str]) -> Sequence[RankEntry]:
+    """The ranks whose values count: of trainers, which have the same states, the first one that is in a checkpoint."""
     if manifest.parameter_server is None:
         return manifest.ranks
-    return [each for each in manifest.ranks if each.rank == 0 or each.role == "server"]
+    trainers = [each.rank for each in manifest.ranks if each.role != "server"]
+    first = next((rank for rank in trainers if rank_states_file(rank) in files), 0)
+    return [each for each in manifest.ranks if each.rank == first or each.role == "server"]
 
 
 def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int, Tensor]]) -> Tensor:

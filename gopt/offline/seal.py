@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gopt.artifact.checkpoint_index import INDEX_FILE, LOCK_FILE, STATES_OF_RANK, VALUES_FILE, open_index
+from gopt.artifact.checkpoint_index import (
+    INDEX_FILE,
+    LOCK_FILE,
+    STATES_OF_RANK,
+    VALUES_FILE,
+    CheckpointIndex,
+    open_index,
+)
 from gopt.artifact.integrity import FileEntry, unchecked
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_check import read_manifest
@@ -76,7 +83,7 @@ def _seal_step(folder: Path) -> Sealed:
         **index.files,
         **_entries(folder, (each.name for each in folder.iterdir() if STATES_OF_RANK.fullmatch(each.name))),
     }
-    text = replace(index, manifest=_digest(manifest, held), run=manifest.run, files=held).text()
+    text = replace(index, manifest=_digest(manifest, replace(index, files=held)), run=manifest.run, files=held).text()
     return _written(folder / INDEX_FILE, text, index.files, held)
 
 
@@ -85,9 +92,9 @@ def _check_unlocked(root: Path) -> None:
         raise RunError(f"another job writes checkpoints into {root}", "wait for its end")
 
 
-def _digest(manifest: Manifest, files: Mapping[str, FileEntry]) -> str:
+def _digest(manifest: Manifest, index: CheckpointIndex) -> str:
     plan = manifest.parameter_server
-    return (manifest if plan is None else manifest.with_trainers(len(files) - plan.servers)).digest()
+    return (manifest if plan is None else manifest.with_trainers(index.trainers(plan.servers))).digest()
 
 
 def _entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:

@@ -69,9 +69,9 @@ def runtime() -> Any:
 class SessionCache:
     """Sessions by the bytes of their models. Threads may share it; a session may run on several threads at once."""
 
-    def __init__(self, deadline: float | None = None) -> None:
-        self.deadline = deadline
-        """Seconds after which a run is ended; None: never."""
+    def __init__(self, deadline: float | None = None, keep: bool = True) -> None:
+        self.deadline, self.keep = deadline, keep
+        """Seconds after which a run is ended; None: never. Whether memory that a run frees is kept for the next."""
         self.built = 0
         self.reused = 0
         self._sessions: dict[bytes, Any] = {}
@@ -91,7 +91,7 @@ class SessionCache:
 
     def build(self, model: bytes, *, empty: bool = False) -> Any:
         """Build a new session; raises as ``get`` does."""
-        session = make_session(model, [CPU], empty=empty, disabled=_OTHER_BITS)
+        session = make_session(model, [CPU], empty=empty, disabled=_OTHER_BITS, keep=self.keep)
         return session if self.deadline is None else _DeadlineSession(session, self.deadline)
 
 
@@ -130,12 +130,13 @@ class _DeadlineSession:
 
 def make_session(
     model: bytes, providers: Sequence[Any], *, empty: bool = False, disabled: Set[str] = frozenset(),
-    rewrites: bool = True, **more: Any,
+    rewrites: bool = True, keep: bool = True, **more: Any,
 ) -> Any:  # fmt: skip
     """Build a session: the one place where gopt does. Rewrites of ONNX Runtime that are known to be wrong are off.
 
     ``empty``: some value has no elements; ``disabled``: rewrites that are off too; without ``rewrites`` all are.
-    ``more``: further arguments of InferenceSession. Raises as ``SessionCache.get`` does.
+    ``keep``: memory that a run frees is kept for the next. ``more``: further arguments of InferenceSession. Raises as
+    ``SessionCache.get`` does.
     """
     ort = runtime()
     options = ort.SessionOptions()
@@ -145,7 +146,9 @@ def make_session(
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_BASIC if rewrites else levels.ORT_DISABLE_ALL
-    if providers == [CPU]:
+    if not keep:
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    elif providers == [CPU]:
         # One arena for all: fresh pages cost more than most operators, and an arena per session would hold on to the
         # memory of every value that leaves a segment.
         options.add_session_config_entry("session.use_env_allocators", "1")

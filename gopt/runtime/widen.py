@@ -46,7 +46,7 @@ def _wider(type: TensorType, dtype: str) -> TensorType:
 
 
 def _wide_tensor(tensor: Tensor, dtype: str) -> Tensor:
-    return Tensor(TensorType(dtype, tensor.type.shape), array=np.asarray(tensor.numpy()).astype(dtype))
+    return Tensor(TensorType(dtype, tensor.type.shape), array=np.asarray(tensor.numpy()).astype(dtype, copy=False))
 
 
 def _wide_node(node: Node, dtype: str) -> Node:

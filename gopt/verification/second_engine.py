@@ -7,7 +7,8 @@ first one that differs wherever it is looked at is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from gopt.runtime.reference_eval import evaluate, seconds
 from gopt.runtime.session import CPU, SessionCache, make_session
 from gopt.verification.compare import Values, floating, length, tolerance_of
 from gopt.verification.engine_check import EngineCheck, EngineDifference
+from gopt.verification.piecewise import pieces
 from gopt.verification.reference_graphs import local_graph, subgraph, update_graph
 from gopt.verification.sensitivity import MULTIPLE, UNITS, perturbed
 from gopt.verification.source_members import run_source
@@ -35,6 +37,8 @@ SECONDS = 2.0
 """Seconds that the reference evaluator may take by the estimate; above, sessions without rewrites run."""
 LOOKED_AT = 1 << 31
 """Bytes of all values of a graph up to which nodes are compared one by one."""
+TOGETHER = 1 << 28
+"""Bytes of results of an update that are compared at a time."""
 DEPTH, MOST = 4, 12
 """Nodes in a row, and nodes in all, that a rewrite may join."""
 POINTS, JITTER = 3, 0.05
@@ -45,7 +49,7 @@ class PlainSessions(SessionCache):
     """Sessions without rewrites."""
 
     def build(self, model: bytes, *, empty: bool = False) -> Any:
-        return make_session(model, [CPU], empty=empty, rewrites=False)
+        return make_session(model, [CPU], empty=empty, rewrites=False, keep=self.keep)
 
 
 def check_step(
@@ -58,10 +62,27 @@ def check_step(
         later = {**values, **made, **{name: made[own] for name, own in training.shared.items()}}
         return [
             compare_engines(local, values, made, cache, call),
-            compare_engines(update, later, _run(Executor(update, cache), later, call), cache, call),
+            *(
+                compare_engines(part, later, _run(Executor(part, cache), later, call), cache, call)
+                for part in _parts(update)
+            ),
         ]
     except GoptError as error:
         return [EngineCheck("", why=error.message)]
+
+
+def _parts(update: Graph) -> Iterator[Graph]:
+    """The update, cut where its results take more than TOGETHER bytes: both engines' are held at a time."""
+    names: list[str] = []
+    held = 0
+    for name, type in update.outputs.items():
+        size = type.nbytes if type.static else 0
+        if names and held + size > TOGETHER:
+            yield subgraph(update, update.nodes, names, ())
+            names, held = [], 0
+        names.append(name)
+        held += size
+    yield subgraph(update, update.nodes, names, ()) if len(names) < len(update.outputs) else update
 
 
 def compare_engines(
@@ -70,7 +91,7 @@ def compare_engines(
     """Hold what a graph gave (``found``) against what a second engine makes of the same operands."""
     graph = emulate_half(inlined(expand(graph, "gopt.run")))
     given = {name: np.asarray(values[name]) for name in graph.inputs if name in values}
-    engine, due, why = _second(graph, given, call)
+    engine, due, why = _second(graph, given, cache, call)
     if due is None:
         return EngineCheck("", why=why)
     tolerance = tolerance_of(graph)
@@ -91,14 +112,16 @@ def _run(program: Executor, values: Mapping[str, np.ndarray], call: CollectiveCa
     return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, call)
 
 
-def _second(graph: Graph, given: Values, call: CollectiveCallback) -> tuple[str, Values | None, str]:
+def _second(
+    graph: Graph, given: Values, cache: SessionCache, call: CollectiveCallback
+) -> tuple[str, Values | None, str]:
     if seconds(graph) <= SECONDS:
         try:
             return REFERENCE, evaluate(graph, given), ""
         except GoptError:
             pass  # it lacks an operator, or computes it in other types
     try:
-        return PLAIN, run_source(Executor(graph, PlainSessions()), dict(given), call), ""
+        return PLAIN, run_source(Executor(graph, PlainSessions(keep=cache.keep)), dict(given), call), ""
     except GoptError as error:
         return "", None, error.message
 
@@ -222,13 +245,25 @@ def _excess(one: np.ndarray, two: np.ndarray, near: np.ndarray, tolerance: float
     MULTIPLE times what the first moves by (to ``near``). What is no number in both agrees."""
     if one.shape != two.shape:
         return float("inf")
-    first, second, third = (np.asarray(each, np.float64) for each in (one, two, near))
-    steady = np.array_equal(np.isfinite(first), np.isfinite(third))
-    sound = np.isfinite(first) & np.isfinite(second)
-    if not np.array_equal(np.isfinite(first), np.isfinite(second)):
-        return float("inf") if steady else 0.0
+    steady = alike = True
+    apart = moved = first_size = second_size = 0.0
     with np.errstate(all="ignore"):
-        apart, moved = length((first - second)[sound]), length((first - third)[sound & np.isfinite(third)])
-        size = max(length(first[sound]), length(second[sound]))
+        for some in pieces(one, two, near):
+            first, second, third = (np.asarray(each, np.float64) for each in some)
+            here, there = np.isfinite(first), np.isfinite(second)
+            kept = here if near is one else np.isfinite(third)
+            steady &= np.array_equal(here, kept)
+            alike &= np.array_equal(here, there)
+            sound: Any = here & there
+            both: Any = sound & kept
+            if both.all():
+                sound = both = ...  # nothing is copied
+            apart = math.hypot(apart, length((first - second)[sound]))
+            moved = math.hypot(moved, length((first - third)[both])) if near is not one else 0.0
+            first_size = math.hypot(first_size, length(first[sound]))
+            second_size = math.hypot(second_size, length(second[sound]))
+    if not alike:
+        return float("inf") if steady else 0.0
+    size = max(first_size, second_size)
     allowed = (tolerance * size if floating(one) else 0.0) + MULTIPLE * moved
     return apart / size if apart > allowed and size else 0.0

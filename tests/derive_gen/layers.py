@@ -103,7 +103,7 @@ def conv_transpose(s: Sketch) -> str:
 
 
 def pool(s: Sketch) -> str:
-    x, name = s.pick(3, 4), s.one_of("MaxPool", "AveragePool", "MaxPool", "LpPool")
+    x, name = s.pick(3, 4, 5), s.one_of("MaxPool", "AveragePool", "MaxPool", "LpPool")
     rank = len(s.shape(x)) - 2
     given = window(s, rank, s.shape(x)[2:])
     if name == "MaxPool":

@@ -44,9 +44,31 @@ def make(seed: int, operators: int | None = None) -> Forward:
             continue
 
 
+POOLED = ((BATCH, 2, 7), (BATCH, 2, 4, 5), (BATCH, 1, 3, 4, 3), (BATCH, 1, 4, 4, 4))
+"""Operands of pools over one, two and three dimensions."""
+
+
+def pooled(seed: int) -> Forward:
+    """A weight and one maximum pool, with its strides, pads, dilations and ceil mode drawn."""
+    random = np.random.default_rng([seed, 5])
+    while True:
+        s = Sketch(random, int(random.integers(OLDEST, NEWEST + 1)), BATCH)
+        shape = POOLED[seed % len(POOLED)]
+        apart = random.permutation(np.linspace(-3, 3, int(np.prod(shape)))).reshape(shape)  # nothing nearly ties
+        s.use(s.op("Add", [s.input(apart), s.weight(*shape[1:], scale=1e-3)]))
+        try:
+            s.use(layers.pool(s))
+            loss, outputs, targets = _loss(s)
+        except (Rejected, ValueError):
+            continue
+        if any(node.op_type == "MaxPool" for node in s.nodes):
+            return _forward(s, loss, outputs, targets, ["pool"])
+
+
 def _made(random: np.random.Generator, operators: int | None) -> Forward:
     s = Sketch(random, int(random.integers(OLDEST, NEWEST + 1)), BATCH)
-    first = s.one_of((BATCH, 4), (BATCH, 3, 4), (BATCH, 2, 5), (BATCH, 2, 4, 4), (BATCH, 4, 3, 3), (BATCH, 6))
+    flat = ((BATCH, 4), (BATCH, 3, 4), (BATCH, 2, 5), (BATCH, 6))
+    first = s.one_of(*flat, (BATCH, 2, 4, 4), (BATCH, 4, 3, 3), (BATCH, 1, 3, 3, 4))
     s.use(s.input(s.numbers(first, 0.9)))
     if s.chance(0.2):
         s.use(s.input(s.numbers(s.one_of(first, (BATCH, 4)), 0.9)))

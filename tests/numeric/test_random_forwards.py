@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from derive_gen.__main__ import one
 from derive_gen.judge import judge
-from derive_gen.make import Forward, make
+from derive_gen.make import Forward, make, pooled
 from onnx import helper, numpy_helper
 
 pytest.importorskip("onnx_ad", reason="needs pip install 'gopt[derive]'")
@@ -29,6 +29,12 @@ def counted(seeds: range, folder: Path) -> collections.Counter[str]:
 
 def test_random_models_train_as_their_differences_say(tmp_path: Path):
     assert counted(range(9_000, 9_000 + FEW), tmp_path)["right"] >= FEW / 2
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 200))])
+def test_maximum_pools_train_as_their_differences_say(seed: int, tmp_path: Path):
+    verdict = judge(pooled(seed), "sgd", tmp_path)
+    assert verdict.outcome in ALLOWED, verdict.why
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from helpers import FIXTURES, source
 
 import gopt
 from gopt import api
+from gopt.artifact.checkpoint_index import INDEX_FILE, open_index, rank_states_file
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.server_entries import Mode, PullAt, ServerPlanEntry
 from gopt.errors import GoptError, InputError, OptionError
@@ -153,6 +155,30 @@ def test_a_report_of_another_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a/report.json").write_bytes((tmp_path / "ranks/report.json").read_bytes())
     with pytest.raises(InputError, match="ranks"):
         read_folder(tmp_path / "a")
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+@pytest.mark.parametrize("lost", [[1], [2], [0, 2]])
+def test_a_checkpoint_of_a_run_that_lost_trainers_is_merged_and_resharded(
+    tmp_path: Path, mode: Mode, lost: list[int]
+) -> None:  # fmt: skip
+    home = split("mlp_adamw", tmp_path / "a", trainers=3, servers=2, mode=mode)
+    batch = {"x": np.ones((48, 32), "f4"), "y": np.zeros(48, "i8")}
+    step = gopt.run(home, batch, 2, settings={"lr": 0.1}, checkpoint=tmp_path / "kept").path
+    merge(step, tmp_path / "whole.onnx")
+    index = open_index(step)
+    for rank in lost:
+        (step / rank_states_file(rank)).unlink()
+    left = {name: entry for name, entry in index.files.items() if (step / name).exists()}
+    (step / INDEX_FILE).write_text(replace(index, files=left).text())
+    merge(step, tmp_path / "left.onnx")
+    assert (tmp_path / "left.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+    for trainers in (1, 4):
+        resplit(step, {"trainers": trainers}).write(tmp_path / f"{trainers}")
+        assert gopt.run(tmp_path / f"{trainers}", batch, 1, settings={"lr": 0.1}).ranks == trainers + 2
+    (tmp_path / "left.onnx").unlink()
+    gopt.seal(step)
+    merge(step, tmp_path / "left.onnx")
 
 
 def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gopt
-from gopt.artifact.checkpoint_index import FileEntry
+from gopt.artifact.integrity import FileEntry
 from gopt.errors import InvariantError, RunError
 from gopt.runtime.engines.shared_buffers import MemoryHandle
 from gopt.runtime.exchanged_values import decode, encode, from_json, to_json

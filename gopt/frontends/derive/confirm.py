@@ -7,8 +7,9 @@ together, and where those do not agree, of ever fewer. What no slope tells, such
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count, islice
 
 import numpy as np
 
@@ -23,12 +24,11 @@ from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
-from gopt.runtime.session import SessionCache
 from gopt.runtime.training.data import MicroStep, open_data
 from gopt.sanitize import listed, show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
-from gopt.verification.gradient_check.forward import Forward, Precision, Values
+from gopt.verification.gradient_check.forward import Forward, Precision, Values, sessions_for
 from gopt.verification.gradient_check.points import all_beside
 from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.verdict import APART, PROPORTIONAL, UNSTEADY, ZERO
@@ -38,10 +38,12 @@ from gopt.verification.second_engine import check_step
 
 LOOKS = (1e-3, 1e-2)
 """Moves of the states, relative to their size, to the points at which all gradients are looked at."""
-POINTS, DIRECTIONS = 2, 2
-"""Batches of a look, and directions at each."""
+POINTS = 2
+"""Batches of a look."""
 FAINT = 1e-9
 """Below this share of the largest gradient, a value may be rounding."""
+DRAWN = 48
+"""Batches that are drawn where the forward leaves the numbers on the first ones."""
 MOST = 16
 """Wrong gradients after which no more are looked for."""
 
@@ -52,13 +54,14 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     copy, seed = step.graph.twin(), options.seed
     training = _read(copy)
     sample, points = sample_gradients(training, seed), _points(training, options)
+    first = next(points)
     stored = {name: np.asarray(each.numpy()) for name, each in step.source.initializers.items()}
-    check_same_forward(step.source, copy, {**stored, **points[0]})
-    notes = _second_engine(training, points[0])
+    check_same_forward(step.source, copy, {**stored, **first})
+    notes = _second_engine(training, first)
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
     names = list(sample.parameters if sample else training.gradients)
     try:
-        wrong = _unconfirmed(training, names, points, scale, seed)
+        wrong = _unconfirmed(training, names, chain([first], points), scale, seed)
     except RunError as error:
         raise UnsupportedError(
             f"gradients cannot be confirmed by finite differences: {error.message}", *error.hints,
@@ -78,7 +81,7 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
 
 def _second_engine(training: TrainingGraph, point: Values) -> list[str]:
     """Remarks on what a second engine makes of the step; raises UnsupportedError where it computes something else."""
-    checks = check_step(training, point, SessionCache(), refuse_call)
+    checks = check_step(training, point, sessions_for(training.graph), refuse_call)
     for _, why in (doubt for check in checks for doubt in check.doubts()):
         raise UnsupportedError(
             f"two engines make different steps of it: {why}",
@@ -100,9 +103,10 @@ def _read(graph: Graph) -> TrainingGraph:
 
 
 def _unconfirmed(
-    training: TrainingGraph, names: Sequence[str], points: Sequence[Values], scale: float, seed: int
+    training: TrainingGraph, names: Sequence[str], more: Iterator[Values], scale: float, seed: int
 ) -> list[GradientCheck]:
-    """Verdicts on those of ``names`` whose gradients are not ``scale`` times the derivative."""
+    """Verdicts on those of ``names`` whose gradients are not ``scale`` times the derivative. ``more``: points."""
+    points = list(islice(more, BATCHES))
     rest = list(names)
     if not any(map(random, training.graph.nodes)):
         slopes = _Slopes(training, points, scale, seed)
@@ -110,6 +114,8 @@ def _unconfirmed(
             rest = slopes.disagreeing(rest, amount)
             if not rest:
                 return []
+            if slopes.left_numbers:
+                slopes.given = points = _with_numbers(slopes.forward, islice(more, DRAWN))
         precision = slopes.forward.precision
         rest = slopes.located(rest)
     else:
@@ -117,6 +123,25 @@ def _unconfirmed(
     checks = check_gradients(training, points, seed, names=rest, whole=True) if rest else []
     found = {each.parameter: each for each in checks}
     return [_told(found[name]) for name in rest if not _is_gradient(found[name], scale, precision)]
+
+
+def _with_numbers(forward: Forward, points: Iterable[Values]) -> list[Values]:
+    """The first points at which the loss is a number; raises UnsupportedError where there is none."""
+    first, found = None, []
+    for point in points:
+        (wide,) = forward.points([point])
+        first = wide if first is None else first
+        if np.isfinite(forward.losses(wide)).all():
+            found.append(point)
+        if len(found) == BATCHES:
+            break
+    if not found:
+        node = forward.leaves_numbers(first or {})
+        raise UnsupportedError(
+            f"the loss is not a number on any batch: {node or 'an input'} is the first to leave the numbers",
+            "give inputs as in real data (--data FILE.npz)",
+        )
+    return found
 
 
 def _is_gradient(check: GradientCheck, scale: float, precision: Precision) -> bool:
@@ -141,6 +166,8 @@ class _Slopes:
     forward: Forward = field(init=False)
     _peaks: dict[str, float] = field(default_factory=dict)
     """The largest element of each gradient that was seen."""
+    left_numbers: bool = False
+    """Whether the loss was not a number at a point that was looked at."""
     _looks: int = 0
 
     def __post_init__(self) -> None:
@@ -151,10 +178,10 @@ class _Slopes:
         self._looks += 1
         states = [state.tensor for state in self.training.parameters]
         turn = self._looks % len(self.given)
-        given = [*self.given[turn:], *self.given[:turn]][:POINTS]
-        points = all_beside(self.forward.points(given), states, amount, self.seed + self._looks)
+        given = [*self.given[turn:], *self.given[:turn]]
+        points = all_beside(self.forward.points(given, states), states, amount, self.seed + self._looks)
         generator = np.random.default_rng([self.seed, 5, self._looks])
-        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale, directions=DIRECTIONS)
+        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale)
         right = {name for group, _ in check.agreeing(self._at(points, names), names) for name in group}
         return [name for name in names if name not in right]
 
@@ -177,30 +204,38 @@ class _Slopes:
     def _at(
         self, points: Sequence[Values], names: Sequence[str]
     ) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
+        seen = 0
         for point in points:
             levels, gradients = self.forward.loss_and_gradients(point)
+            if not np.isfinite(levels).all():
+                self.left_numbers = True
+                continue
             found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
             for name, gradient in found.items():
-                self._peaks[name] = max(self._peaks.get(name, 0.0), float(np.abs(gradient).max(initial=0.0)))
+                peak = max(gradient.max(initial=0.0), -gradient.min(initial=0.0))
+                self._peaks[name] = max(self._peaks.get(name, 0.0), float(peak))
             del gradients, gradient
             yield point, float(levels[0]), found
+            seen += 1
+            if seen == POINTS:
+                return
 
 
-def _points(training: TrainingGraph, options: DeriveOptions) -> list[Values]:
-    """The stored states with batches: of the user's data, or random."""
+def _points(training: TrainingGraph, options: DeriveOptions) -> Iterator[Values]:
+    """The stored states with batches without an end: of the user's data, or random."""
     graph, seed = training.graph, options.seed
     states = {name: np.asarray(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
     hyper = {name: sampling.hyper(graph.types[name]) for name in training.hyper}
-    return [{**states, **hyper, **batch} for batch in _batches(training, options.data, seed)]
+    return ({**states, **hyper, **batch} for batch in _batches(training, options.data, seed))
 
 
 def _batches(training: TrainingGraph, data: str, seed: int) -> Iterator[Values]:
     types = {name: training.graph.types[name] for name in training.batch}
     if data:
         source = open_data(data, types, None)
-        yield from (source.batch(MicroStep(number, 0, 1)) for number in range(BATCHES))
+        yield from (source.batch(MicroStep(number, 0, 1)) for number in count())
         return
     ranges = sampling.without_ignored(sampling.integer_ranges(training))
-    for number in range(BATCHES):
+    for number in count():
         generator = np.random.default_rng([seed, number])
         yield {name: sampling.draw(kind, generator, ranges.get(name)) for name, kind in types.items()}

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from gopt import limits
 from gopt.autodiff.shapes import fold_integers, settle_shapes
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.frontends.derive.branches import take_branches
@@ -61,7 +62,8 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
         graph.inputs.pop(name, None)  # values that may be fed: here they are constants
     given = _inlined(_bare(graph))
     model = _converted(given)
-    stored = dict(graph.initializers)
+    stored = {name: _apart(each) for name, each in graph.initializers.items()}
+    del graph  # and the message that held the values
     for each in model.graph.initializer:  # the converter's
         stored[each.name] = Tensor(TensorType(dtype_name(each.data_type), tuple(each.dims)), proto=each)
         model.graph.input.append(value_info(each.name, stored[each.name].type))
@@ -178,6 +180,15 @@ def _bare(graph: Graph) -> ModelProto:
     body.input.extend(value_info(name, each.type) for name, each in graph.initializers.items())
     body.output.extend(value_info(name, kind) for name, kind in graph.outputs.items())
     return model
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """A large value as an array: each read of a message copies it, and keeps the whole file's message alive."""
+    return (
+        replace(tensor, proto=None, array=tensor.numpy())
+        if tensor.proto and tensor.nbytes > limits.CHECKED_BYTES
+        else tensor
+    )
 
 
 def _inlined(model: ModelProto) -> ModelProto:

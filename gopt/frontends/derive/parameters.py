@@ -168,7 +168,7 @@ def _matching(
 
 def _is_mask(tensor: Tensor) -> bool:
     value = np.asarray(tensor.numpy()).astype(np.float32, copy=False)
-    return bool(value.size) and not bool(np.abs(value).max() < MASK)
+    return bool(value.size) and not bool(max(value.max(), -value.min()) < MASK)
 
 
 def _names(names: Sequence[str]) -> str:

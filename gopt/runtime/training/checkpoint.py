@@ -6,6 +6,7 @@ A crash at any moment leaves earlier checkpoints unchanged.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
+    LOCK_FILE,
     CheckpointIndex,
     check_states_file,
     complete_steps,
@@ -25,7 +27,7 @@ from gopt.artifact.checkpoint_index import (
 from gopt.artifact.integrity import FileEntry
 from gopt.artifact.manifest import LocalState, Manifest, Piece
 from gopt.artifact.safetensors_file import safetensors_chunks
-from gopt.disk.files import sync, write_new
+from gopt.disk.files import is_regular_file, sync, write_new
 from gopt.disk.hashed import create_hashed
 from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
@@ -128,6 +130,8 @@ class Checkpoints:
         def begin() -> str:
             if engine.rank:
                 return ""
+            if not is_regular_file(self.root / LOCK_FILE):  # else this step would stand without manifest and source
+                raise FileNotFoundError(errno.ENOENT, "its folder was moved away or replaced")
             remove_step(target)
             made.append(opened.enter_context(staged_folder(target)))
             return made[0].path.name

@@ -71,7 +71,7 @@ def check_gradients(
     """
     forward = Forward(training, call)
     generator = np.random.default_rng(seed + 3)
-    given = forward.points(batches)
+    given = _with_numbers_first(forward, forward.points(batches))
     points = with_a_third(given[:POINTS], training.batch, generator)
     return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance, whole).all(names)
 
@@ -423,6 +423,13 @@ class _GradientChecker:
             if not (np.abs(forward.losses(beside(point, names, FAR, generator)) - base) <= bound).all():
                 return False
         return True
+
+
+def _with_numbers_first(forward: Forward, points: list[Values]) -> list[Values]:
+    """The points in order; where the first ones have one at which a loss is no number, such points come last."""
+    if all(np.isfinite(forward.losses(point)).all() for point in points[:POINTS]):
+        return points
+    return sorted(points, key=lambda point: not np.isfinite(forward.losses(point)).all())
 
 
 def _peak(array: np.ndarray) -> float:

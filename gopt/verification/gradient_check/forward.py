@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -46,6 +46,8 @@ DOUBLE = Precision(
 SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2, (1e3, 3e3, 3e2, 1e4))
 
 
+_LARGE = 1 << 28
+"""Bytes of stored values above which sessions keep no memory between runs."""
 _SMALL = 1 << 20
 """Bytes up to which a value is kept bound: large ones cost memory, and no more to bind."""
 
@@ -63,11 +65,20 @@ class PointProgram:
         for name in self.program.graph.inputs.keys() & point.keys():
             value, known = point[name], self.held.get(name)
             if known is None or known[0] is not value:
-                known = value, self.program.hold({name: value})[name]
+                wide = value.astype(np.float64) if self._narrow(name, value) else value
+                known = value, self.program.hold({name: wide})[name]
                 if value.nbytes <= _SMALL:
                     self.held[name] = known
             feeds[name] = known[1]
         return run_source(self.program, feeds, call)
+
+    def _narrow(self, name: str, value: np.ndarray) -> bool:
+        return value.dtype == np.float32 and self.program.graph.inputs[name].dtype == "float64"
+
+
+def sessions_for(graph: Graph) -> SessionCache:
+    """Sessions that keep the memory of a run for the next, unless that is much."""
+    return SessionCache(keep=sum(each.nbytes for each in graph.initializers.values()) <= _LARGE)
 
 
 class Forward:
@@ -76,7 +87,7 @@ class Forward:
     def __init__(self, training: TrainingGraph, call: CollectiveCallback) -> None:
         self.training = training
         self.runs = 0
-        self._call, self._cache = call, SessionCache()
+        self._call, self._cache = call, sessions_for(training.graph)
         self.gradients = list(dict.fromkeys(training.gradients.values()))
         self._losses: dict[tuple[str, ...], PointProgram] = {}
         self._graph, self.precision, self._all = self._finest()
@@ -86,15 +97,18 @@ class Forward:
         """The widened graph, all of it."""
         return self._graph
 
-    def points(self, given: Sequence[Mapping[str, np.ndarray]]) -> list[Values]:
-        """Return each mapping restricted to the inputs of the graph, widened; shared arrays are widened once."""
+    def points(self, given: Sequence[Mapping[str, np.ndarray]], narrow: Collection[str] = ()) -> list[Values]:
+        """Return each mapping restricted to the inputs of the graph, widened; shared arrays are widened once.
+
+        ``narrow``: names whose float32 values are widened only when they are read.
+        """
         types, dtype = self.training.graph.types, self.precision.dtype
         widened: dict[int, np.ndarray] = {}
 
         def wide(name: str, value: np.ndarray) -> np.ndarray:
             if id(value) not in widened:  # alive until the end: ``given`` holds it
-                narrow = types[name].dtype in NARROW
-                widened[id(value)] = np.asarray(value, dtype) if narrow else np.asarray(value)
+                widen = types[name].dtype in NARROW and not (name in narrow and types[name].dtype == "float32")
+                widened[id(value)] = np.asarray(value, dtype) if widen else np.asarray(value)
             return widened[id(value)]
 
         return [{n: wide(n, value) for n, value in each.items() if n in self._graph.inputs} for each in given]
@@ -124,6 +138,17 @@ class Forward:
         """Other values of the graph, of which those in ``fixed`` are taken from the point."""
         self.runs += 1
         return self.ready(self._graph, names, fixed).run(point, self._call)
+
+    def leaves_numbers(self, point: Values) -> str:
+        """The first node of the losses that makes something else than numbers at a point; '' where none does."""
+        nodes = subgraph(self._graph, self._graph.nodes, self.training.losses, ()).nodes
+        made = self.values([name for node in nodes for name in node.outputs if name], point)
+        for node in nodes:
+            for name in filter(None, node.outputs):
+                value = np.asarray(made[name])
+                if value.dtype.kind == "f" and not np.isfinite(value).all():
+                    return f"{node.op_type} {node.label!r}"
+        return ""
 
     def reads(self, name: str, fixed: Sequence[str]) -> set[str]:
         """The inputs that a value depends on other than through ``fixed``."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from gopt.verification.gradient_check.additivity import mixed
 from gopt.verification.gradient_check.forward import Values
+from gopt.verification.piecewise import dot
 
 
 def with_a_third(points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator) -> list[Values]:
@@ -38,9 +40,11 @@ def beside(point: Values, names: Sequence[str], amount: float, generator: np.ran
         value = point.get(name)
         if value is None or not np.issubdtype(value.dtype, np.floating):
             continue
-        usual = float(np.sqrt(np.mean(np.square(value)))) if value.size else 0.0
-        noise = generator.standard_normal(value.shape) * (usual if usual > 1e-6 else 1.0)
-        moved[name] = (value + amount * noise).astype(value.dtype)
+        usual = math.sqrt(dot(value, value) / value.size) if value.size else 0.0
+        noise = generator.standard_normal(value.shape)
+        noise *= amount * (usual if usual > 1e-6 else 1.0)
+        noise += value
+        moved[name] = noise.astype(value.dtype, copy=False)
     return moved
 
 

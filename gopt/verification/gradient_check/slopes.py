@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.verification.gradient_check.forward import Precision, Values
+from gopt.verification.piecewise import add_multiple, dot
 
 NOISE = 0.3
 """Share of the noise, relative to the gradient."""
@@ -61,16 +62,14 @@ class SlopeCheck:
     generator: np.random.Generator
     factor: float | None = None
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
-    directions: int = 1
-    """At each look."""
 
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
     ) -> Iterator[tuple[list[str], list[float]]]:
         """The groups of ``names`` whose gradients agree at all looks, with their ratios.
 
-        A look: a point, its loss, and what is called gradients there, in the shapes of the parameters; they are taken
-        out of the mapping as soon as they are not needed any more.
+        A look: a point, its loss, and what is called gradients there, in the shapes of the parameters; each is taken
+        out of the mapping as soon as it is not needed any more.
         """
         groups: list[_Group] | None = None
         for point, level, gradients in looks:
@@ -101,11 +100,8 @@ class SlopeCheck:
         return groups
 
     def _agrees(self, group: _Group, point: Values, level: float, gradients: dict[str, np.ndarray]) -> bool:
-        """Return whether slopes along some directions are what the gradients say."""
-        made = [self._direction(group, gradients) for _ in range(self.directions)]
-        for name in group.names:
-            del gradients[name]
-        return all(self._is_slope(group, point, level, *each) for each in made)
+        """Return whether the slope along a direction is what the gradients say."""
+        return self._is_slope(group, point, level, *self._direction(group, gradients))
 
     def _is_slope(
         self, group: _Group, point: Values, level: float, direction: Gradients, parts: Sequence[float]
@@ -146,24 +142,22 @@ class SlopeCheck:
                 break
         return factor
 
-    def _direction(self, group: _Group, gradients: Gradients) -> tuple[dict[str, np.ndarray], list[float]]:
+    def _direction(self, group: _Group, gradients: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[float]]:
         """A direction, and what each parameter adds to its slope."""
         direction, parts = {}, []
         for name in group.names:
-            gradient = gradients[name]
+            gradient = gradients.pop(name)
             length = float(np.linalg.norm(gradient))
-            group.lengths[name] = max(length, group.lengths.get(name, 0.0))
+            known = group.lengths[name] = max(length, group.lengths.get(name, 0.0))
             noise = self.generator.standard_normal(gradient.shape, np.float32)
             sign = 1 if self.generator.random() < 0.5 else -1
-            noise *= np.float32(NOISE)
+            noise *= np.float32(NOISE / (known or 1.0))
             if length:
-                noise += (gradient * (sign / length)).astype(np.float32)
-            if group.lengths[name]:
-                noise /= np.float32(group.lengths[name])
+                add_multiple(noise, gradient, sign / length / known)
             if name in self.masks:
                 noise *= self.masks[name]
             direction[name] = noise
-            parts.append(float(np.vdot(gradient, noise)))
+            parts.append(dot(gradient, noise))
         return direction, parts
 
     def _slope(self, point: Values, direction: Gradients, step: float) -> float:
@@ -171,7 +165,8 @@ class SlopeCheck:
         for sign in (1, -1):
             moved = dict(point)
             for name, along in direction.items():
-                moved[name] = point[name] + (sign * step) * along.astype(point[name].dtype)
+                moved[name] = np.multiply(along, sign * step, dtype=self.precision.dtype)
+                moved[name] += point[name]
             ends.append(self.loss(moved))
         return (ends[0] - ends[1]) / (2 * step)
 

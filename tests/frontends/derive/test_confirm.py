@@ -36,6 +36,45 @@ jumps (float[4, 3] x) => (float loss) <float[3, 2] w = {0.3, -0.5, 0.7, 0.2, -0.
 OPTIONS = DeriveOptions(loss="loss", optimizer="sgd", lr=1.0)
 
 
+LEAVES = {
+    "log": ("s = ReduceSum <keepdims: int = 0> (z)", "loss = Log (s)"),
+    "root": ("s = ReduceSum <keepdims: int = 0> (z)", "loss = Sqrt (s)"),
+    "arc": ("s = ReduceSum <keepdims: int = 0> (z)", "loss = Acosh (s)"),
+    "power": (
+        "s = ReduceSum <keepdims: int = 0> (z)",
+        "p = Constant <value_float: float = 1.5> ()",
+        "loss = Pow (s, p)",
+    ),
+}
+"""Ends of a forward that leave the numbers where a batch puts them below zero, or one."""
+
+
+def leaving(kind: str, seed: int, sign: str = "z = Identity (y)") -> onnx.ModelProto:
+    values = ", ".join(f"{each:.4f}" for each in np.random.default_rng(seed).standard_normal(6) * 2)
+    lines = "\n".join(("y = MatMul (x, w)", sign, *LEAVES[kind]))
+    return onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]>\n'
+        f"leaving (float[4, 3] x) => (float loss) <float[3, 2] w = {{{values}}}> {{\n{lines}\n}}"
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", LEAVES)
+def test_points_without_numbers_are_passed_over(kind: str, seed: int, tmp_path: Path):
+    """About half of all batches give no number, so that some seeds begin with three of these."""
+    onnx.save(leaving(kind, seed), tmp_path / "m.onnx")
+    options = DeriveOptions(loss="loss", optimizer="sgd", seed=seed)
+    assert gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", options).confirmed == 1
+
+
+@pytest.mark.parametrize("kind", ["log", "root"])
+def test_the_node_that_leaves_the_numbers_everywhere_is_named(kind: str, tmp_path: Path):
+    onnx.save(leaving(kind, 0, "a = Abs (y)\nz = Neg (a)"), tmp_path / "m.onnx")
+    node = {"log": "Log", "root": "Sqrt"}[kind]
+    with pytest.raises(UnsupportedError, match=f"not a number on any batch: {node} .* first to leave the numbers"):
+        gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", OPTIONS)
+
+
 @pytest.mark.parametrize("text", [BESIDE, JUMPS], ids=["beside", "jumps"])
 def test_it_is_confirmed_by_differences_of_the_loss(text: str, tmp_path: Path):
     onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")

@@ -66,7 +66,7 @@ def test_bits_are_a_view():
 def test_roles_and_processes_fit():
     roster = Roster.of(["trainer 0", "server 0", "server 1"], [0, 0, 1])
     assert roster.local(0) == [0, 1] and roster.describe(2) == "server 1 (endpoint 2, process 1)"
-    assert "and 2 others" in Roster.of([f"trainer {n}" for n in range(10)]).describe_all(range(10))
+    assert "and 2 more" in Roster.of([f"trainer {n}" for n in range(10)]).describe_all(range(10))
     with pytest.raises(OptionError, match="process 1 has no role"):
         Roster.of(["a", "b"], [0, 2])
     with pytest.raises(OptionError, match="2 roles stand on 1 processes"):

@@ -16,6 +16,7 @@ from gopt import api
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
+from gopt.offline.merge import merge
 from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind
@@ -237,6 +238,7 @@ def test_a_checkpoint_without_the_lost_one_is_whole(
     kept = replace(job, checkpoint=tmp_path / "kept", every=2)
     assert len(play(kept, continues=True)) == 4
     monkeypatch.undo()
+    merge(tmp_path / "kept" / "step_00000004", tmp_path / "merged.onnx")
     assert [each.step for each in play(replace(kept, resume=True, steps=6))] == [5, 6]
 
 

@@ -58,6 +58,20 @@ def test_what_is_equal_is_left_alone():
     assert train(3, "--resume") == 0 and shared() == kept
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_is_moved_away_meanwhile_is_noticed(replaced, monkeypatch, capsys):
+    """Steps that stand without a manifest and a source could not be merged."""
+    Path("rate.py").write_text(
+        "import os\ndef rate(step):\n    if step == 2 and not os.path.exists('moved'):\n"
+        "        os.rename('ck', 'moved')\n" + ("        os.mkdir('ck')\n" if replaced else "") + "    return 0.01\n"
+    )
+    monkeypatch.syspath_prepend(os.getcwd())
+    monkeypatch.delitem(sys.modules, "rate", raising=False)
+    code = main([*RUN, "--steps", "4", "--every", "1", "--set", "lr=rate:rate"])
+    refused(code, 5, capsys, "cannot write checkpoint", "its folder was moved away or replaced")
+    assert not Path("ck", "step_00000003").exists() and Path("moved", "step_00000002", "index.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     spread(["manifest.json", "report.json", "source.onnx", "source.bin"], ["cut", "lost", "changed", "link"], keep=2),

@@ -1,0 +1,29 @@
+"""Arithmetic on large arrays in pieces that fit into a cache: float64 copies of whole arrays take more memory and time
+than the arithmetic itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+PIECE = 1 << 13
+"""Elements of a piece: below what OpenBLAS multiplies with several threads, which wait busily for each other."""
+
+
+def pieces(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """Flat pieces of arrays of one size, in turn; they are views of arrays that are contiguous."""
+    flat = [np.ravel(each) for each in arrays]
+    for start in range(0, flat[0].size, PIECE):
+        yield [each[start : start + PIECE] for each in flat]
+
+
+def dot(one: np.ndarray, other: np.ndarray) -> float:
+    """The sum of all products, in float64."""
+    return sum(float(np.dot(*(np.asarray(each, np.float64) for each in two))) for two in pieces(one, other))
+
+
+def add_multiple(target: np.ndarray, array: np.ndarray, factor: float) -> None:
+    """Add ``factor * array`` to a contiguous target in place."""
+    for mine, theirs in pieces(target, array):
+        mine += theirs * factor
