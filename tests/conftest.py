@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, suppress_health_check=QUIET)
 settings.register_profile("deep", deadline=None, max_examples=400, suppress_health_check=QUIET)
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it: no terminal is here
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # A job in the background ignores these, and so would the commands that tests start and stop by them.

@@ -36,8 +36,9 @@ GIVEN: dict[str, dict[str, Any]] = {
     "golden_check": {"folder": "no"}, "golden_update": {"folder": "no"},
     "import_step": {"source": "no", "output": "no"}, "inspect": {"what": "no"}, "load": {"path": "no"},
     "merge": {"what": "no", "model": "no"}, "plan": {"source": "no", "mesh": 2}, "report": {"folder": "no"},
-    "reshard": {"what": "no", "mesh": 2}, "run": {"folder": "no", "data": "no", "steps": 1},
-    "shard": {"source": "no", "mesh": 2}, "split": {"source": "no", "options": None}, "verify": {"folder": "no"},
+    "reshard": {"what": "no", "mesh": 2}, "run": {"folder": "no", "data": "no", "steps": 1}, "seal": {"folder": "no"},
+    "shard": {"source": "no", "mesh": 2}, "split": {"source": "no", "options": None}, "unchecked": {},
+    "verify": {"folder": "no"},
 }  # fmt: skip
 """Public name -> arguments that it needs."""
 

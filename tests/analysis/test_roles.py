@@ -326,9 +326,9 @@ def test_a_state_is_no_batch(stored, tmp_path):
     sgd(b, net)
     if not stored:
         b.stored = [each for each in b.stored if each.name != "w0"]
-    with pytest.raises(OptionError, match="'w0' is a batch, but it is a state: output 'w0_out' replaces it"):
+    with pytest.raises(OptionError, match="'w0' is given as a batch, but it is a state: output 'w0_out' replaces it"):
         load(b, tmp_path, RoleMap(batch=["w0"]))
-    with pytest.raises(OptionError, match="says that 'w0' is a batch and a state"):
+    with pytest.raises(OptionError, match="'w0' is given as a batch and as a state"):
         load(b, tmp_path, RoleMap(states={"w0": "w0_out"}, batch=["w0"]))
 
 

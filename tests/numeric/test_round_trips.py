@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import FIXTURES
+from helpers import FIXTURES, accept
 from onnx import helper, numpy_helper
 from products import part
 from simulated_ranks import Segments, data_parts, members, train
@@ -46,9 +46,11 @@ def test_a_round_trip_over_two_meshes_gives_the_states_of_the_source(seed, tmp_p
     ]
     gopt.shard(source, first, stage=stage, partition=partition).write(tmp_path / "first")
     train(tmp_path / "first", _for_parts(feeds[:2], first))
+    accept(tmp_path / "first")
     gopt.merge(tmp_path / "first", tmp_path / "middle.onnx")
     gopt.reshard(tmp_path / "first", second).write(tmp_path / "second")
     train(tmp_path / "second", _for_parts(feeds[2:], second))
+    accept(tmp_path / "second")
     gopt.merge(tmp_path / "second", tmp_path / "end.onnx")
     told = f"{path.stem} on {first}, then {second}, stage {stage} {partition}"
     own = _source_states(path, feeds, states)

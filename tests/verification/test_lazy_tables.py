@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import ROOT
+from helpers import ROOT, accept
 
 from gopt import api
 from gopt.parameter_server.options import SplitOptions
@@ -58,4 +58,5 @@ def test_rows_that_nobody_touched_must_stay(tmp_path: Path) -> None:
         model = onnx.load(path, load_external_data=False)
         faded(model.graph)
         onnx.save(model, path)
+    accept(folder)
     assert verified(folder).exit_code == 1

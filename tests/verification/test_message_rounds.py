@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from helpers import source
+from helpers import accept, source
 
 from gopt import api
 from gopt.artifact.server_entries import Mode, PullAt
@@ -86,6 +86,7 @@ def test_planted_errors_are_seen(name: str, plant: Callable[[onnx.GraphProto], N
         model = onnx.load(path, load_external_data=False)
         plant(model.graph)
         onnx.save(model, path)
+    accept(folder)
     assert verified(folder) == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import ROOT
+from helpers import ROOT, accept
 
 from gopt import api
 from gopt.parameter_server.options import SplitOptions
@@ -54,4 +54,5 @@ def test_planted_errors_are_seen(plant: object, files: str, tmp_path: Path) -> N
         model = onnx.load(path, load_external_data=False)
         plant(model.graph)  # type: ignore[operator]
         onnx.save(model, path)
+    accept(folder)
     assert verified(folder) == 1
