@@ -123,7 +123,8 @@ def _agree(forward: Forward, loss: Loss, path: Path) -> bool:
         runtime = session.run(None, _typed(forward.batches[0], session))[0]
     except Exception as error:  # the runtime's have no common base
         raise NotRun(str(error)[:200]) from error
-    return bool(np.allclose(runtime, loss.forward_result(forward.batches[0]), rtol=1e-3, atol=1e-4))
+    expected = np.asarray(loss.forward_result(forward.batches[0]))
+    return np.shape(runtime) == expected.shape and np.allclose(runtime, expected, rtol=1e-3, atol=1e-4)
 
 
 def _typed(batch: dict[str, np.ndarray], session: onnxruntime.InferenceSession) -> dict[str, np.ndarray]:
