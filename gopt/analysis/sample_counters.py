@@ -15,8 +15,11 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import SampleCounts
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
+
+_FAR = 32
+"""Nodes of a counter's update."""
 
 
 def settle_counters(training: TrainingGraph) -> None:
@@ -27,6 +30,9 @@ def settle_counters(training: TrainingGraph) -> None:
     index = GraphIndex(training.graph)
     open_ = [state for state in training.states if state.tensor not in training.gradients]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
+    for state in open_:
+        if state.tensor not in added:
+            _refuse_other_form(index, training, state)
     if not added:
         return
     counts: SampleCounts | None = None
@@ -52,6 +58,38 @@ def settle_counters(training: TrainingGraph) -> None:
     _refuse_read(index, training)
 
 
+def _refuse_other_form(index: GraphIndex, training: TrainingGraph, state: State) -> None:
+    """Raise UnsupportedError for a state that follows no batch, and to which something else than a sum adds the size of
+    one."""
+    if training.reductions.get(state.tensor, "") not in ("", "sum"):
+        return
+    stack, seen = [state.updated], set[str]()
+    found, own = "", False
+    while stack:
+        name = stack.pop()
+        own = own or name == state.tensor
+        node = index.producers.get(name)
+        if name in seen or node is None:
+            if name in training.batch:
+                return
+            continue
+        seen.add(name)
+        if len(seen) > _FAR or node.phase is not Phase.UPDATE:
+            return
+        for each in node.reads:
+            if index.constants.value(each) is None:
+                stack.append(each)
+            elif node.is_a("Add", "Sub", "Sum", "Where") and _is_batch(index, training, each):
+                found = found or each
+    if found and own:
+        raise UnsupportedError(
+            f"each step counts {state.tensor!r} on by {_number(index, found):g} ({found!r}), which is the size of a "
+            "batch, and not by a plain sum",
+            f"add the size of an input (Shape) to {state.tensor}, and ranks add it up; if it counts no samples, say "
+            f"--statistics {state.tensor}=mean",
+        )
+
+
 def _marked(training: TrainingGraph) -> CouplingContext:
     context = start(training.graph, training.batch)
     propagate(context, [node for node in training.graph.nodes if node.phase is not Phase.UPDATE])
@@ -66,7 +104,7 @@ def _number(index: GraphIndex, term: str) -> float:
 
 def _is_batch(index: GraphIndex, training: TrainingGraph, term: str) -> bool:
     """Return whether a constant is the number of samples or of elements of an input of the batch; not of one sample."""
-    number = _number(index, term)
+    number = abs(_number(index, term))
     shapes = [training.graph.inputs[name].shape or () for name in training.batch]
     sizes = {prod(each for each in shape[:length] if isinstance(each, int))
              for shape in shapes for length in range(1, len(shape) + 1)}  # fmt: skip

@@ -70,7 +70,7 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
         kind = StateKind.PARAMETER
     elif output in gradients:
         kind = StateKind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
-    elif is_rank_local or (name in step.roles.statistics and not added_constant(step.index, name, output)):
+    elif is_rank_local or (name in step.roles.statistics and not _is_counter(step, name, output)):
         kind = StateKind.STATISTIC
         _check_statistic(step, name)
     elif name in step.forward_values and type.shape != ():
@@ -78,6 +78,13 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
     else:
         kind = StateKind.OPTIMIZER_STATE
     return State(name, output, kind)
+
+
+def _is_counter(step: StepSkeleton, name: str, output: str) -> bool:
+    """Return whether a state follows no batch, and may count it: what the user says of it is whether it does."""
+    if output in step.tainted:
+        return False
+    return step.roles.statistics[name] == "mean" or bool(added_constant(step.index, name, output))
 
 
 def _check_statistic(step: StepSkeleton, name: str) -> None:

@@ -86,8 +86,8 @@ def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def filled(sizes: Sequence[int], attributes: Mapping[str, Any]) -> np.ndarray | None:
-    """The result of a ConstantOfShape by its attributes; None above 64 elements: a large one is no shape."""
-    if math.prod(sizes) > _SMALL:
+    """The result of a ConstantOfShape by its attributes; None where it would be too large."""
+    if math.prod(sizes) > limits.FOLDED_ELEMENTS:
         return None
     value = attributes.get("value")
     return np.full(sizes, np.float32(0) if value is None else onnx.numpy_helper.to_array(value).reshape(-1)[0])

@@ -7,6 +7,7 @@ from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
 from gopt.analysis.operators import LAYOUT, value_reads
 from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
 
 COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "IsNaN", "IsInf")
 SAME = (*LAYOUT, "Cast", "CastLike", "Neg", "ReduceSum", "ReduceMean", "Split", "Tile", "Pad", "Gather", "Trilu")
@@ -26,6 +27,8 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         return joint
     if any(mark.kind in EXTREMES for mark in marks):
         return _extreme(node, marks) or joint
+    if not _exact(context, node):
+        return joint
     if node.is_in(SAME) and names[0] in context.marks and len(marks) == 1:
         return changed(first, factor=-first.factor) if node.is_a("Neg") else first
     found: Mark | None = None
@@ -45,6 +48,15 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         inside = [context.marks[name] for name in names[1:] if name in context.marks]
         found = changed(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
     return joint if found is None or found.kind in (Relation.JOINT, Relation.GATE) else changed(found, mixed=mixed)
+
+
+def _exact(context: CouplingContext, node: Node) -> bool:
+    """Return whether a node keeps fractions: a cast to integers or flags, and a quotient of integers, drop them."""
+    types = context.index.graph.types
+    kept = types[node.outputs[0]].dtype in FLOATS
+    if node.is_a("Cast", "CastLike"):
+        return kept or types[node.inputs[0]].dtype not in (*FLOATS, "bool")
+    return kept or not node.is_a("Div")
 
 
 def _extreme(node: Node, marks: list[Mark]) -> Mark | None:

@@ -1,8 +1,8 @@
 """Numbers of samples in values that follow no sample: sizes read from shapes, and constants that may be such sizes.
 
-A value that nodes make of constants and of shapes is computed twice: as the file says, and as it were with twice as
-many samples. What doubles counts samples, whatever operators lie between; what stays is a constant of the model, unless
-the file wrote the number of samples out.
+A value that nodes make of constants and of shapes is computed as the file says, and as it were with more samples. What
+grows as they do counts samples, whatever operators lie between; what stays is a constant of the model, unless the file
+wrote the number of samples out.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Relation, products
 from gopt.analysis.graph_walks import ancestors
-from gopt.analysis.operators import elementwise, value_reads
+from gopt.analysis.operators import LAYOUT, elementwise, value_reads
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
 
+_MOST = 64
+"""Elements of a constant that are looked at."""
 _TOLERANCE = 1e-5
 """Relative; a 32-bit constant that a program computed from a size is off by less."""
 
@@ -54,18 +56,22 @@ class SizesBehind:
 _NOTHING = SizesBehind()
 
 
-class _Doubled(Constants):
-    """The constants of a step that has twice as many samples."""
+_TIMES = (2, 3, 64)
+"""Batches that are tried: a bound on a size shows in a large one."""
 
-    def __init__(self, context: CouplingContext) -> None:
+
+class _Multiplied(Constants):
+    """The constants of a step that has so many times the samples."""
+
+    def __init__(self, context: CouplingContext, times: int) -> None:
         super().__init__(context.index.graph, context.index.producers)
-        self.context = context
+        self.context, self.times = context, times
 
     def sizes(self, name: str) -> tuple[int, ...] | None:
         mark, sizes = self.context.samples(name), super().sizes(name)
         if mark is None or sizes is None:
             return sizes
-        return tuple(size * (1 + (place == mark.axis)) for place, size in enumerate(sizes))
+        return tuple(size * (self.times if place == mark.axis else 1) for place, size in enumerate(sizes))
 
 
 @dataclass(slots=True)
@@ -74,11 +80,11 @@ class SampleCounts:
     values have met since they were reduced; results are kept."""
 
     context: CouplingContext
-    _doubled: _Doubled = field(init=False)
+    _multiplied: list[_Multiplied] = field(init=False)
     _known: dict[str, SizesBehind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._doubled = _Doubled(self.context)
+        self._multiplied = [_Multiplied(self.context, times) for times in _TIMES]
 
     def of(self, name: str) -> SizesBehind:
         """The numbers of samples behind a value; those behind its operands are found first, without recursion."""
@@ -109,7 +115,7 @@ class SampleCounts:
             return []
         if mark is None and (self._count(name) is not None or self._sized(node)):
             return []
-        return [each for each in value_reads(node) if each]
+        return [each for each in (node.reads if mark is None else value_reads(node)) if each]
 
     def _divides(self, node: Node, name: str) -> bool:
         """Return whether an operand divides a sum over samples, or multiplies it."""
@@ -132,19 +138,37 @@ class SampleCounts:
             if follows and behind.counts and self._divides(node, each):
                 behind = replace(behind, counts=frozenset(), divisors=behind.counts)
             found = found.joined(behind)
+            if follows and self._multiplies_mean(node, each):
+                found = found.joined(SizesBehind(term=each))
             if not follows and self.written_out(node, each):
                 scales = node.is_a("Mul") or (node.is_a("Div") and each == node.inputs[1])
                 found = found.joined(SizesBehind(factor=each) if scales else SizesBehind(term=each))
+        if found.counts and not follows and not (elementwise(node) or node.is_in(LAYOUT)):
+            return SizesBehind(lost=name)  # it may be a size of something else
         return found
 
-    def _count(self, name: str) -> bool | None:
-        """Return whether a constant doubles with the samples; None where it is no constant, or does otherwise."""
-        here, twice = self.context.constant(name), self._doubled.value(name)
-        if here is None or twice is None:
-            return None
-        if here.shape == twice.shape and bool((here == twice).all()):
+    def _multiplies_mean(self, node: Node, name: str) -> bool:
+        """Return whether a constant makes a sum of a mean over samples."""
+        marks, by = self.context.marks, self.context.scalar(name)
+        if not by or name in marks or not node.is_a("Mul", "Div") or self.context.batch < 2:
             return False
-        return True if here.shape == twice.shape and np.allclose(twice, 2.0 * here, rtol=1e-6) else None
+        means = any(each in marks and marks[each].kind is Relation.MEAN for each in node.inputs)
+        by = 1 / by if node.is_a("Div") else by
+        return means and self._count(name) is False and isclose(abs(by), self.context.batch, rel_tol=_TOLERANCE)
+
+    def _count(self, name: str) -> bool | None:
+        """Return whether a constant grows with the samples; None where it is no constant, or does otherwise."""
+        here = self.context.constant(name)
+        if here is None or here.dtype.kind not in "fiubV":
+            return None
+        found = set()
+        for constants, times in zip(self._multiplied, _TIMES):
+            there = constants.value(name)
+            if there is None or there.shape != here.shape:
+                return None
+            grown = here.dtype.kind != "b" and np.allclose(there, times * here.astype(np.float64), rtol=1e-6)
+            found.add(False if bool((here == there).all()) else True if grown else None)
+        return found.pop() if len(found) == 1 else None
 
     def _sized(self, node: Node) -> bool:
         """Return whether a node reads the size of a value of samples, directly."""
@@ -152,23 +176,19 @@ class SampleCounts:
 
     def written_out(self, node: Node, name: str) -> bool:
         """Return whether an operand is a constant that may be a function of the number of samples."""
-        if (
-            not elementwise(node)
-            or node.is_a("Where", "Pow")
-            or name in self.context.marks
-            or self._count(name) is not False
-        ):
+        exponent = node.is_a("Pow") and name != node.inputs[0]
+        condition = node.is_a("Where") and name == node.inputs[0]
+        if exponent or condition or name in self.context.marks or self._count(name) is not False:
             return False
         needed = ancestors(self.context.index, [name])[1]
         value = self.context.constant(name)
         if value is None or any(each in self.context.marks for each in needed):
             return False  # a dimension that follows no sample, read from a shape
-        if not value.size or value.dtype.kind not in "fiuV":
+        if not 0 < value.size <= _MOST or value.dtype.kind not in ("fiuV" if elementwise(node) else "fV"):
             return False
-        flat = value.reshape(-1).astype(np.float64)
-        return bool((flat == flat[0]).all()) and may_count(flat[0], self.context.batch, self._sizes())
+        return any(may_count(each, self.context.batch, self.sizes()) for each in set(value.reshape(-1).tolist()))
 
-    def _sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
         """Dimensions of the batch's inputs beside that of the samples."""
         types, marks = self.context.index.graph.inputs, self.context.marks
         of_batch = [type for name, type in types.items() if name in marks and marks[name].kind is Relation.SAMPLES]
