@@ -40,8 +40,7 @@ def settle_counters(training: TrainingGraph) -> None:
         term, said = added.get(state.tensor, ""), training.reductions.get(state.tensor, "")
         if not term:
             continue
-        needed = ancestors(index, [term])[0]
-        sized = any(id(node) in needed and node.is_a("Shape", "Size") for node in training.graph.nodes)
+        sized = _is_sized(index, term)
         if sized and counts is None:
             counts = SampleCounts(_marked(training))
         certain = sized and counts is not None and counts.counts_samples(term)
@@ -96,6 +95,12 @@ def _marked(training: TrainingGraph) -> CouplingContext:
     return context
 
 
+def _is_sized(index: GraphIndex, value: str) -> bool:
+    """Return whether a value is made of a shape."""
+    made = (index.producers.get(each) for each in ancestors(index, [value])[1])
+    return any(node is not None and node.is_a("Shape", "Size") for node in made)
+
+
 def _number(index: GraphIndex, term: str) -> float:
     value = index.constants.value(term)
     flat = np.asarray(value).reshape(-1).astype(np.float64)
@@ -104,6 +109,8 @@ def _number(index: GraphIndex, term: str) -> float:
 
 def _is_batch(index: GraphIndex, training: TrainingGraph, term: str) -> bool:
     """Return whether a constant is the number of samples or of elements of an input of the batch; not of one sample."""
+    if _is_sized(index, term):
+        return False
     number = abs(_number(index, term))
     shapes = [training.graph.inputs[name].shape or () for name in training.batch]
     sizes = {prod(each for each in shape[:length] if isinstance(each, int))

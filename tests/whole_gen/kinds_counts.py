@@ -180,3 +180,78 @@ def counted_integers(w: Writer) -> None:
     else:
         new = w.op("Min", n, w.reduced("ReduceMin", ids, [0], False))
     w.becomes(n, new)
+
+
+@kind
+def divided_sum(w: Writer) -> None:
+    """A sum over samples that constants may divide by their number: in front of it, behind it, in vectors, by choice;
+    or that constants of the model weight."""
+    w.options["accumulate"] = 1
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    s = w.state("s", w.draw("s", (3,), 0.5, 1.5))
+    d = (x / ((s * s) + 0.7)) @ w0 - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    many = x.shape[0]
+    share = w.const(np.array(1.0 / many, w.dtype))
+    zero = w.const(np.array(0, w.dtype))
+    positive = w.op("Greater", x, zero)
+    how = w.pick("chosen", "vector", "diagonal", "folded", "root", "rate", "times", "weights", "bounded", "cast")
+    rate = w.pick(0.1, 0.02)
+    w.refusal = f"{LITERAL}|is a rate|rate, or one over"
+    old = s - s * rate if w.pick(True, False) else s * (1 - rate)
+    if how == "chosen":
+        seen = w.op("Where", positive, share, zero).sum(0) * rate
+    elif how == "vector":
+        seen = x.sum(0) * w.const(np.full(3, 1.0 / many, w.dtype), "stored") * rate
+    elif how == "diagonal":
+        seen = (x.sum(0, keep=True) @ w.const(np.eye(3, dtype=w.dtype) / many, "stored")).reshape(3) * rate
+    elif how == "folded":
+        seen = x.sum(0) * (rate / many)
+    elif how == "root":
+        seen = x.sum(0) / float(np.sqrt(many)) * rate
+    elif how == "rate":
+        seen = x.sum(0) / float(many) * rate
+    elif how == "times":
+        seen = x.mean(0) * float(many) * rate
+    elif how == "weights":
+        seen = x.sum(0) * w.const(w.draw("k", (3,), 0.31, 0.87), "stored") * rate
+        w.refusal = ""
+    elif how == "bounded":
+        seen = w.op("Clip", x, zero, share).sum(0) * rate
+    else:
+        seen = x.sum(0).to(np.int64).to(w.dtype) * rate
+        w.refusal = ""
+    w.becomes(s, old + seen)
+
+
+@kind
+def counted_otherwise(w: Writer) -> None:
+    """A state counts samples in another form than a sum of it and their number."""
+    w.options["accumulate"] = 1
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    seen = w.state("seen", w.draw("seen", (), 3.0, 9.0))
+    w.told = True
+    d = (x / (seen * 0.1 + 1.0)) @ w0 - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    many, sure = _number(w, x)
+    how = w.pick("decay behind", "backwards", "bounded", "while", "twice")
+    if how == "decay behind":
+        new = (seen + many) * 0.9
+    elif how == "backwards":
+        new = seen - many
+    elif how == "bounded":
+        new = w.op("Min", seen + many, w.const(np.array(5000, w.dtype), "stored"))
+    elif how == "while":
+        new = w.op("Where", w.op("Less", seen, w.const(np.array(5000, w.dtype), "stored")), seen + many, seen)
+    else:
+        new = seen + many + many
+    w.refusal = "" if sure else LITERAL
+    w.becomes(seen, new)

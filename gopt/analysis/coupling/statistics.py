@@ -383,8 +383,8 @@ class _Walk:
             return False
         sizes = [self.context.batch * size for size in products(self.counts.sizes())]
         elements = {abs(float(each)) for each in value.reshape(-1).tolist()} - {0.0}
-        return any(isclose(each * size, 1, rel_tol=1e-5) or _digits(each * size) < _digits(each)
-                   for each in elements for size in sizes)  # fmt: skip
+        times = [(each, each * size) for each in elements for size in sizes]
+        return any(isclose(after, 1, rel_tol=1e-5) or _digits(after) < min(_digits(each), 3) for each, after in times)
 
     def _refuse_rate(self, name: str, node: Node | None, old: float | None) -> None:
         """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
