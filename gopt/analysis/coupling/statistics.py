@@ -6,13 +6,14 @@ those of the ranks. They are reduced, and all that lies behind them is computed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isclose
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation, products
+from gopt.analysis.coupling.divided_sums import DividedSums
+from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
+from gopt.analysis.coupling.open_statistics import INTEGERS, ROWS, RULES, OpenStatistic, Unclear
 from gopt.analysis.coupling.propagate import propagate
-from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind, may_count
+from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
@@ -24,39 +25,9 @@ _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Rela
 _JOINS = frozenset(["Concat", "ScatterND", "ScatterElements", "Scatter", "TensorScatter"])
 _OF_STATISTICS = (CouplingKind.STATISTICS, CouplingKind.IN_BATCH, CouplingKind.PLACE)
 """Kinds that are told of nodes between the forward and a statistic; the rest has its own refusal."""
-_FAR = 128
-"""Values of an update that are searched for its rates."""
 _EPSILON = 1e-2
 """Of one sample: a smaller constant beside a sum keeps it from zero."""
 _AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
-
-
-RULES = ("mean", "sum", "max", "min", "root", "local")
-ROWS = ("local", "root")
-"""Rules of a statistic that keeps rows of single samples."""
-WHOLE = ("mean", "root", "local")
-"""Rules that combine new values whole, whatever makes them."""
-_INTEGERS = ("sum", "max", "min", "root", "local")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStatistic:
-    """Why nothing says how the ranks' values of a statistic are combined.
-
-    ``rules``: those that the user may state. ``literal``: a constant that may be a number of samples.
-    """
-
-    reason: str
-    rules: tuple[str, ...] = RULES
-    literal: str = ""
-
-
-class Unclear(Exception):
-    """Raised where nothing says how the ranks' values of a statistic are combined; the text gives the reason."""
-
-    def __init__(self, reason: str, rules: tuple[str, ...] = RULES, literal: str = "") -> None:
-        super().__init__(reason)
-        self.statistic = OpenStatistic(reason, rules, literal)
 
 
 def statistic_reductions(
@@ -118,7 +89,7 @@ def _followed(context: CouplingContext, counts: SampleCounts, state: State, stat
     points = _Walk(context, counts, state, stated).points()
     types = context.index.graph.types
     if any(point.reduce == "mean" and types[point.value].dtype not in FLOATS for point in points):
-        raise Unclear(f"it is {dtype}, and ranks cannot agree on integers by a mean", _INTEGERS)
+        raise Unclear(f"it is {dtype}, and ranks cannot agree on integers by a mean", INTEGERS)
     rules = "+".join(dict.fromkeys(point.reduce for point in points)) or "mean"  # none: a size alone, equal on ranks
     if not points or ([point.value for point in points] == [state.updated] and rules == "mean"):
         return StatisticReduction(state.tensor, rules)
@@ -130,6 +101,7 @@ class _Walk:
 
     def __init__(self, context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> None:
         self.context, self.counts, self.state, self.stated = context, counts, state, stated
+        self.sums = DividedSums(context, counts, state.updated)
         self.found: dict[str, str] = {}
         self.literal = ""
         """A constant behind reduced values that may be a number of samples."""
@@ -231,11 +203,11 @@ class _Walk:
         if mark.kind in (Relation.SUM, Relation.MEAN) and not mark.even and name not in self.context.origins:
             return ""  # a count that is kept from being zero: of the large batch's, not of each rank's
         if mark.kind is Relation.SUM:
-            return self._of_sum(name, mark, old)
+            return self.sums.rule(name, mark, old)
         if mark.kind is Relation.MEAN:
-            self._refuse_rate(name, node, old)
+            self.sums.refuse_rate(name, node, old)
             for each in node.inputs if node is not None and name not in self.context.origins else []:
-                self._refuse_rate(
+                self.sums.refuse_rate(
                     each, self.context.index.producers.get(each), self._old_factor(node) if node else None
                 )
         elif mark.kind not in _REDUCE and name in self.context.origins:
@@ -293,110 +265,3 @@ class _Walk:
             if made is not None and made.is_a("Mul") and self.state.tensor in made.inputs and len(made.inputs) == 2:
                 return self.context.scalar(made.inputs[made.inputs[0] == self.state.tensor]) or None
         return None
-
-    def _of_sum(self, name: str, mark: Mark, old: float | None) -> str:
-        """A sum over samples times a constant, which may divide by their number."""
-        if mark.doubt or self.context.batch == 1:
-            raise Unclear(f"{name!r} may be a sum or a mean over the samples of a batch of this size")
-        self._refuse_weights(name, mark)
-        self._refuse_factors(name, mark)
-        first = self.context.marks.get(mark.origin, mark)
-        inside, factor = abs(first.factor), abs(mark.factor / first.factor) if first.factor else 0.0
-        rate = 1 - old if old is not None else 0.0
-        sizes = [self.context.batch * size for size in products(mark.sizes)]
-        if rate and factor and any(isclose(factor * size, rate, rel_tol=1e-5) for size in sizes):
-            return "mean"
-        known = [1.0, rate, *self._rates()]
-        plain = old == 1.0 or any(isclose(factor, each, rel_tol=1e-5) for each in known)
-        if factor and (not plain or (inside != 1.0 and may_count(inside, self.context.batch))):
-            raise Unclear(f"{name!r} is a sum over samples times {factor:.6g}, which may divide by their number")
-        apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
-        for by in (inside, *apart):
-            less = any(isclose(by * (size - 1), 1, rel_tol=1e-5) for size in sizes if size > 2)
-            if less or any(_digits(by * size) < _digits(by) for size in sizes):
-                raise Unclear(
-                    f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
-                    "number"
-                )
-        return "sum"
-
-    def _refuse_weights(self, name: str, mark: Mark) -> None:
-        """Raise Unclear for a sum that a product takes, with weights that follow no batch: a vector of one over the
-        number of samples makes it a mean."""
-        node = self.context.origins.get(mark.origin)
-        if node is None or not node.is_a("MatMul", "Gemm", "Einsum"):
-            return
-        weights = next((each for each in node.inputs[:2] if each not in self.context.marks), None)
-        if weights is not None:
-            raise Unclear(f"{name!r} is a sum over samples weighted by {weights!r}, which may divide by their number")
-
-    def _rates(self) -> list[float]:
-        """The constants by which the update multiplies what is no sum over samples, such as the old value, and one less
-        each."""
-        index, marks = self.context.index, self.context.marks
-        stack, seen, found = [self.state.updated], {self.state.updated}, []
-        while stack and len(seen) < _FAR:
-            node = index.producers.get(stack.pop())
-            if node is None:
-                continue
-            summed = (each in marks and marks[each].kind is Relation.SUM for each in node.inputs)
-            if node.is_a("Mul", "Div") and not any(summed):
-                found += [abs(by) for each in node.inputs if (by := self.context.scalar(each))]
-            fresh = [each for each in node.reads if each not in seen and each not in self.context.origins]
-            seen.update(fresh)
-            stack += fresh
-        return [*found, *(1 - each for each in found)]
-
-    def _refuse_factors(self, name: str, mark: Mark) -> None:
-        """Raise Unclear for constants around the reduction that may be one over the number of samples: vectors and
-        matrices that the sum is multiplied by, and what is chosen or bounded by constants before it is summed."""
-        marks, producers = self.context.marks, self.context.index.producers
-        stack, seen = [name], {name}
-        while stack:
-            value = stack.pop()
-            node, kind = producers.get(value), marks[value].kind
-            if node is None or (kind is Relation.SAMPLES and node.phase is Phase.FORWARD):
-                continue
-            alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
-            if alpha != 1.0 and may_count(alpha, self.context.batch, mark.sizes):
-                raise Unclear(f"{value!r} is multiplied by {alpha:.6g}, which may divide by the number of samples")
-            for each in node.reads:
-                if each not in marks:
-                    behind = self.counts.of(each)
-                    literal = behind.term or behind.factor or (each if self._may_divide(node, each) else "")
-                    if literal:
-                        raise Unclear(
-                            f"the constant {literal!r} in front of {name!r}, a sum over samples, may divide by their "
-                            "number", literal=literal,
-                        )  # fmt: skip
-                elif each not in seen and marks[each].kind in (Relation.SUM, Relation.SAMPLES):
-                    seen.add(each)
-                    stack.append(each)
-
-    def _may_divide(self, node: Node, name: str) -> bool:
-        """Return whether elements of a constant may be one over the number of samples; factors of one element are
-        judged with their sum."""
-        value = self.context.constant(name)
-        if value is None or not 0 < value.size <= 64 or value.dtype.kind not in "fV":
-            return False
-        if value.size == 1 and node.is_a("Mul", "Div"):
-            return False
-        sizes = [self.context.batch * size for size in products(self.counts.sizes())]
-        elements = {abs(float(each)) for each in value.reshape(-1).tolist()} - {0.0}
-        times = [(each, each * size) for each in elements for size in sizes]
-        return any(isclose(after, 1, rel_tol=1e-5) or _digits(after) < min(_digits(each), 3) for each, after in times)
-
-    def _refuse_rate(self, name: str, node: Node | None, old: float | None) -> None:
-        """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
-        if old is None or node is None or not node.is_a("Mul", "Div") or len(node.inputs) != 2:
-            return
-        for value, constant in (node.inputs, node.inputs[::-1]):
-            mark, by = self.context.marks.get(value), self.context.scalar(constant)
-            by = 1 / by if by and node.is_a("Div") else by
-            if mark is not None and mark.kind is Relation.SUM and isclose(abs(by), 1 - old, rel_tol=1e-5):
-                raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
-
-
-def _digits(number: float) -> int:
-    """Significant digits of a number as a 32-bit constant has them."""
-    return len(f"{number:.5e}".partition("e")[0].replace(".", "").rstrip("0")) or 1

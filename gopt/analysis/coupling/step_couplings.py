@@ -17,8 +17,9 @@ from gopt.analysis.coupling.gradient_reductions import (
 )
 from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
+from gopt.analysis.coupling.open_statistics import OpenStatistic
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
-from gopt.analysis.coupling.statistics import OpenStatistic, statistic_reductions
+from gopt.analysis.coupling.statistics import statistic_reductions
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
-from gopt.analysis.coupling.statistics import ROWS, RULES, WHOLE, OpenStatistic
+from gopt.analysis.coupling.open_statistics import ROWS, RULES, WHOLE, OpenStatistic
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction

@@ -1,0 +1,134 @@
+"""Sums over samples that may be means: what they are multiplied by may be one over the number of samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isclose
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import Mark, Relation, products
+from gopt.analysis.coupling.open_statistics import Unclear
+from gopt.analysis.coupling.sample_counts import SampleCounts, may_count
+from gopt.analysis.training import Phase
+from gopt.ir.graph import Node
+
+_FAR = 128
+"""Values of an update that are searched for its rates."""
+_MOST = 64
+"""Elements of a constant that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class DividedSums:
+    """Judges the sums that a statistic, whose new value is ``updated``, takes of the samples."""
+
+    context: CouplingContext
+    counts: SampleCounts
+    updated: str
+
+    def rule(self, name: str, mark: Mark, old: float | None) -> str:
+        """A sum over samples times a constant, which may divide by their number."""
+        if mark.doubt or self.context.batch == 1:
+            raise Unclear(f"{name!r} may be a sum or a mean over the samples of a batch of this size")
+        self._refuse_weights(name, mark)
+        self._refuse_factors(name, mark)
+        first = self.context.marks.get(mark.origin, mark)
+        inside, factor = abs(first.factor), abs(mark.factor / first.factor) if first.factor else 0.0
+        rate = 1 - old if old is not None else 0.0
+        sizes = [self.context.batch * size for size in products(mark.sizes)]
+        if rate and factor and any(isclose(factor * size, rate, rel_tol=1e-5) for size in sizes):
+            return "mean"
+        known = [1.0, rate, *self._rates()]
+        plain = old == 1.0 or any(isclose(factor, each, rel_tol=1e-5) for each in known)
+        if factor and (not plain or (inside != 1.0 and may_count(inside, self.context.batch))):
+            raise Unclear(f"{name!r} is a sum over samples times {factor:.6g}, which may divide by their number")
+        apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
+        for by in (inside, *apart):
+            less = any(isclose(by * (size - 1), 1, rel_tol=1e-5) for size in sizes if size > 2)
+            if less or any(_digits(by * size) < _digits(by) for size in sizes):
+                raise Unclear(
+                    f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
+                    "number"
+                )
+        return "sum"
+
+    def _refuse_weights(self, name: str, mark: Mark) -> None:
+        """Raise Unclear for a sum that a product takes, with weights that follow no batch: a vector of one over the
+        number of samples makes it a mean."""
+        node = self.context.origins.get(mark.origin)
+        if node is None or not node.is_a("MatMul", "Gemm", "Einsum"):
+            return
+        weights = next((each for each in node.inputs[:2] if each not in self.context.marks), None)
+        if weights is not None:
+            raise Unclear(f"{name!r} is a sum over samples weighted by {weights!r}, which may divide by their number")
+
+    def _rates(self) -> list[float]:
+        """The constants by which the update multiplies what is no sum over samples, such as the old value, and one less
+        each."""
+        index, marks = self.context.index, self.context.marks
+        stack, seen, found = [self.updated], {self.updated}, []
+        while stack and len(seen) < _FAR:
+            node = index.producers.get(stack.pop())
+            if node is None:
+                continue
+            summed = (each in marks and marks[each].kind is Relation.SUM for each in node.inputs)
+            if node.is_a("Mul", "Div") and not any(summed):
+                found += [abs(by) for each in node.inputs if (by := self.context.scalar(each))]
+            fresh = [each for each in node.reads if each not in seen and each not in self.context.origins]
+            seen.update(fresh)
+            stack += fresh
+        return [*found, *(1 - each for each in found)]
+
+    def _refuse_factors(self, name: str, mark: Mark) -> None:
+        """Raise Unclear for constants around the reduction that may be one over the number of samples: vectors and
+        matrices that the sum is multiplied by, and what is chosen or bounded by constants before it is summed."""
+        marks, producers = self.context.marks, self.context.index.producers
+        stack, seen = [name], {name}
+        while stack:
+            value = stack.pop()
+            node, kind = producers.get(value), marks[value].kind
+            if node is None or (kind is Relation.SAMPLES and node.phase is Phase.FORWARD):
+                continue
+            alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
+            if alpha != 1.0 and may_count(alpha, self.context.batch, mark.sizes):
+                raise Unclear(f"{value!r} is multiplied by {alpha:.6g}, which may divide by the number of samples")
+            for each in node.reads:
+                if each not in marks:
+                    behind = self.counts.of(each)
+                    literal = behind.term or behind.factor or (each if self._may_divide(node, each) else "")
+                    if literal:
+                        raise Unclear(
+                            f"the constant {literal!r} in front of {name!r}, a sum over samples, may divide by their "
+                            "number", literal=literal,
+                        )  # fmt: skip
+                elif each not in seen and marks[each].kind in (Relation.SUM, Relation.SAMPLES):
+                    seen.add(each)
+                    stack.append(each)
+
+    def _may_divide(self, node: Node, name: str) -> bool:
+        """Return whether elements of a constant may be one over the number of samples; factors of one element are
+        judged with their sum."""
+        value = self.context.constant(name)
+        if value is None or not 0 < value.size <= _MOST or value.dtype.kind not in "fV":
+            return False
+        if value.size == 1 and node.is_a("Mul", "Div"):
+            return False
+        sizes = [self.context.batch * size for size in products(self.counts.sizes())]
+        elements = {abs(float(each)) for each in value.reshape(-1).tolist()} - {0.0}
+        times = [(each, each * size) for each in elements for size in sizes]
+        return any(isclose(after, 1, rel_tol=1e-5) or _digits(after) < min(_digits(each), 3) for each, after in times)
+
+    def refuse_rate(self, name: str, node: Node | None, old: float | None) -> None:
+        """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
+        if old is None or node is None or not node.is_a("Mul", "Div") or len(node.inputs) != 2:
+            return
+        for value, constant in (node.inputs, node.inputs[::-1]):
+            mark, by = self.context.marks.get(value), self.context.scalar(constant)
+            by = 1 / by if by and node.is_a("Div") else by
+            if mark is not None and mark.kind is Relation.SUM and isclose(abs(by), 1 - old, rel_tol=1e-5):
+                raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
+
+
+def _digits(number: float) -> int:
+    """Significant digits of a number as a 32-bit constant has them."""
+    return len(f"{number:.5e}".partition("e")[0].replace(".", "").rstrip("0")) or 1
