@@ -28,11 +28,12 @@ def settle_counters(training: TrainingGraph) -> None:
     Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add it up.
     """
     index = GraphIndex(training.graph)
+    sizes = _batch_sizes(training)
     open_ = [state for state in training.states if state.tensor not in training.gradients]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
     for state in open_:
         if state.tensor not in added:
-            _refuse_other_form(index, training, state)
+            _refuse_other_form(index, training, sizes, state)
     if not added:
         return
     counts: SampleCounts | None = None
@@ -47,7 +48,7 @@ def settle_counters(training: TrainingGraph) -> None:
         if said == "sum" or (certain and not said):
             state.kind, state.of = StateKind.STATISTIC, None
             training.counted[state.tensor] = term
-        elif not said and not sized and _is_batch(index, training, term):
+        elif not said and _is_batch(index, sizes, term):
             raise UnsupportedError(
                 f"each step adds {_number(index, term):g} to {state.tensor!r}, which is the size of a batch: ranks "
                 "together add more if it counts samples",
@@ -57,7 +58,7 @@ def settle_counters(training: TrainingGraph) -> None:
     _refuse_read(index, training)
 
 
-def _refuse_other_form(index: GraphIndex, training: TrainingGraph, state: State) -> None:
+def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[int], state: State) -> None:
     """Raise UnsupportedError for a state that follows no batch, and to which something else than a sum adds the size of
     one."""
     if training.reductions.get(state.tensor, "") not in ("", "sum"):
@@ -78,7 +79,7 @@ def _refuse_other_form(index: GraphIndex, training: TrainingGraph, state: State)
         for each in node.reads:
             if index.constants.value(each) is None:
                 stack.append(each)
-            elif node.is_a("Add", "Sub", "Sum", "Where") and _is_batch(index, training, each):
+            elif node.is_a("Add", "Sub", "Sum", "Where") and _is_batch(index, sizes, each):
                 found = found or each
     if found and own:
         raise UnsupportedError(
@@ -107,15 +108,18 @@ def _number(index: GraphIndex, term: str) -> float:
     return float(flat[0]) if flat.size and bool((flat == flat[0]).all()) else 0.0
 
 
-def _is_batch(index: GraphIndex, training: TrainingGraph, term: str) -> bool:
-    """Return whether a constant is the number of samples or of elements of an input of the batch; not of one sample."""
-    if _is_sized(index, term):
-        return False
-    number = abs(_number(index, term))
+def _batch_sizes(training: TrainingGraph) -> set[int]:
+    """The numbers of samples and of elements of the inputs of the batch; not of one sample."""
     shapes = [training.graph.inputs[name].shape or () for name in training.batch]
-    sizes = {prod(each for each in shape[:length] if isinstance(each, int))
+    found = {prod(each for each in shape[:length] if isinstance(each, int))
              for shape in shapes for length in range(1, len(shape) + 1)}  # fmt: skip
-    return any(size > 1 and isclose(number, size, rel_tol=1e-6) for size in sizes)
+    return {size for size in found if size > 1}
+
+
+def _is_batch(index: GraphIndex, sizes: set[int], term: str) -> bool:
+    """Return whether a constant that no shape says is the size of a batch."""
+    number = abs(_number(index, term))
+    return any(isclose(number, size, rel_tol=1e-6) for size in sizes) and not _is_sized(index, term)
 
 
 def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:
@@ -123,6 +127,9 @@ def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:
     if not training.counted:
         return
     kept = training.state_of()
+    others = {state.updated for state in training.states if state.kind is not StateKind.STATISTIC}
+    if others.isdisjoint(descendants(index, [kept[name].updated for name in training.counted])):
+        return
     for name in training.counted:
         behind = descendants(index, [kept[name].updated])
         reader = next((each for each in training.states

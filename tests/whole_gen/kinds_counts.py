@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 
 from whole_gen.derivatives import gradients
 from whole_gen.forwards import parameter
@@ -26,17 +27,13 @@ def _number(w: Writer, x: Value, times: float = 1.0) -> tuple[Value, bool]:
     elif way == "size":
         found = w.op("Size", x).to(w.dtype) / float(np.prod(x.shape[1:]))
     elif way == "ones":
-        one = w.op("ConstantOfShape", w.op("Shape", x, start=0, end=1), value=_tensor(w))
+        one = w.op(
+            "ConstantOfShape", w.op("Shape", x, start=0, end=1), value=onnx.numpy_helper.from_array(np.ones(1, w.dtype))
+        )
         found = one.sum(0)
     else:
         found = w.op("Expand", w.const(np.ones(1, w.dtype), "stored"), w.op("Shape", x, start=0, end=1)).sum(0)
     return (found if times == 1.0 else found * times), True
-
-
-def _tensor(w: Writer):
-    import onnx
-
-    return onnx.numpy_helper.from_array(np.ones(1, w.dtype))
 
 
 LITERAL = "number of samples|size of a batch|divide by their number"

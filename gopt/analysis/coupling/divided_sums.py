@@ -8,14 +8,12 @@ from math import isclose
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import Mark, Relation, products
 from gopt.analysis.coupling.open_statistics import Unclear
-from gopt.analysis.coupling.sample_counts import SampleCounts, may_count
+from gopt.analysis.coupling.sample_counts import SampleCounts, few_elements, may_count
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
 
 _FAR = 128
 """Values of an update that are searched for its rates."""
-_MOST = 64
-"""Elements of a constant that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +107,16 @@ class DividedSums:
         """Return whether elements of a constant may be one over the number of samples; factors of one element are
         judged with their sum."""
         value = self.context.constant(name)
-        if value is None or not 0 < value.size <= _MOST or value.dtype.kind not in "fV":
-            return False
-        if value.size == 1 and node.is_a("Mul", "Div"):
+        if value is None or (value.size == 1 and node.is_a("Mul", "Div")):
             return False
         sizes = [self.context.batch * size for size in products(self.counts.sizes())]
-        elements = {abs(float(each)) for each in value.reshape(-1).tolist()} - {0.0}
-        times = [(each, each * size) for each in elements for size in sizes]
+        found = {abs(each) for each in few_elements(value, "fV")} - {0.0}
+        times = [(each, each * size) for each in found for size in sizes]
         return any(isclose(after, 1, rel_tol=1e-5) or _digits(after) < min(_digits(each), 3) for each, after in times)
 
-    def refuse_rate(self, name: str, node: Node | None, old: float | None) -> None:
+    def refuse_rate(self, name: str, old: float | None) -> None:
         """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
+        node = self.context.index.producers.get(name)
         if old is None or node is None or not node.is_a("Mul", "Div") or len(node.inputs) != 2:
             return
         for value, constant in (node.inputs, node.inputs[::-1]):

@@ -30,9 +30,8 @@ class SizesBehind:
     """Numbers of samples that a value is made of which follows no sample.
 
     ``counts``: the values behind it, or itself, that are proportional to it; ``divisors``: those that sums over samples
-    are multiplied or divided by alone. ``term``: a constant that is added or
-    divided, and may be a function of it; ``factor``: one that is multiplied by. ``lost``: a value that follows it in a
-    way that gopt does not know.
+    are multiplied or divided by alone. ``term``: a constant that is added or divided, and may be a function of it;
+    ``factor``: one that is multiplied by. ``lost``: a value that follows it in a way that gopt does not know.
     """
 
     counts: frozenset[str] = frozenset()
@@ -184,15 +183,21 @@ class SampleCounts:
         value = self.context.constant(name)
         if value is None or any(each in self.context.marks for each in needed):
             return False  # a dimension that follows no sample, read from a shape
-        if not 0 < value.size <= _MOST or value.dtype.kind not in ("fiuV" if elementwise(node) else "fV"):
-            return False
-        return any(may_count(each, self.context.batch, self.sizes()) for each in set(value.reshape(-1).tolist()))
+        found, sizes = few_elements(value, "fiuV" if elementwise(node) else "fV"), self.sizes()
+        return any(may_count(each, self.context.batch, sizes) for each in found)
 
     def sizes(self) -> tuple[int, ...]:
         """Dimensions of the batch's inputs beside that of the samples."""
         types, marks = self.context.index.graph.inputs, self.context.marks
         of_batch = [type for name, type in types.items() if name in marks and marks[name].kind is Relation.SAMPLES]
         return tuple({size for type in of_batch for size in (type.shape or ())[1:] if isinstance(size, int)})
+
+
+def few_elements(value: np.ndarray, kinds: str) -> set[float]:
+    """The different elements of a constant; none of a large one, or of another type than NumPy's ``kinds``."""
+    if value.size > _MOST or value.dtype.kind not in kinds:
+        return set()
+    return {float(each) for each in value.reshape(-1).tolist()}
 
 
 def may_count(number: float, batch: int, sizes: tuple[int, ...] = ()) -> bool:

@@ -205,11 +205,11 @@ class _Walk:
         if mark.kind is Relation.SUM:
             return self.sums.rule(name, mark, old)
         if mark.kind is Relation.MEAN:
-            self.sums.refuse_rate(name, node, old)
-            for each in node.inputs if node is not None and name not in self.context.origins else []:
-                self.sums.refuse_rate(
-                    each, self.context.index.producers.get(each), self._old_factor(node) if node else None
-                )
+            self.sums.refuse_rate(name, old)
+            if node is not None and name not in self.context.origins:
+                inner = self._old_factor(node)
+                for each in node.inputs:
+                    self.sums.refuse_rate(each, inner)
         elif mark.kind not in _REDUCE and name in self.context.origins:
             raise Unclear(f"{name!r} ({self.context.origins[name].op_type}) is no sum, mean or extreme over samples")
         return _REDUCE.get(mark.kind, "")

@@ -11,6 +11,7 @@ from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.statistic_points import path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
@@ -55,7 +56,7 @@ class StatisticCalls:
         self.graph = program.graph
         self.producers, self.users = self.graph.producers(), self.graph.users()
         self.nodes = list(self.graph.nodes)
-        self.constants = GraphIndex(self.graph).constants
+        self.constants = Constants(self.graph, self.producers)
         self.reduced: dict[tuple[str, str], str] = {}
         """Value and reduction -> the reduced value."""
         self.calls = 0
