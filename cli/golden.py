@@ -41,7 +41,7 @@ def update(folder: str, as_json: bool) -> int:
     if as_json:
         print_json(changes_to_json(changed))
         return 0
-    console().print("\n".join(changed or ["nothing changed"]))
+    console().print(*(changed or ["nothing changed"]))
     return 0
 
 

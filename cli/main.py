@@ -167,7 +167,7 @@ def _switches(command: click.Command) -> set[str]:
 
 
 def _unwritten(error: OSError) -> int:
-    return _fail(f"cannot write the output: {error.strerror}", (), 5)
+    return _fail(f"cannot write the output: stdout: {error.strerror}", (), 5)
 
 
 def exit_code(error: Exception | StoppedError) -> int:

@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +19,7 @@ from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
-from gopt.sanitize import clean, listed
+from gopt.sanitize import clean_line, listed
 
 from .verbosity import Verbosity, verbosity
 
@@ -42,7 +42,8 @@ def console() -> SafeConsole:
 
 
 class SafeConsole(Console):
-    """Prints text without markup; control characters are shown as escapes. Prints nothing with ``--quiet``.
+    """Prints lines of text and tables, without markup; control characters and line breaks, such as those of names, are
+    shown as escapes. Prints nothing with ``--quiet``.
 
     Text goes on in a next line between two words, where it is wider than the terminal: a word, such as a path, stays
     whole. ``fits``: whether there is a terminal; without one a text stays a line.
@@ -53,26 +54,27 @@ class SafeConsole(Console):
         super().__init__(quiet=verbosity() is Verbosity.QUIET, highlight=False, markup=False, **options)
 
     def print(self, *objects: Any, **given: Any) -> None:
-        """Print texts and tables; the title of a table is a text."""
+        """Print lines of text and tables; the title of a table is a line."""
         for each in objects or ("",):
-            if isinstance(each, Table) and isinstance(each.title, Text):
-                self._print_text(each.title, given)
-                each.title = None
             if isinstance(each, str | Text):
-                self._print_text(Text(each) if isinstance(each, str) else each, given)
-            else:
-                super().print(each, **given)
+                self._print_text(each, given)
+                continue
+            if isinstance(each, Table):
+                if each.title is not None:
+                    self._print_text(Text(str(each.title), "bold"), given)
+                    each.title = None
+                for column in each.columns:
+                    column._cells = [_cleaned(cell) for cell in column.cells]
+            super().print(each, **given)
 
     def print_line(self, text: Text) -> None:
         """Print a text on one line, however wide it is: for lines that other programs read, such as differences."""
         super().print(_cleaned(text), soft_wrap=True)
 
-    def _print_text(self, text: Text, given: dict[str, Any]) -> None:
-        text = _cleaned(text)
-        lines = text.split(allow_blank=True) if text.plain else [text]
-        for line in lines:
-            for row in wrapped(line, self.width) if self.fits else (line,):
-                super().print(row, soft_wrap=True, **given)
+    def _print_text(self, text: str | Text, given: dict[str, Any]) -> None:
+        line = _cleaned(text)
+        for row in wrapped(line, self.width) if self.fits else (line,):
+            super().print(row, soft_wrap=True, **given)
 
 
 def wrapped(line: Text, width: int) -> list[Text]:
@@ -89,8 +91,12 @@ def wrapped(line: Text, width: int) -> list[Text]:
     return [rows[0], *(Text(indent).append_text(row) for row in rows[1:])]
 
 
-def _cleaned(each: Text) -> Text:
-    return each if clean(each.plain) == each.plain else Text(clean(each.plain), style=each.style)
+def _cleaned(each: Any) -> Any:
+    """A text as one line without control characters; anything else that rich prints as it is."""
+    text = Text(each) if isinstance(each, str) else each
+    if not isinstance(text, Text) or clean_line(text.plain) == text.plain:
+        return text
+    return Text(clean_line(text.plain), style=text.style)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
@@ -100,7 +106,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], rig
         number = place in right  # a number never wraps
         made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in rows:
-        made.add_row(*(_cleaned(each if isinstance(each, Text) else Text(str(each))) for each in row))
+        made.add_row(*(each if isinstance(each, Text | Group) else Text(str(each)) for each in row))
     return made
 
 
@@ -161,12 +167,12 @@ def print_ranks(out: Console, columns: Sequence[str], groups: Sequence[Sequence[
     """
     place = columns.index("calls")
     calls = {cells[place] for cells in groups}
-    rows = [list(cells) for cells in groups[:shown]]
+    rows: list[list[Any]] = [list(cells) for cells in groups[:shown]]
     if len(calls) == 1:
         columns = [*columns[:place], *columns[place + 1 :]]
         rows = [cells[:place] + cells[place + 1 :] for cells in rows]
     else:
-        rows = [[*cells[:place], cells[place].replace(", ", "\n"), *cells[place + 1 :]] for cells in rows]
+        rows = [[*cells[:place], Group(*map(Text, cells[place].split(", "))), *cells[place + 1 :]] for cells in rows]
     right = [number for number, name in enumerate(columns) if name not in ("rank", "calls")]
     out.print(table("Ranks", columns, rows, right))
     if len(calls) == 1:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from gopt.progress import ProgressCallback
-from gopt.sanitize import clean
+from gopt.sanitize import clean_line
 
 
 @contextmanager
@@ -34,6 +34,6 @@ class _Bar:
     def advance(self, phase: str, done: int = 0, total: int = 0, /) -> None:
         if phase != self._phase:
             self._phase = phase
-            self._bars.reset(self._task, total=total or None, description=clean(phase), count="")
+            self._bars.reset(self._task, total=total or None, description=clean_line(phase), count="")
         count = f"{done} of {total}" if total else ""
         self._bars.update(self._task, completed=done, total=total or None, count=count)

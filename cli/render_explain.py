@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from gopt.sanitize import clean
-
 from .render import console
 
 if TYPE_CHECKING:
@@ -27,6 +25,6 @@ def render_story(story: Story) -> None:
     last = ""
     for fact in story.facts:
         about = "" if fact.about == last else fact.about
-        rows.add_row(Text(f"  {about}", style=_COLOURS.get(fact.about, "dim")), Text(clean(fact.text)))
+        rows.add_row(Text(f"  {about}", style=_COLOURS.get(fact.about, "dim")), Text(fact.text))
         last = fact.about
     out.print(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import RunError, StoppedError
@@ -40,7 +40,8 @@ def stopped_error(job: Any, step: int, number: int) -> StoppedError:
 
 def signal_note(text: str) -> None:
     """A note from within a signal handler, which may have come in the midst of other output."""
-    os.write(2, f"gopt: note: {text}\n".encode())
+    with suppress(OSError):
+        os.write(2, f"gopt: note: {text}\n".encode())
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import select
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -62,7 +63,8 @@ def open_streams() -> None:
     """Make the three streams of this process such that text can be written to them.
 
     Characters that a terminal's encoding has not are shown by ASCII signs or escapes. A number that was closed is
-    taken by no file; who writes to a closed stdout is told so, as on a full disk.
+    taken by no file; who writes to a closed stdout is told so, as on a full disk. What stderr does not take is lost:
+    it changes neither what a command does nor its exit code.
     """
     for number in range(3):
         try:
@@ -72,13 +74,11 @@ def open_streams() -> None:
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Closed()), "utf-8")
     elif isinstance(sys.stdout, io.TextIOWrapper):
-        out = sys.stdout
-        sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(_Stdout(out.fileno(), "w", closefd=False)), out.encoding,
-            line_buffering=out.line_buffering, write_through=out.write_through,
-        )  # fmt: skip
+        sys.stdout = _over(sys.stdout, _Stdout)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _over(sys.stderr, _Stderr)
     codecs.register_error(PLAIN, _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -107,7 +107,16 @@ def _escape_sequence(character: str) -> str:
     return character.encode("ascii", "backslashreplace").decode()
 
 
-class _Stdout(io.FileIO):
+class _Waiting(io.FileIO):
+    """Waits where others have made a pipe or a terminal such that it does not: output is not lost for that."""
+
+    def write(self, data: Any, /) -> int:
+        while (written := super().write(data)) is None:
+            select.select([], [self], [])
+        return written
+
+
+class _Stdout(_Waiting):
     """Drops what is written once the reader of a pipe is gone, as behind ``head``: a command keeps its exit code."""
 
     def write(self, data: Any, /) -> int:
@@ -115,6 +124,24 @@ class _Stdout(io.FileIO):
             return super().write(data)
         except BrokenPipeError:
             return memoryview(data).nbytes
+
+
+class _Stderr(_Waiting):
+    """Drops what cannot be written: there is nobody to tell."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _over(stream: io.TextIOWrapper, raw: type[_Waiting]) -> io.TextIOWrapper:
+    """The same stream of this process, written to by ``raw``."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw(stream.fileno(), "w", closefd=False)), stream.encoding,
+        line_buffering=stream.line_buffering, write_through=stream.write_through,
+    )  # fmt: skip
 
 
 class _Closed(io.RawIOBase):

@@ -28,6 +28,11 @@ def clean(text: str) -> str:
     return "".join(c if c == "\n" or c.isprintable() else "    " if c == "\t" else _escape(c) for c in text)
 
 
+def clean_line(text: str) -> str:
+    """As ``clean``, and line breaks are escapes too: a name of several lines stays within its own."""
+    return clean(text).replace("\n", _escape("\n"))
+
+
 def line(text: str) -> str:
     """Text as one line of an error or a note: clean, and of at most ``limits.LINE`` bytes."""
     joined = clean(" ".join(text.split()))

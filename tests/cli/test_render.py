@@ -91,7 +91,7 @@ def test_a_line_goes_on_between_two_words_and_below_the_text():
         "    " + "x" * 90,
         "    and y, which is more than this terminal has room for in one line",
     ]
-    assert printed("a  b\nc") == "a  b\nc\n", "what fits is as it was"
+    assert printed("a  b", "c\nd") == "a  b\nc\\nd\n", "what fits is as it was, and a name has no lines"
     out = SafeConsole(file=io.StringIO(), width=20, fits=False)
     out.print(Text(line))
     assert out.file.getvalue() == f"{line}\n", "in a pipe a text stays a line"
