@@ -100,7 +100,8 @@ def _live(words: Sequence[str], home: Path, kept: Sequence[int], end: str, strea
             os.close(number)
     for stream, name, buffering in ((1, "stdout", -1), (2, "stderr", 1)):  # as Python makes them
         shut = stream in streams and end == "closed"
-        setattr(sys, name, None if shut else open(stream, "w", buffering, closefd=False, errors="backslashreplace"))
+        text = None if shut else open(stream, "w", buffering, closefd=False, errors="backslashreplace")  # noqa: SIM115
+        setattr(sys, name, text)
         setattr(sys, f"__{name}__", getattr(sys, name))
     sys.argv = ["gopt", *words]
     if _starts(words):
