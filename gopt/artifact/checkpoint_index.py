@@ -38,6 +38,8 @@ class CheckpointIndex:
     manifest: str
     run: str | None = field(default=None, metadata=OPTIONAL)
     """The identity of the job that wrote it: the one in the manifest beside the steps. None in an older step."""
+    draws: int | None = field(default=None, metadata=OPTIONAL)
+    """The seed of the random numbers that the run drew; None where it drew none."""
     files: Mapping[str, FileEntry]
     seal: str | None = field(default=None, metadata=OPTIONAL)
     """SHA-256 of the document before this key."""

@@ -20,7 +20,7 @@ class SplitCheckpoints:
         job = server_job.job
         self.checkpoints: Checkpoints | None = None
         if job.checkpoint is not None:
-            self.checkpoints = Checkpoints(job.checkpoint, job.folder, server_job.manifest, job.keep)
+            self.checkpoints = Checkpoints(job.checkpoint, job.folder, server_job.manifest, job.keep, server_job.seed)
             self.checkpoints.check(job.resume)
         elif job.resume:
             raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")

@@ -68,6 +68,8 @@ class Checkpoints:
     folder: Path
     manifest: Manifest
     keep: int = 2
+    draws: int | None = None
+    """The seed of the random numbers that the job draws; None where it draws none."""
     run: str = field(default="", init=False)
     """The identity of the job, on the first rank while the folder is open."""
 
@@ -143,7 +145,9 @@ class Checkpoints:
         def finish() -> None:
             if made:
                 files = dict(each for each in entries if each is not None)
-                index = CheckpointIndex(step=step, manifest=self.manifest.digest(), run=self.run, files=files)
+                index = CheckpointIndex(
+                    step=step, manifest=self.manifest.digest(), run=self.run, draws=self.draws, files=files
+                )
                 write_new(staged / INDEX_FILE, index.text().encode())
                 made[0].commit()
                 prune(self.root, self.keep)
