@@ -92,7 +92,7 @@ class InputEntry:
     shape: Shape | None
     kind: InputKind
     draw: Draw | None = field(default=None, metadata=OPTIONAL)
-    """What a run draws it from where the data has none; None of inputs that are no random numbers."""
+    """The distribution that a run draws it from where the data has none; None of inputs that are no random numbers."""
 
     @property
     def type(self) -> TensorType:

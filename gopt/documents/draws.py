@@ -11,7 +11,7 @@ from gopt.documents.records import OPTIONAL
 
 
 class Distribution(Enum):
-    """What the numbers of an input are drawn from."""
+    """The kind of random numbers."""
 
     NORMAL = "normal"
     UNIFORM = "uniform"
@@ -32,7 +32,7 @@ _OF_INTEGERS = frozenset({Distribution.INTEGERS, Distribution.PERMUTATION})
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What an input of random numbers is drawn from. ``mean``, ``std``: of a normal distribution; ``low``, ``high``: of
+    """The distribution that an input of random numbers is drawn from. ``mean``, ``std``: of a normal distribution; ``low``, ``high``: of
     a uniform one and of integers; ``p``: of a Bernoulli distribution."""
 
     distribution: Distribution

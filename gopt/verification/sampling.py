@@ -147,7 +147,7 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
 
 
 def _behind(index: GraphIndex, node: Node, name: str, line: _Line) -> _Line | None:
-    """What a node makes of a line, as far as ids are followed: arithmetic with constants, layout, casts, and of plain
+    """The line behind a node, as far as ids are followed: arithmetic with constants, layout, casts, and of plain
     ids what replaces some of them."""
     if node.is_a("Add", "Sub", "Mul"):
         other = index.constants.value(node.inputs[1 if node.inputs[0] == name else 0])

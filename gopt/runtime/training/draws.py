@@ -36,7 +36,7 @@ class DrawnInputs:
 
     @classmethod
     def of(cls, manifest: Manifest, seed: int | None) -> DrawnInputs:
-        """Those of an output folder; ``seed``: as ``seed_of`` returns it."""
+        """The inputs of an output folder; ``seed``: as ``seed_of`` returns it."""
         types = {each.name: each.type for each in manifest.common.inputs}
         return cls(types, manifest.draws, DEFAULT_SEED if seed is None else seed)
 
