@@ -32,8 +32,11 @@ _OF_INTEGERS = frozenset({Distribution.INTEGERS, Distribution.PERMUTATION})
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The distribution that an input of random numbers is drawn from. ``mean``, ``std``: of a normal distribution; ``low``, ``high``: of
-    a uniform one and of integers; ``p``: of a Bernoulli distribution."""
+    """The distribution that an input of random numbers is drawn from.
+
+    ``mean``, ``std``: of a normal one; ``low``, ``high``: of a uniform one and of integers; ``p``: of a Bernoulli
+    distribution.
+    """
 
     distribution: Distribution
     mean: float = field(default=0.0, metadata=OPTIONAL)
