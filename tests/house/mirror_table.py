@@ -119,7 +119,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
     **_each(
-        "runtime.parameter_server.job runtime.parameter_server.split_checkpoints "
+        "runtime.parameter_server.job "
         "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
         "runtime.parameter_server.trainer_messages runtime.parameter_server.outbox",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",

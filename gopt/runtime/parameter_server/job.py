@@ -33,7 +33,8 @@ from gopt.runtime.training.startup import startup_values
 
 @dataclass(frozen=True, slots=True)
 class ServerJob:
-    """A job and its split. ``trainers``: the number of trainers in this run."""
+    """A job and its split. ``trainers``: the number of trainers in this run; ``manifest`` is for it, ``written`` is the
+    folder's own."""
 
     job: Job
     manifest: Manifest
@@ -42,6 +43,7 @@ class ServerJob:
     roles: Roles | None = None
     """Which process has which roles; None: one each, trainers first."""
     faults: FaultOptions = field(default_factory=FaultOptions)
+    written: Manifest | None = None
 
     @classmethod
     def read(cls, job: Job, trainers: int | None = None, roles: str | None = None) -> ServerJob:
@@ -70,7 +72,7 @@ class ServerJob:
         if found is not None:
             count = found.trainers if trainers is None else count
             found.check_counts(count, plan.servers)
-        return cls(job, manifest.with_trainers(count), plan, count, found)
+        return cls(job, manifest.with_trainers(count), plan, count, found, written=manifest)
 
     def processes(self, started: int) -> tuple[int, ...]:
         """The process of each endpoint; raises OptionError where a launcher started another number."""

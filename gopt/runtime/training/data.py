@@ -33,11 +33,25 @@ _LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class MicroStep:
-    """Index of a micro-step from the start of training, and the data rank that reads it."""
+    """Index of a micro-step from the start of training, and the data rank that reads it.
+
+    ``ahead``: by how many batches the data is ahead of ``number`` x ``parts``, after steps with other ``parts``.
+    """
 
     number: int
     part: int
     parts: int
+    ahead: int = 0
+
+    @property
+    def place(self) -> int:
+        """The index of its batch among those of all parts."""
+        return self.number * self.parts + self.part + self.ahead
+
+    @property
+    def turn(self) -> int:
+        """How many batches its part has had before, rounded up where the others' had more than it has now."""
+        return self.number + -(-self.ahead // self.parts)
 
 
 class DataEndedError(InputError):
@@ -76,7 +90,7 @@ class ArraySource:
 
     def batch(self, turn: MicroStep) -> Batch:
         """The batch of a micro-step. Raises DataEndedError where samples are used once, and too few are left."""
-        if self.once and self.batches is not None and turn.number * turn.parts + turn.part >= self.batches:
+        if self.once and self.batches is not None and turn.place >= self.batches:
             raise DataEndedError(f"the data has {self.batches} batches")
         return {name: self._take(name, turn) for name in self.types} | self.drawn.batch(turn.number, turn.part)
 
@@ -85,7 +99,7 @@ class ArraySource:
         if isinstance(array, np.ndarray) and array.shape == dims:
             return array
         size = _taken(dims, array.shape)
-        place = (turn.number * turn.parts + turn.part) * size
+        place = turn.place * size
         rows = self._rows(place, size, len(array))
         return np.ascontiguousarray(array[rows]).reshape(dims)
 
@@ -126,7 +140,7 @@ class IterableSource:
             if not isinstance(given, Mapping):
                 raise InputError(f"batch {self._next} of the data is of type {_class_of(given)}", _YIELD)
             self._next += 1
-            if self._next > turn.number:  # a resumed run passes over what it has seen
+            if self._next > turn.turn:  # a resumed run passes over what it has seen
                 own = {
                     name: _fitted(name, type, given.get(name)) for name, type in self.types.items()
                     if name in given or name not in self.drawn.draws

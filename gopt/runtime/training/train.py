@@ -71,7 +71,7 @@ class Trainer:
         self.data: BatchSource = open_data(job.data, self.types, job.shuffle, DrawnInputs.of(self.manifest, seed))
         self.checkpoints: Checkpoints | None = None
         if job.checkpoint:
-            self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep, seed)
+            self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep, draws=seed)
             self.checkpoints.check(job.resume)
         self.held = self._start()
         """State -> its value; once steps run, the device's."""
