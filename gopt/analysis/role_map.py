@@ -33,8 +33,8 @@ def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
             if part not in STATISTIC_WORDS:
                 raise OptionError(
                     f"--statistics cannot be {part!r}",
-                    f"give {', '.join(STATISTIC_WORDS)} for all statistics, or INPUT=mean, sum, max, min, root or "
-                    "local for one",
+                    f"give {', '.join(STATISTIC_WORDS)} for all statistics, or INPUT=mean, sum, max, min, "
+                    "gather, root or local for one",
                 )
             word = part
         elif named.setdefault(name, rule) != rule:
@@ -99,7 +99,7 @@ class RoleMap:
             if rule not in ("", *STATISTIC_RULES):
                 raise OptionError(
                     f"statistic {name!r} cannot be combined by {rule!r}",
-                    f"write one of {', '.join(rule for rule in STATISTIC_RULES if rule != 'gather')}",
+                    f"write one of {', '.join(STATISTIC_RULES)}",
                 )
         losses = self.losses(graph)
         told = [(f"--states {name}={output}", output) for name, output in self.states.items()]

@@ -16,7 +16,8 @@ from gopt.ir.graph import ROLES, Graph
 
 def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata of the kept source: after sharding they cannot be recovered."""
-    named = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
+    kept = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
+    named = [name for name in kept if name not in training.counted]  # what counts samples is found again
     return RolesRecord(
         loss=training.loss,
         more_losses=training.losses[1:],
