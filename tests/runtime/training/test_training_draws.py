@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from drawn_steps import BATCH, DRAWS, noisy_step, samples
 from gopt.cli.main import main
+from helpers import accept, edit_manifest
 
 import gopt
 from gopt.artifact.manifest_check import read_manifest
@@ -159,6 +160,17 @@ def test_a_seed_for_a_step_without_draws_is_refused(tmp_path):
         gopt.run(tmp_path / "ranks", data, 1, settings=RATE, draws=3)
     with pytest.raises(InputError, match="has no array 'noise'"):
         gopt.run(tmp_path / "ranks", data, 1, settings=RATE)
+
+
+def test_a_draw_that_fits_no_input_is_refused(tmp_path):
+    ranks, data = sharded(tmp_path, "shard=2"), samples(tmp_path / "d.npz")
+    edit_manifest(ranks, lambda manifest: manifest["common"]["inputs"][1]["draw"].update(distribution="permutation"))
+    accept(ranks)
+    with pytest.raises(InputError, match=r"common.inputs\[1\].draw: permutation: it holds float32, not integers"):
+        gopt.run(ranks, data, 1, settings=RATE)
+    draws = {"noise": Draw(Distribution.INTEGERS, high=5)}
+    with pytest.raises(InputError, match="'noise' cannot be drawn from integers"):
+        gopt.load(noisy_step(tmp_path / "other.onnx", draws))
 
 
 def test_trainers_draw_and_a_replay_has_their_numbers(tmp_path):
