@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gopt.documents.draws import Draw
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS, TensorType, known
@@ -59,6 +60,8 @@ class RoleMap:
     """Scalars of the forward that the update reads as means over the ranks."""
     statistics: Mapping[str, str] = field(default_factory=dict)
     """States that follow the batch without a gradient -> how they are combined over ranks ('' = infer it)."""
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    """Inputs of random numbers -> what they are drawn from; they belong to the batch."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -78,6 +81,13 @@ class RoleMap:
                 raise OptionError(
                     f"--{option} {name}: the model has no input {name!r}",
                     did_you_mean(name, given) or "gopt inspect MODEL --text lists the graph's inputs",
+                )
+        for name, draw in self.draws.items():
+            type = graph.inputs.get(name)
+            fault = "the model has no such input" if type is None else draw.fault(type.dtype, type.shape == ())
+            if fault is not None:
+                raise OptionError(
+                    f"{name!r} cannot be drawn from {draw}: {fault}", "leave it out of draws, or name what it holds"
                 )
         both = next((name for name in self.statistics if name in self.params), None)
         if both is not None:

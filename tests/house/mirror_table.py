@@ -227,7 +227,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.eager "
         "frontends.pytorch.eager_code "
-        "frontends.pytorch.hyper frontends.pytorch.randomness frontends.pytorch.schedules "
+        "frontends.pytorch.hyper frontends.pytorch.schedules "
         "frontends.pytorch.recorded_step frontends.pytorch.states frontends.pytorch.tracing "
         "cli.export cli.render_export",
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
