@@ -127,7 +127,7 @@ class _Stdout(_Waiting):
 
 
 class _Stderr(_Waiting):
-    """Drops what cannot be written: there is nobody to tell."""
+    """Drops what cannot be written: no stream is left to say so on."""
 
     def write(self, data: Any, /) -> int:
         try:

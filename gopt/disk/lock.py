@@ -39,7 +39,7 @@ def lock_existing(path: Path) -> tuple[int, LockState] | None:
     except FileNotFoundError:
         return None
     taken = try_lock(number)
-    if not _is_at(number, path):  # moved or removed before it was locked
+    if not is_at(number, path):  # moved or removed before it was locked
         os.close(number)
         return None
     return number, taken
@@ -72,7 +72,8 @@ def lock_file(path: Path) -> int | None:
     return number
 
 
-def _is_at(number: int, path: Path) -> bool:
+def is_at(number: int, path: Path) -> bool:
+    """Return whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(number), os.lstat(path))
     except FileNotFoundError:

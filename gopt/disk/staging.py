@@ -163,19 +163,33 @@ def _drafted(target: Path, make: Callable[[Path], None]) -> Iterator[Staged]:
         with defer_signals():
             staged = create_staged(target, make)
         yield staged
+    except OSError as error:
+        _name_target(error, staged, target)
+        raise
     finally:
         if staged is not None:
             staged.close()
+
+
+def _name_target(error: OSError, staged: Staged | None, target: Path) -> None:
+    """Let an error name the target, or the file in it, instead of the draft, or of nothing: a write has no path."""
+    draft = str(target if staged is None else staged.path)
+    if error.filename is None:
+        error.filename = str(target)
+    elif isinstance(error.filename, str) and error.filename.startswith(draft):
+        error.filename = str(target) + error.filename.removeprefix(draft)
 
 
 def create_staged(target: Path, make: Callable[[Path], None]) -> Staged:
     """Create a draft under a fresh name and lock it; raises OSError. The caller closes it."""
     for _ in range(_TRIES):
         path = staging_names.fresh_name(target)
-        make(path)
         try:
+            make(path)
             held = lock_existing(path)
-        except BaseException:
+        except FileExistsError:
+            raise  # of another process
+        except BaseException:  # also where it was made, and could not be closed
             remove(path)
             raise
         if held is None:

@@ -50,7 +50,8 @@ def seal(path: str | os.PathLike[str]) -> Sealed:
     Raises InputError where that document is damaged, RunError where it cannot be written, or while a job writes there.
     """
     folder = Path(path)
-    check_folder(folder, checkpoints=True)
+    if not is_regular_file(folder / MANIFEST_FILE):
+        check_folder(folder, checkpoints=True)
     with unchecked():
         return _seal_step(folder) if is_regular_file(folder / INDEX_FILE) else _seal_folder(folder)
 

@@ -37,7 +37,7 @@ _VARIES = re.compile(rb"[0-9.e+-]+|[^\x00-\x7f]+|\s+")
 """What differs from run to run: times, sparklines, and the widths of columns."""
 
 
-def _read() -> int:
+def _none() -> int:
     return -1
 
 
@@ -58,7 +58,7 @@ def _ended() -> int:
     return end
 
 
-ENDS: dict[str, Callable[[], int]] = {"full": _full, "closed": _read, "unread": _unread, "gone": _ended}
+ENDS: dict[str, Callable[[], int]] = {"full": _full, "closed": _none, "unread": _unread, "gone": _ended}
 """Where output goes: a full disk, nowhere (``>&-``), a pipe that nobody reads, a terminal that is gone."""
 
 

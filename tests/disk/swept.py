@@ -127,6 +127,13 @@ def _state(folder: Path) -> None:
     _do("merge", str(folder / "in.ranks"), "-o", str(folder / "m.onnx"))
 
 
+def _edited(folder: Path) -> None:
+    """Ranks whose stored values are others than the manifest says."""
+    _ranks(folder)
+    stored = folder / "in.ranks" / "states.bin"
+    stored.write_bytes((np.frombuffer(stored.read_bytes(), "<f4") + 1).astype("<f4").tobytes())
+
+
 def _page(folder: Path) -> None:
     """An older page: of other ranks."""
     _ranks(folder)
@@ -199,6 +206,7 @@ _CASES = (
          r"v\.safetensors"),
     Case("report", _ranks, ["report", "in.ranks", "--html", "p.html"], r"p\.html"),
     Case("report-force", _page, ["report", "in.ranks", "--html", "p.html", "--force"], r"p\.html"),
+    Case("seal", _edited, ["seal", "in.ranks"], r"in\.ranks/manifest\.json"),
     Case("reproducer", _failing, ["shard", "step.onnx", "--mesh", "dp=2,ep=4", "--reproducer", "f.zip"], r"f\.zip",
          code=4),
     Case("reduce", _small, ["reduce", "step.onnx", "-o", "m.onnx", "--force", "--tries", "2", "--", "false", "{}"],

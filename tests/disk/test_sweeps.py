@@ -22,11 +22,11 @@ RUNS = ["run"]
 AGAIN = [
     "shard", "shard-jobs-new", "shard-jobs-plain", "split-jobs", "load-state-force", "reproducer", "shard-force",
     "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "load-state", "state-dict",
-    "report",
+    "report", "seal",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
 HANGING = ["shard-jobs-new", "shard-jobs-plain", "split-jobs"]
-REST = "full,broken,interrupt,terminate"
+REST = "full,quota,broken,short,interrupt,terminate"
 
 
 def swept(*arguments: str) -> list[dict[str, Any]]:

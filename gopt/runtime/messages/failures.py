@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gopt.errors import GoptError, RunError
+from gopt.runtime.engines.heartbeat import is_stopped, launcher_folder, read
 from gopt.runtime.messages.roster import Roster
 
 
@@ -48,7 +49,18 @@ class Failure:
 
 
 def late(roster: Roster, number: int, awaited: Awaited, seconds: float) -> LateError:
-    return LateError(f"after {seconds:g} s, {_waits(roster, number, awaited)}", awaited)
+    """The error of a wait that took too long; where a process is stopped, the wait is said to be for its endpoints."""
+    halted = _stopped(roster)
+    sources = tuple(each for each in awaited.sources if each in halted) or awaited.sources
+    text = f"after {seconds:g} s, {_waits(roster, number, replace(awaited, sources=sources))}"
+    return LateError(text + (f"; the process of {roster.describe_all(halted)} is stopped" if halted else ""), awaited)
+
+
+def _stopped(roster: Roster) -> tuple[int, ...]:
+    """Endpoints whose process a signal or a debugger has stopped, as far as a launcher's folder shows them."""
+    folder = launcher_folder()
+    found = () if folder is None else read(folder)
+    return tuple(number for each in found if is_stopped(each.process) for number in roster.local(each.rank))
 
 
 def stuck(roster: Roster, number: int, awaited: Awaited) -> LateError:

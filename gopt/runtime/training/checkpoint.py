@@ -6,7 +6,6 @@ A crash at any moment leaves earlier checkpoints unchanged.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from typing import Any, Protocol
 
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
-    LOCK_FILE,
     CheckpointIndex,
     check_states_file,
     complete_steps,
@@ -28,7 +26,7 @@ from gopt.artifact.checkpoint_index import (
 from gopt.artifact.integrity import FileEntry
 from gopt.artifact.manifest import LocalState, Manifest, Piece
 from gopt.artifact.safetensors_file import safetensors_chunks
-from gopt.disk.files import is_regular_file, sync, write_new
+from gopt.disk.files import sync, write_new
 from gopt.disk.hashed import create_hashed
 from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
@@ -39,6 +37,7 @@ from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
+    check_there,
     check_unlocked,
     identity,
     open_checkpoint_folder,
@@ -75,6 +74,8 @@ class Checkpoints:
     """The seed of the random numbers that the job draws; None where it draws none."""
     run: str = field(default="", init=False)
     """The identity of the job, on the first rank while the folder is open."""
+    _lock: int = field(default=-1, init=False)
+    """The folder's lock, on the first rank while it is open."""
     _own: Manifest = field(init=False)
     """The manifest for this run's trainers."""
     _ahead: int = field(default=0, init=False)
@@ -103,13 +104,18 @@ class Checkpoints:
         if engine.rank:
             yield
             return
-        with open_checkpoint_folder(self.root, self.folder, self.manifest, self.keep) as self.run:
+        opened = open_checkpoint_folder(self.root, self.folder, self.manifest, self.keep)
+        with opened as (self.run, self._lock):
             newest = max(self.steps(), default=start)
             if newest != start:
                 raise RunError(
                     f"{self.root} has new checkpoints of another job, up to step {newest}", "start this run again"
                 )
             yield
+            try:
+                check_there(self.root, self._lock)
+            except FileNotFoundError as error:
+                raise unwritable(self.root, error, "where it is now, its checkpoints are whole") from error
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, in ascending order."""
@@ -143,15 +149,14 @@ class Checkpoints:
         def begin() -> str:
             if engine.rank:
                 return ""
-            if not is_regular_file(self.root / LOCK_FILE):  # else this step would stand without manifest and source
-                raise FileNotFoundError(errno.ENOENT, "its folder was moved away or replaced")
+            check_there(self.root, self._lock)  # else this step would stand without manifest and source
             remove_step(target)
             made.append(opened.enter_context(staged_folder(target)))
             return made[0].path.name
 
         staged = self.root / _on_all_ranks(engine, target, begin)[0]
         path = staged / rank_states_file(engine.rank)
-        entries = _on_all_ranks(engine, path, lambda: (path.name, _write(path, mine)))
+        entries = _on_all_ranks(engine, target / path.name, lambda: (path.name, _write(path, mine)))
 
         def finish() -> None:
             if made:

@@ -6,9 +6,11 @@ that is equal is not written again; every other file is renamed into place. A st
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,12 +36,13 @@ from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes
 from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.disk.files import digest_of, is_regular_file, make_folders, reason, sync
-from gopt.disk.lock import is_locked, lock_file
+from gopt.disk.lock import is_at, is_locked, lock_file
 from gopt.disk.staging import replace_file, staged_file, sweep
 from gopt.documents import MANIFEST, REPORT, parse_json, read_bytes, read_json
 from gopt.documents.records import from_document
-from gopt.errors import InputError, OptionError, RunError
+from gopt.errors import InputError, NoteWarning, OptionError, RunError
 from gopt.ir.load import load
+from gopt.sanitize import show_path
 
 _HINT = "choose another --checkpoint"
 
@@ -60,24 +63,35 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
 
 
 @contextmanager
-def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[str]:
+def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[tuple[str, int]]:
     """Lock the folder for one job, remove what an earlier job left incomplete, and write what all steps share; the
-    identity of the job is that of the steps that are there, or a new one.
+    identity of the job is that of the steps that are there, or a new one. The open file is the lock.
 
     Raises RunError when another job has locked it, when it has checkpoints of another sharded step, and where nothing
     can be written.
     """
     number = _guarded(root, lambda: _lock(root))
-    try:
+
+    def begin() -> str:
         sweep(root)
         _check_manifest(root, manifest)
         _check_steps(root)
         run = identity(root) or new_identity()
-        _guarded(root, lambda: _share(root, folder, run))
-        _guarded(root, lambda: prune(root, keep))
-        yield run
+        _share(root, folder, run)
+        prune(root, keep)
+        return run
+
+    try:
+        yield _guarded(root, begin), number
     finally:
-        os.close(number)
+        with suppress(OSError):  # nothing was written by it
+            os.close(number)
+
+
+def check_there(root: Path, number: int) -> None:
+    """Raise FileNotFoundError where the folder with this lock is no longer at its path."""
+    if not is_at(number, root / LOCK_FILE):
+        raise FileNotFoundError(errno.ENOENT, "its folder was moved away or replaced")
 
 
 def check_unlocked(root: Path) -> None:
@@ -200,17 +214,20 @@ def _put_values(root: Path, values: StatesFile) -> str:
 
 
 def remove_step(path: Path) -> None:
-    """Remove the files that gopt wrote of one step, as far as possible, and the index first, so that the step never
-    counts as complete. Other files and links stay."""
-    if path.is_symlink():
+    """Remove the files that gopt wrote of one step, and the index first, so that the step never counts as complete.
+    Other files and links stay. A note says where that is not possible."""
+    if path.is_symlink() or not path.is_dir():
         return
-    with suppress(OSError):
+    try:
         (path / INDEX_FILE).unlink(missing_ok=True)
         sync(path)
         for each in path.iterdir():
             if STATES_OF_RANK.fullmatch(each.name) and is_regular_file(each):
                 each.unlink()
         path.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # files of the user
+            warnings.warn(NoteWarning(f"{path} cannot be removed ({reason(error)}): remove it by hand"), stacklevel=2)
 
 
 def prune(root: Path, keep: int) -> None:
@@ -226,9 +243,12 @@ def _guarded(root: Path, work: Any) -> Any:
     try:
         return work()
     except OSError as error:
-        raise unwritable(root, error, f"nothing was trained yet: {_HINT}") from error
+        whole = "the checkpoints in it are whole, and " if complete_steps(root) else ""
+        raise unwritable(root, error, f"{whole}nothing was trained yet: make room, or {_HINT}") from error
 
 
 def unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:
-    """The RunError for a checkpoint that cannot be written."""
-    return RunError(f"cannot write checkpoint {path}: {reason(error)}", hint)
+    """The RunError for a checkpoint that cannot be written; it names the file, where that is known."""
+    name = error.filename if isinstance(error.filename, str) else str(path)
+    within = f"{show_path(name)}: " if Path(name).name != path.name else ""
+    return RunError(f"cannot write checkpoint {path}: {within}{reason(error)}", hint)
