@@ -62,7 +62,7 @@ def test_a_queue_of_rows_is_refused_once_and_its_hint_settles_it():
     with pytest.raises(UnsupportedError, match="keeps rows of single samples, by Concat") as caught:
         gopt.shard(path, 2)
     assert "--statistics queue=local" in caught.value.hints[0]
-    with pytest.raises(UnsupportedError, match="--statistics queue=gather is not supported"):
+    with pytest.raises(UnsupportedError, match='statistics="queue=gather" is not supported'):
         gopt.shard(path, 2, statistics="queue=gather")
     assert gopt.verify(gopt.shard(path, 2, statistics="queue=local"), steps=2).outcome == "equal"
 
