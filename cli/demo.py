@@ -46,8 +46,6 @@ def command(folder: str, force: bool, as_json: bool) -> None:
     if as_json:
         print_json({"format": "gopt-demo/1", "folder": folder, "step": STEP, "samples": SAMPLES, "count": COUNT})
         return
-    from rich.text import Text
-
     from .render import console
 
     out = console()
@@ -58,7 +56,7 @@ def command(folder: str, force: bool, as_json: bool) -> None:
         f"gopt shard {folder}/{STEP} --ranks 4", "gopt verify step.ranks",
         f"gopt run step.ranks --data {folder}/{SAMPLES} --steps 200 --set lr=3e-3",
     ):  # fmt: skip
-        out.print_line(Text(f"  {line}"))
+        out.print(f"  {line}")
 
 
 def _check_ours(target: Path, folder: Path) -> None:

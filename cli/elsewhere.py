@@ -25,7 +25,7 @@ MEANT = {
     "--dry-run": ("check", "no-write"),
     "--json": ("format", "output-format"),
 }  # fmt: skip
-"""What to write -> other names for it."""
+"""An option as it is written -> other names for it."""
 _OF_OTHERS = {
     "lr": "the learning rate is an input of the step: gopt run DIR --set lr=1e-3, and gopt derive has --lr",
     "learning-rate": "the learning rate is an input of the step: gopt run DIR --set lr=1e-3, and gopt derive has --lr",

@@ -80,7 +80,7 @@ def check_command(name: str, ctx: click.Context, others: Sequence[str] = ()) -> 
     if name in COMMANDS:
         return
     hint = did_you_mean(name, [*COMMANDS, *others]) or f"there are {', '.join([*COMMANDS, *others])}"
-    raise click.UsageError(f"no command {'or topic ' if others else ''}is called {name!r}: {hint}", ctx)
+    raise click.UsageError(f"no command is called {name!r}: {hint}", ctx)
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""What an installation has: versions of gopt and its packages, MPI, GPUs, and what is missing for which work."""
+"""The parts of an installation: versions of gopt and its packages, MPI, GPUs, and how to get what is missing."""
 
 from __future__ import annotations
 
