@@ -63,7 +63,7 @@ OTHERS = {
     "runtime/test_run_messages.py": "what gopt run says of jobs that fail",
     "cli/test_streams.py": "a whole command where names, disks, streams and folders are not as they should be",
     "disk/test_small_disk.py": "every command that writes, on a disk of every size",
-    "disk/test_every_command.py": "every command: outputs that take nothing, names that would forge lines, modes, links and devices",
+    "disk/test_every_command.py": "every command: lost outputs, names that would forge lines, modes, links and devices",
     "disk/test_signal_sweep.py": "every command that runs, with stop signals at drawn times",
     "disk/test_sweeps.py": "every command that writes, killed and failed at every write",
     "documents/test_record_damage.py": "damaged documents: schemas, readers and writers decide alike",
