@@ -44,6 +44,8 @@ TABLE = {
     "reproduce": "reproduce failure.zip",
     "reduce": "reduce step.onnx -o reduced.onnx --force --tries 2 -- false {}",
     "passes": "passes",
+    "demo": "demo sample --force",
+    "doctor": "doctor",
     "help": "help shard",
 }
 """Name of a command -> its words."""
