@@ -64,6 +64,8 @@ class TrainingGraph:
     """Statistic -> how the user says that it is combined over ranks."""
     counted: dict[str, str] = field(default_factory=dict)
     """Statistic that counts samples -> the value that each step adds to it."""
+    doubted: dict[str, str] = field(default_factory=dict)
+    """State that ranks do not add up -> why it may count samples all the same."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -49,7 +49,7 @@ def test_the_rows_of_a_batch_are_counted(tmp_path):
 def test_what_follows_no_number_of_samples_counts_none(added, tmp_path):
     training = counted(tmp_path, added)
     assert not training.counted
-    known = analyse_couplings(training).statistics
+    known = analyse_couplings(training).statistics.known
     assert training.state_of()["seen"].kind is StateKind.SCALAR or known["seen"].rule == "mean"
 
 

@@ -94,7 +94,7 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
 def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, StatisticReduction]:
     """How each statistic is combined: as the user says, and the others by the policy."""
     states = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
-    found = analyse_couplings(training)
+    found = analyse_couplings(training).statistics
     asked = states if policy is StatisticPolicy.AUTO else [name for name in states if name in training.reductions]
     unclear = [name for name in asked if name in found.unclear]
     if unclear:
@@ -102,7 +102,7 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
     if policy is StatisticPolicy.MEAN:
         _refuse_integers(training, set(states).difference(asked))
     plain = {name: StatisticReduction(name, policy.value) for name in states}
-    return plain | {name: found.statistics[name] for name in asked}
+    return plain | {name: found.known[name] for name in asked}
 
 
 def _refuse_integers(training: TrainingGraph, states: set[str]) -> None:
