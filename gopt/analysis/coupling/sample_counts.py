@@ -65,7 +65,7 @@ _TIMES = (2, 3, 64)
 """Batches that are tried: a bound on a size shows in a large one."""
 
 
-class _Multiplied(Constants):
+class Multiplied(Constants):
     """The constants of a step that has so many times the samples."""
 
     def __init__(self, context: CouplingContext, times: int) -> None:
@@ -88,13 +88,13 @@ class SampleCounts:
     states: Sequence[State] = ()
     _kept: set[str] = field(init=False)
     """States that no step changes."""
-    _multiplied: list[_Multiplied] = field(init=False)
+    _multiplied: list[Multiplied] = field(init=False)
     _known: dict[str, SizesBehind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         index = self.context.index
         self._kept = {each.tensor for each in self.states if copied_from(index, each.updated) == each.tensor}
-        self._multiplied = [_Multiplied(self.context, times) for times in _TIMES]
+        self._multiplied = [Multiplied(self.context, times) for times in _TIMES]
 
     def of(self, name: str) -> SizesBehind:
         """The numbers of samples behind a value; those behind its operands are found first, without recursion."""

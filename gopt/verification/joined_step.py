@@ -1,0 +1,119 @@
+"""One step of the source on the batches of all ranks, joined, beside the step that the ranks make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt import limits
+from gopt.analysis.coupling import couplings_as_run, notes
+from gopt.analysis.statistic_points import StatisticReduction
+from gopt.analysis.training import State
+from gopt.errors import GoptError, RunError
+from gopt.ir.graph import Graph
+from gopt.runtime.executor import Executor
+from gopt.verification.compare import Values, allowance, distance, finite, floating
+from gopt.verification.joined_graph import JoinedGraph
+from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
+from gopt.verification.reference_step import Batches, ReferenceProgram, ReferenceStep
+from gopt.verification.sensitivity import MULTIPLE, Sensitivity, norm
+from gopt.verification.source_members import run_source
+
+ROOM = 1e-3
+"""Of a state's change, at least: sums over all samples round otherwise than sums of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """The first step of the ranks' batches by the source, and how far rounding moves it. ``noise``: states that are
+    nothing else."""
+
+    step: ReferenceStep
+    moved: Sensitivity
+    noise: Collection[str]
+
+
+def check_large_batch(
+    reference: ReferenceProgram, made: MeasuredStep, states: Values, settings: Values, batches: Batches,
+    tolerance: float, statistics: Iterable[StatisticReduction],
+) -> LargeBatchCheck:  # fmt: skip
+    """Compare the step that ranks make of ``batches`` with the source's step of these joined; ``statistics``: how
+    ranks combine them."""
+    try:
+        return _Joined(reference, made, states, settings, batches, tolerance, list(statistics)).check()
+    except GoptError as error:
+        return LargeBatchCheck(LargeBatch.NOT_COMPARABLE, why=error.message)
+
+
+@dataclass(slots=True)
+class _Joined:
+    reference: ReferenceProgram
+    made: MeasuredStep
+    states: Values
+    settings: Values
+    batches: Batches
+    tolerance: float
+    statistics: Sequence[StatisticReduction]
+
+    def check(self) -> LargeBatchCheck:
+        training = self.reference.training
+        every = [values for turn in self.batches for values in turn]
+        updated = {state.tensor: state.updated for state in training.states if self._meant(state)}
+        if len(self.batches) > 1 and self.reference.statistics:
+            return _not(f"{self.reference.statistics[0].tensor!r} moves in each micro-step")
+        if not updated:
+            return _not("no state is meant to follow all samples")
+        size = len(every) * sum(type.nbytes for type in training.graph.types.values())
+        if size > limits.LARGE_BATCH_BYTES:
+            return _not(f"its values take {size} bytes; {limits.hint('LARGE_BATCH_BYTES', size)}")
+        joined = JoinedGraph(training, len(every), list(updated.values()))
+        feeds = {**self.states, **self.settings, **joined.joined(every)}
+        taken = tuple(factors := joined.dividers(updated.values()))
+        apart = self._apart(joined.scaled(factors) if taken else joined.graph, feeds, updated)
+        noted = self._noted() if apart else ()
+        if taken and apart:
+            # The constants may be what they are for any number of samples, unless a note says what they are.
+            plain = self._apart(joined.graph, feeds, updated)
+            if len(plain) < len(apart) and (plain or not noted):
+                apart, taken = plain, () if not plain else taken
+        if not apart:
+            return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=taken)
+        if not noted and taken:
+            return _not(f"the constant {taken[0]!r} may be a number of samples, or one over it")
+        if not noted and (unsettled := joined.unsettled(updated[each.name] for each in apart)):
+            return _not(f"{unsettled} may be a number of samples")
+        return LargeBatchCheck(LargeBatch.DIFFERENT, len(updated), apart=apart, noted=noted, taken=taken)
+
+    def _meant(self, state: State) -> bool:
+        """Return whether ranks are meant to have a state of the large batch, and rounding is not all of it."""
+        apart = {each.tensor for each in self.statistics if each.rule in ("root", "local")}
+        return state.tensor not in apart and state.tensor not in self.made.noise
+
+    def _noted(self) -> tuple[str, ...]:
+        found = couplings_as_run(
+            self.reference.training, self.reference.reduction, self.reference.shared, self.statistics
+        )
+        return tuple(notes(found))
+
+    def _apart(self, graph: Graph, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
+        """The states that differ by more than rounding, the furthest first."""
+        program = Executor(graph, self.reference.cache)
+        made = run_source(program, {name: feeds[name] for name in graph.inputs if name in feeds}, self.reference.call)
+        kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
+        found = []
+        for name, output in updated.items():
+            value, own, before = np.asarray(made[output]), self.made.step.states[name], self.states[name]
+            if not finite(value) or not finite(own):
+                raise RunError(f"{name!r} is not finite")
+            off = distance(own, value)
+            room = allowance(value, before, max(self.tolerance, ROOM)) + MULTIPLE * self.made.moved.states[name]
+            if off > (room if floating(value) else 0.0):
+                moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
+                found.append(StateDistance(name, kinds[name], off / (norm(moved) or 1.0)))
+        return tuple(sorted(found, key=lambda each: -each.error))
+
+
+def _not(why: str) -> LargeBatchCheck:
+    return LargeBatchCheck(LargeBatch.NOT_COMPARABLE, why=why)
