@@ -6,14 +6,14 @@ for one batch grow with it; what is computed from shapes grows by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import isclose
 
 import numpy as np
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.marks import Mark, Relation, Untraceable, products
+from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, few_elements
 from gopt.analysis.graph_walks import ancestors
@@ -33,6 +33,20 @@ _TARGETS = {"Reshape": 1, "Expand": 1, "Resize": 3}
 """Operator -> the operand that is the shape of its result."""
 _PARTS = (1, 2)
 """Numerators of constants that divide by a number of samples: 2 of a square's derivative."""
+
+
+_NO_FACTORS = ("Add", "Sub", "Max", "Min", "Clip", "Pow", "Less", "Greater", "Equal")
+"""Operators that read constants, and multiply by none."""
+ASKED = ".asked"
+
+
+@dataclass(slots=True)
+class Dividers:
+    """Constants of one number that may divide by the number of samples: as they are ``written``, and for the
+    ``larger`` batch."""
+
+    written: Values = field(default_factory=dict)
+    larger: Values = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,7 +117,10 @@ class JoinedGraph:
             if mark is not None:
                 self._reshape(part, node, mark)
                 for place in self._spread(node):
-                    yield from self._repeat(node, place, mark)
+                    axis = mark.axis - self.context.rank(node.outputs[0])
+                    yield from self._repeat(node, place, axis, mark)
+            for place, axis, mark in self._contracted(node):
+                yield from self._repeat(node, place, axis, mark)
         except Untraceable as lost:
             raise UnsupportedError(f"{node.op_type} {node.label!r}: {lost}") from lost
         yield node
@@ -131,13 +148,28 @@ class JoinedGraph:
         elif node.is_a("Gemm") and len(node.inputs) > 2:
             yield 2
 
-    def _repeat(self, node: Node, place: int, mark: Mark) -> Iterator[Node]:
-        """Repeat an operand that follows no sample, and has a row for each."""
+    def _contracted(self, node: Node) -> Iterator[tuple[int, int, Mark]]:
+        """Places of operands that are contracted with the samples of the other one, with the dimension of each that is,
+        counted from the end."""
+        if not node.is_a("MatMul", "Gemm"):
+            return
+        turned = [bool(node.attributes.get(each, 0)) for each in ("transA", "transB")]
+        axes = (-2 if turned[0] else -1, -1 if turned[1] else -2)
+        for place in (0, 1):
+            mark = self.context.samples(node.inputs[1 - place])
+            if mark is not None:
+                other = self.context.rank(node.inputs[1 - place])
+                if mark.axis - other == max(axes[1 - place], -other):
+                    yield place, max(axes[place], -self.context.rank(node.inputs[place])), mark
+
+    def _repeat(self, node: Node, place: int, axis: int, mark: Mark) -> Iterator[Node]:
+        """Repeat an operand that follows no single sample, and has a row for each; ``axis``: from the end."""
         name = node.inputs[place]
-        if not name or name in self.context.marks:
+        own = self.context.marks.get(name)
+        if not name or (own is not None and own.kind not in REDUCED):
             return
         sizes = self.context.shape(name)
-        axis = mark.axis - (self.context.rank(node.outputs[0]) - len(sizes))
+        axis += len(sizes)
         extent = self.context.extent(mark)
         if axis < 0 or extent == 1 or sizes[axis] != extent or self._grows(name, axis, extent):
             return
@@ -161,23 +193,24 @@ class JoinedGraph:
 
     # --- constants that may be numbers of samples ------------------------------------------------------------------
 
-    def dividers(self, values: Iterable[str]) -> dict[str, float]:
-        """Constants behind some values that may divide by the number of samples -> what they have in the larger
-        batch, over what they have."""
+    def dividers(self, values: Iterable[str]) -> list[Dividers]:
+        """Constants behind some values that may divide by the number of samples; those of one number together."""
         index, sizes = self.context.index, self._sizes()
         cone, _ = ancestors(index, values)
-        found: dict[str, float] = {}
+        found: dict[int, Dividers] = {}
         for node in index.graph.nodes:
-            for place, name in enumerate(node.inputs if id(node) in cone else ()):
-                value = index.constants.value(name) if name and name not in found else None
-                elements = few_elements(value, "fV") - {0.0} if value is not None else set()
-                if len(elements) != 1 or node.is_a("Add", "Sub", "Max", "Min", "Clip", "Pow", "Less", "Greater"):
-                    continue
-                number = abs(elements.pop())
-                over = number if node.is_a("Div") and place == 1 else 1 / number
-                if over > 1 and self._divides(over, sizes) and not self._grown_value(name):
-                    found[name] = self.times if node.is_a("Div") and place == 1 else 1 / self.times
-        return found
+            for place, name in enumerate(node.inputs if id(node) in cone and not node.is_a(*_NO_FACTORS) else ()):
+                value = index.constants.value(name) if name else None
+                elements = {abs(each) for each in few_elements(value, "fV")} - {0.0} if value is not None else set()
+                over = next(iter(elements)) if len(elements) == 1 else 1.0
+                below = node.is_a("Div") and place == 1
+                over = over if below else 1 / over
+                if value is not None and over > 1 and self._divides(over, sizes) and not self._grown_value(name):
+                    of_number = found.setdefault(round(over * 1e6), Dividers())
+                    factor = self.times if below else 1 / self.times
+                    of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * factor).astype(value.dtype)
+                    of_number.written[name] = value
+        return list(found.values())
 
     def unsettled(self, values: Iterable[str]) -> str:
         """A constant behind some values that may be another function of the number of samples; '' where none is."""
@@ -193,24 +226,17 @@ class JoinedGraph:
                     return counts.told(literal)
         return ""
 
-    def scaled(self, factors: Mapping[str, float]) -> Graph:
-        """The graph with constants times some factors."""
-        graph = replace(self.graph, initializers=dict(self.graph.initializers), nodes=[])
-        for node in self.graph.nodes:
-            if factors.keys().isdisjoint(node.inputs):
-                graph.nodes.append(node)
-                continue
-            graph.nodes.append(clone(node))
-            for place, name in enumerate(node.inputs):
-                if name in factors:
-                    _read_instead(graph.nodes[-1], place, f"{name}.scaled")
-        for name, factor in factors.items():
+    def asking(self, constants: Iterable[str]) -> Graph:
+        """The graph with constants as inputs, each of the name with ``.asked`` behind it."""
+        names = {name: f"{name}{ASKED}" for name in constants}
+        graph = replace(self.graph, inputs=dict(self.graph.inputs), nodes=[clone(node) for node in self.graph.nodes])
+        for node in graph.nodes:
+            if not names.keys().isdisjoint(node.inputs):
+                node.inputs = [names.get(name, name) for name in node.inputs]
+        for name, made in names.items():
             value = self.context.index.constants.value(name)
             assert value is not None
-            made = np.asarray(np.asarray(value, np.float64) * factor).astype(value.dtype)
-            type = TensorType(self.context.index.graph.types[name].dtype, made.shape)
-            graph.initializers[f"{name}.scaled"] = Tensor(type, array=made)
-            graph.types[f"{name}.scaled"] = type
+            graph.inputs[made] = graph.types[made] = TensorType(self.context.index.graph.types[name].dtype, value.shape)
         return graph
 
     def _grown_value(self, name: str) -> bool:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gopt import limits
-from gopt.analysis.coupling import couplings_as_run, notes
+from gopt.analysis.coupling import CouplingKind, couplings_as_run, notes
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.training import State
 from gopt.errors import GoptError, RunError
-from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values, allowance, distance, finite, floating
-from gopt.verification.joined_graph import JoinedGraph
+from gopt.verification.joined_graph import ASKED, JoinedGraph
 from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
 from gopt.verification.reference_step import Batches, ReferenceProgram, ReferenceStep
 from gopt.verification.sensitivity import MULTIPLE, Sensitivity, norm
@@ -23,6 +22,9 @@ from gopt.verification.source_members import run_source
 
 ROOM = 1e-3
 """Of a state's change, at least: sums over all samples round otherwise than sums of sums."""
+
+WAYS = 10
+"""Ways to take constants for numbers of samples that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +72,13 @@ class _Joined:
             return _not(f"its values take {size} bytes; {limits.hint('LARGE_BATCH_BYTES', size)}")
         joined = JoinedGraph(training, len(every), list(updated.values()))
         feeds = {**self.states, **self.settings, **joined.joined(every)}
-        taken = tuple(factors := joined.dividers(updated.values()))
-        apart = self._apart(joined.scaled(factors) if taken else joined.graph, feeds, updated)
-        noted = self._noted() if apart else ()
-        if taken and apart:
-            # The constants may be what they are for any number of samples, unless a note says what they are.
-            plain = self._apart(joined.graph, feeds, updated)
-            if len(plain) < len(apart) and (plain or not noted):
-                apart, taken = plain, () if not plain else taken
+        found = couplings_as_run(
+            self.reference.training, self.reference.reduction, self.reference.shared, self.statistics
+        )
+        apart, taken = self._nearest(joined, feeds, updated, {each.kind for each in found})
         if not apart:
             return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=taken)
+        noted = tuple(notes(found))
         if not noted and taken:
             return _not(f"the constant {taken[0]!r} may be a number of samples, or one over it")
         if not noted and (unsettled := joined.unsettled(updated[each.name] for each in apart)):
@@ -91,16 +90,34 @@ class _Joined:
         apart = {each.tensor for each in self.statistics if each.rule in ("root", "local")}
         return state.tensor not in apart and state.tensor not in self.made.noise
 
-    def _noted(self) -> tuple[str, ...]:
-        found = couplings_as_run(
-            self.reference.training, self.reference.reduction, self.reference.shared, self.statistics
-        )
-        return tuple(notes(found))
+    def _nearest(
+        self, joined: JoinedGraph, feeds: Values, updated: Mapping[str, str], told: Collection[CouplingKind]
+    ) -> tuple[tuple[StateDistance, ...], tuple[str, ...]]:
+        """The states that differ, with the constants that are taken for numbers of samples; of several ways to take
+        them, the one with fewest such states. ``told``: the kinds of what a note tells."""
+        asked = [] if CouplingKind.SUMMED in told else joined.dividers(updated.values())
+        program = Executor(joined.asking(name for each in asked for name in each.written), self.reference.cache)
+        ways = [frozenset(range(len(asked)))]
+        if CouplingKind.REDUCTION not in told and asked:
+            ways += [frozenset(), *(frozenset([each]) for each in range(len(asked)))]
+            ways += [ways[0] - {each} for each in range(len(asked))]
+        best: tuple[tuple[StateDistance, ...], tuple[str, ...]] | None = None
+        for way in list(dict.fromkeys(ways))[:WAYS]:
+            constants = [each.larger if place in way else each.written for place, each in enumerate(asked)]
+            more = {f"{name}{ASKED}": value for each in constants for name, value in each.items()}
+            taken = tuple(name for place in sorted(way) for name in asked[place].written)
+            found = self._apart(program, feeds | more, updated), taken
+            if best is None or len(found[0]) < len(best[0]):
+                best = found
+            if not found[0]:
+                break
+        assert best is not None
+        return best
 
-    def _apart(self, graph: Graph, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
+    def _apart(self, program: Executor, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
         """The states that differ by more than rounding, the furthest first."""
-        program = Executor(graph, self.reference.cache)
-        made = run_source(program, {name: feeds[name] for name in graph.inputs if name in feeds}, self.reference.call)
+        given = {name: feeds[name] for name in program.graph.inputs if name in feeds}
+        made = run_source(program, given, self.reference.call)
         kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
         found = []
         for name, output in updated.items():
