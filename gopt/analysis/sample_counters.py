@@ -86,7 +86,7 @@ def _hints(name: str) -> tuple[str, ...]:
 
 
 def _added_in_all(index: GraphIndex, state: State) -> float | None:
-    """What each step adds to a state, by its new value at several old ones; None where that is not always the same."""
+    """The number that each step adds to a state, by its new value at several old ones; None where that is not always the same."""
     type = index.graph.types[state.tensor]
     if not type.static or type.elements > _FEW or numpy_dtype(type.dtype).kind not in "fiu":
         return None

@@ -19,7 +19,6 @@ from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, few_e
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import elementwise
 from gopt.analysis.training import TrainingGraph
-from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.inference import infer_types
 from gopt.ir.tensor import Tensor
@@ -40,6 +39,10 @@ _NO_FACTORS = ("Add", "Sub", "Max", "Min", "Clip", "Pow", "Less", "Greater", "Eq
 ASKED = ".asked"
 
 
+class NotComparableError(Exception):
+    """Raised where a step cannot be evaluated for more samples; the text gives the reason."""
+
+
 @dataclass(slots=True)
 class Dividers:
     """Constants of one number that may divide by the number of samples: as they are ``written``, and for the
@@ -51,7 +54,7 @@ class Dividers:
 
 @dataclass(slots=True)
 class JoinedGraph:
-    """The graph of ``times`` batches; ``values``: its outputs. Raises UnsupportedError for a step that has a fixed
+    """The graph of ``times`` batches; ``values``: its outputs. Raises NotComparableError for a step that has a fixed
     number of samples in a way that gopt does not know."""
 
     training: TrainingGraph
@@ -83,7 +86,7 @@ class JoinedGraph:
                 self.graph.types[name] = type
 
     def joined(self, batches: Iterable[Values]) -> Values:
-        """The inputs of the samples of all batches. Raises UnsupportedError for one that holds no samples and is not
+        """The inputs of the samples of all batches. Raises NotComparableError for one that holds no samples and is not
         the same in all."""
         batches = list(batches)
         found = {}
@@ -95,7 +98,7 @@ class JoinedGraph:
             elif all(np.array_equal(first, each) for each in values):
                 found[name] = first
             else:
-                raise UnsupportedError(f"the input {name!r} has no dimension of samples")
+                raise NotComparableError(f"the input {name!r} has no dimension of samples")
         return found
 
     # --- what a file wrote out for one batch -------------------------------------------------------------------------
@@ -122,7 +125,7 @@ class JoinedGraph:
             for place, axis, mark in self._contracted(node):
                 yield from self._repeat(node, place, axis, mark)
         except Untraceable as lost:
-            raise UnsupportedError(f"{node.op_type} {node.label!r}: {lost}") from lost
+            raise NotComparableError(f"{node.op_type} {node.label!r}: {lost}") from lost
         yield node
 
     def _reshape(self, part: Graph, node: Node, mark: Mark) -> None:
@@ -174,9 +177,9 @@ class JoinedGraph:
         if axis < 0 or extent == 1 or sizes[axis] != extent or self._grows(name, axis, extent):
             return
         if mark.outer != 1 or not self.context.alike(name, axis, mark):
-            raise UnsupportedError(f"{name!r}, which follows no batch, holds a value for each sample")
+            raise NotComparableError(f"{name!r}, which follows no batch, holds a value for each sample")
         made = f"{node.outputs[0]}.operand{place}"
-        larger = (size * self.times if at == axis else size for at, size in enumerate(sizes))
+        larger = (extent * self.times if at == axis else size for at, size in enumerate(sizes))
         self._repeated[made] = TensorType(self.context.index.graph.type_of(name).dtype, tuple(larger))
         yield Node("Concat", [name] * self.times, [made], attributes={"axis": axis})
         _read_instead(node, place, made)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gopt import limits
-from gopt.analysis.coupling import CouplingKind, couplings_as_run, notes
+from gopt.analysis.coupling import Coupling, CouplingKind, couplings_as_run, notes
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.training import State
-from gopt.errors import GoptError, RunError
+from gopt.errors import GoptError
 from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values, allowance, distance, finite, floating
-from gopt.verification.joined_graph import ASKED, JoinedGraph
+from gopt.verification.joined_graph import ASKED, JoinedGraph, NotComparableError
 from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
 from gopt.verification.reference_step import Batches, ReferenceProgram, ReferenceStep
 from gopt.verification.sensitivity import MULTIPLE, Sensitivity, norm
@@ -45,8 +46,10 @@ def check_large_batch(
     ranks combine them."""
     try:
         return _Joined(reference, made, states, settings, batches, tolerance, list(statistics)).check()
+    except NotComparableError as error:
+        return _not(str(error))
     except GoptError as error:
-        return LargeBatchCheck(LargeBatch.NOT_COMPARABLE, why=error.message)
+        return _not(error.message)
 
 
 @dataclass(slots=True)
@@ -78,17 +81,29 @@ class _Joined:
         apart, taken = self._nearest(joined, feeds, updated, {each.kind for each in found})
         if not apart:
             return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=taken)
-        noted = tuple(notes(found))
-        if not noted and taken:
-            return _not(f"the constant {taken[0]!r} may be a number of samples, or one over it")
-        if not noted and (unsettled := joined.unsettled(updated[each.name] for each in apart)):
+        told = self._told_of(found)
+        apart = tuple(replace(each, noted=updated[each.name] in told) for each in apart)
+        open_ = [updated[each.name] for each in apart if not each.noted]
+        if open_ and joined.context.batch < 2:
+            return _not("a batch of one sample does not tell a constant from their number")
+        if open_ and (own := joined.dividers(open_)):
+            return _not(f"the constant {next(iter(own[0].written))!r} may be a number of samples, or one over it")
+        if open_ and (unsettled := joined.unsettled(open_)):
             return _not(f"{unsettled} may be a number of samples")
-        return LargeBatchCheck(LargeBatch.DIFFERENT, len(updated), apart=apart, noted=noted, taken=taken)
+        return LargeBatchCheck(LargeBatch.DIFFERENT, len(updated), apart=apart, notes=tuple(notes(found)), taken=taken)
 
     def _meant(self, state: State) -> bool:
         """Return whether ranks are meant to have a state of the large batch, and rounding is not all of it."""
         apart = {each.tensor for each in self.statistics if each.rule in ("root", "local")}
         return state.tensor not in apart and state.tensor not in self.made.noise
+
+    def _told_of(self, found: Sequence[Coupling]) -> set[str]:
+        """The values that depend on what a note tells of; what is told of gradients is told of all of them."""
+        training, values = self.reference.training, {each.value for each in found}
+        gradients = {*training.gradients.values()}
+        if not values.isdisjoint(gradients | {*training.losses}):
+            values |= gradients
+        return values | descendants(GraphIndex(training.graph), values)
 
     def _nearest(
         self, joined: JoinedGraph, feeds: Values, updated: Mapping[str, str], told: Collection[CouplingKind]
@@ -123,7 +138,7 @@ class _Joined:
         for name, output in updated.items():
             value, own, before = np.asarray(made[output]), self.made.step.states[name], self.states[name]
             if not finite(value) or not finite(own):
-                raise RunError(f"{name!r} is not finite")
+                raise NotComparableError(f"{name!r} is not finite")
             off = distance(own, value)
             room = allowance(value, before, max(self.tolerance, ROOM)) + MULTIPLE * self.made.moved.states[name]
             if off > (room if floating(value) else 0.0):

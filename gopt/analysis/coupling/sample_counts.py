@@ -207,7 +207,7 @@ class SampleCounts:
         return any(may_count(each, self.context.batch, sizes) for each in few_elements(value, kinds))
 
     def told(self, name: str) -> str:
-        """What stands for a number of samples, in words."""
+        """Say in words which value stands for a number of samples."""
         node = self.context.index.producers.get(name)
         if node is not None and control_flow(node):
             return f"{name!r}, which is chosen by {node.op_type},"
