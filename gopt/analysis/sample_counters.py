@@ -6,6 +6,7 @@ constant of the batch's size does not, and gopt asks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import isclose, prod
 
 import numpy as np
@@ -28,14 +29,16 @@ _TRIED = (16.0, 32.0, 80.0)
 """Old values of a counter at which its new value is computed."""
 
 
-def settle_counters(training: TrainingGraph) -> None:
+def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> None:
     """Make statistics of the states that count samples, and keep in ``counted`` what each step adds to them.
+
+    ``settled``: states that are known to count none, or as much as they do.
 
     Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add it up.
     """
     index = GraphIndex(training.graph)
     sizes = _batch_sizes(training)
-    open_ = [state for state in training.states if state.tensor not in training.gradients]
+    open_ = [state for state in training.states if state.tensor not in {*training.gradients, *settled}]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
     for state in open_:
         if state.tensor not in added:
@@ -86,7 +89,7 @@ def _hints(name: str) -> tuple[str, ...]:
 
 
 def _added_in_all(index: GraphIndex, state: State) -> float | None:
-    """The number that each step adds to a state, by its new value at several old ones; None where that is not always the same."""
+    """Each step's addition to a state, by its new value at several old ones; None where that is not always the same."""
     type = index.graph.types[state.tensor]
     if not type.static or type.elements > _FEW or numpy_dtype(type.dtype).kind not in "fiu":
         return None

@@ -12,6 +12,8 @@ from gopt.analysis.training import TrainingGraph
 RULES = ("mean", "sum", "max", "min", "root", "local")
 ROWS = ("local", "root")
 """Rules of a statistic that keeps rows of single samples."""
+GATHERED = ("gather", *ROWS)
+"""Rules of one whose rows ranks can gather."""
 WHOLE = ("mean", "root", "local")
 """Rules that combine new values whole, whatever makes them."""
 INTEGERS = ("sum", "max", "min", "root", "local")
