@@ -137,6 +137,8 @@ class _Joined:
         found = []
         for name, output in updated.items():
             value, own, before = np.asarray(made[output]), self.made.step.states[name], self.states[name]
+            if value.shape != own.shape:
+                raise NotComparableError(f"{name!r} has another shape with more samples")
             if not finite(value) or not finite(own):
                 raise NotComparableError(f"{name!r} is not finite")
             off = distance(own, value)
