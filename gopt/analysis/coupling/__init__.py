@@ -9,6 +9,7 @@ from gopt.analysis.coupling.step_couplings import (
     couplings_as_run,
     find_couplings,
     notes,
+    of_kind,
     open_couplings,
     refuse_other_sums,
     refuse_unlike,
@@ -18,6 +19,7 @@ from gopt.analysis.coupling.step_couplings import (
 )
 
 __all__ = [
-    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "couplings_as_run", "find_couplings", "notes",
+    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "couplings_as_run", "find_couplings",
+    "notes", "of_kind",
     "open_couplings", "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
 ]  # fmt: skip
