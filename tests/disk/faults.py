@@ -190,6 +190,8 @@ class Layer:
                 path = os.fsencode(self._real["readlink"](f"/proc/self/fd/{subject}"))
             except OSError:
                 return False
+            if not path.startswith(b"/"):  # a pipe or a socket
+                return False
         else:
             path = os.fsencode(subject)
             if folder is not None:
