@@ -149,6 +149,7 @@ def staged_file(target: Path) -> Iterator[Staged]:
 def replace_file(target: Path, data: bytes) -> None:
     """Give a file this content atomically; the same content is left alone, a link is replaced. Raises OSError."""
     if is_regular_file(target) and target.stat().st_size == len(data) and target.read_bytes() == data:
+        sweep(target.parent, target)
         return
     with staged_file(target) as staged:
         with staged.open() as file:
