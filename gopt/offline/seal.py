@@ -27,6 +27,7 @@ from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.states_file import STATES_FILE
 from gopt.disk.files import is_regular_file, reason
 from gopt.disk.lock import is_locked
+from gopt.disk.signals import raise_on_signals
 from gopt.disk.staging import replace_file
 from gopt.errors import InputError, RunError
 
@@ -52,7 +53,7 @@ def seal(path: str | os.PathLike[str]) -> Sealed:
     folder = Path(path)
     if not is_regular_file(folder / MANIFEST_FILE):
         check_folder(folder, checkpoints=True)
-    with unchecked():
+    with unchecked(), raise_on_signals():
         return _seal_step(folder) if is_regular_file(folder / INDEX_FILE) else _seal_folder(folder)
 
 
