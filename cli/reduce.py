@@ -83,7 +83,8 @@ def command(
 
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
-    with raise_on_signals() as check_signals, tempfile.TemporaryDirectory(prefix="gopt-reduce-") as scratch, progress() as advance:
+    folder = tempfile.TemporaryDirectory(prefix="gopt-reduce-")
+    with raise_on_signals() as check_signals, folder as scratch, progress() as advance:
         advance("reading")
         model_path, runs, notes = _commands(Path(path), words, Path(scratch))
         for note in notes:
