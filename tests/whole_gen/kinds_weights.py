@@ -52,8 +52,9 @@ def learned_weights(w: Writer) -> None:
     loss, weights = _weighed(w, losses)
     params += weights
     scaled = w.pick("none", "none", "fixed", "fed", "state")
-    factor = {"none": lambda: None, "fixed": lambda: w.const(np.array(8.0, w.dtype)),
-              "fed": lambda: w.setting("scale", 8.0), "state": lambda: w.state("scale", np.array(8.0, w.dtype))}[scaled]()  # fmt: skip
+    made = {"fixed": lambda: w.const(np.array(8.0, w.dtype)), "fed": lambda: w.setting("scale", 8.0),
+            "state": lambda: w.state("scale", np.array(8.0, w.dtype))}  # fmt: skip
+    factor = made[scaled]() if scaled in made else None
     found = dict(zip((p.name for p in params), gradients(loss if factor is None else loss * factor, params)))
     found = found if factor is None else {name: g / factor for name, g in found.items()}
     good = finite(w, list(found.values())) if scaled == "state" else None
