@@ -40,7 +40,10 @@ def statistic_reductions(
 
     ``context`` has the marks of the forward. What is told of the nodes behind it is told of the statistic.
     """
-    states = [state for state in training.states if state.kind is StateKind.STATISTIC]
+    states = [
+        replace(state, updated=training.chosen.get(state.tensor, state.updated))
+        for state in training.states if state.kind is StateKind.STATISTIC
+    ]  # fmt: skip
     found: dict[str, StatisticReduction] = {}
     unclear: dict[str, OpenStatistic] = {}
     if not states:
