@@ -106,7 +106,7 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
         raise reads_new_statistic(step, name) or UnsupportedError(
             f"state {name!r} follows the batch without a gradient that could be found, and the loss depends on it",
             f"if it is a parameter, name its gradient: --params {name}=VALUE; if it is a statistic, say how the ranks' "
-            f"values are combined: --statistics {name}=mean, sum, max or min",
+            f"values are combined: --statistics {name}=mean, sum, max or min, or gather where it keeps rows of samples",
         )
 
 
