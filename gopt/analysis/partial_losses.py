@@ -23,7 +23,7 @@ def is_weighed(context: AnalysisContext, parameter: str, value: str) -> bool:
     """Return whether the losses take ``value`` times a function of the parameter that follows no batch, and nothing
     else of the batch beside the parameter."""
     factors = _factors(context, parameter)
-    return bool(factors) and _is_made_of(context, value, factors)
+    return factors is not None and bool(factors) and _is_made_of(context, value, factors)
 
 
 def _factors(context: AnalysisContext, parameter: str) -> set[str] | None:

@@ -119,7 +119,7 @@ class _Rows:
     def _refuse_other(self, name: str) -> None:
         """Raise Unclear for what is not made of the old rows alone."""
         behind, values = self.counts.of(name), ancestors(self.context.index, [name])[1]
-        sized = behind.counts or behind.term or behind.factor or behind.lost
+        sized = bool(behind.counts or behind.term or behind.factor or behind.lost)
         rates = (1 - self.context.scalar(each) for each in values)  # 1 - 1/n keeps what n samples leave
         sized = sized or any(may_count(rate, self.context.batch, self.counts.sizes()) for rate in rates)
         if name in self.marks or sized or self.state.tensor not in values:
