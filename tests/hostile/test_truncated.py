@@ -39,7 +39,7 @@ COMMANDS = {
         "run out --data samples.npz --steps 2 --set lr=1e-3 --checkpoint kept --resume",
     ),
 }
-MOMENTS = 6
+MOMENTS = 3
 """Of each command, drawn."""
 
 
