@@ -38,6 +38,8 @@ class CheckpointIndex:
     manifest: str
     run: str | None = field(default=None, metadata=OPTIONAL)
     """The identity of the job that wrote it: the one in the manifest beside the steps. None in an older step."""
+    draws: int | None = field(default=None, metadata=OPTIONAL)
+    """The seed of the random numbers that the run drew; None where it drew none."""
     batches: int | None = field(default=None, metadata=OPTIONAL)
     """Batches that were dealt out before it to all trainers of a split, where their number has changed; else it is
     micro-steps x trainers."""

@@ -108,6 +108,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_bar", "a bar of rich", "cli/test_render_progress.py"),
     **_each("cli.shard_request", "reads the options of a command", "cli/test_shard.py", "verbs/test_verbs_shard.py"),
     **_each("parameter_server.role_sizes", "figures of the report", "offline/test_inspect_split.py"),
+    **_each("analysis.coupling.ignored_labels", "one kind of coupling", "analysis/test_coupling.py"),
+    **_each("cli.demo cli.doctor cli.elsewhere", "small commands, and hints on options", "cli/test_help.py"),
     **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
     **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
             "test_gopt.py", "cli/test_shard.py"),
@@ -226,7 +228,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.eager "
         "frontends.pytorch.eager_code "
-        "frontends.pytorch.hyper frontends.pytorch.randomness frontends.pytorch.schedules "
+        "frontends.pytorch.hyper frontends.pytorch.schedules "
         "frontends.pytorch.recorded_step frontends.pytorch.states frontends.pytorch.tracing "
         "cli.export cli.render_export",
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
@@ -325,7 +327,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("analysis.synchronised_values", _RECORDS, "numeric/test_synchronised.py", "docs/test_formats.py"),
     **_each(
         "analysis.statistic_points analysis.coupling.statistics analysis.coupling.sample_counts "
-        "analysis.coupling.divided_sums analysis.coupling.open_statistics passes.statistics.calls",
+        "analysis.coupling.divided_sums analysis.coupling.open_statistics passes.statistics.calls "
+        "analysis.coupling.gathered_rows analysis.coupling.ring_places passes.statistics.rows",
         "how ranks combine statistics", "numeric/test_roles_cases.py", "laws/test_kinds_roles.py",
     ),
     **_each("passes.shard.loss_weights", _SHARD, "numeric/test_loss_reduction.py", "golden/shard"),

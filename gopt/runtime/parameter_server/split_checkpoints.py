@@ -22,7 +22,7 @@ class SplitCheckpoints:
         self.checkpoints: Checkpoints | None = None
         if job.checkpoint is not None:
             written, trainers = server_job.written or server_job.manifest, server_job.trainers
-            self.checkpoints = Checkpoints(job.checkpoint, job.folder, written, job.keep, trainers)
+            self.checkpoints = Checkpoints(job.checkpoint, job.folder, written, job.keep, trainers, server_job.seed)
             self.checkpoints.check(job.resume)
         elif job.resume:
             raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")

@@ -8,6 +8,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.training.data import ArraySource, Batch, DataEndedError, MicroStep, open_data
+from gopt.runtime.training.draws import DrawnInputs
 
 
 class TrainerData:
@@ -31,7 +32,8 @@ class TrainerData:
                 )
         self._types: dict[str, TensorType] = {each.name: each.type for each in inputs}
         once = server_job.faults.stop is not None
-        self._source = open_data(self._job.data, self._types, self._job.shuffle, once=once)
+        drawn = DrawnInputs.of(server_job.manifest, server_job.seed)
+        self._source = open_data(self._job.data, self._types, self._job.shuffle, drawn, once=once)
         self._ahead: list[Batch] = []
         self._taken: int | None = None
         """The step whose batches were taken ahead."""

@@ -71,6 +71,8 @@ class Checkpoints:
     manifest: Manifest
     keep: int = 2
     trainers: int | None = None
+    draws: int | None = None
+    """The seed of the random numbers that the job draws; None where it draws none."""
     run: str = field(default="", init=False)
     """The identity of the job, on the first rank while the folder is open."""
     _own: Manifest = field(init=False)
@@ -156,7 +158,12 @@ class Checkpoints:
                 files = dict(each for each in entries if each is not None)
                 dealt = self._dealt(step) + self._ahead if self._ahead else None
                 index = CheckpointIndex(
-                    step=step, manifest=self._own.digest(), run=self.run, batches=dealt, files=files
+                    step=step,
+                    manifest=self._own.digest(),
+                    run=self.run,
+                    batches=dealt,
+                    draws=self.draws,
+                    files=files,
                 )
                 write_new(staged / INDEX_FILE, index.text().encode())
                 made[0].commit()

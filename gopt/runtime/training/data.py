@@ -19,6 +19,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
+from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
 from gopt.runtime.training.sample_rows import FileRows, SampleFile, Samples
 from gopt.sanitize import listed
 
@@ -74,6 +75,8 @@ class ArraySource:
     """Seed of an order that changes in every pass over the samples; None: stored order."""
     once: bool = False
     """Whether the data ends with its samples; else they are dealt out again."""
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs of which there are no arrays."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     @property
@@ -89,7 +92,7 @@ class ArraySource:
         """The batch of a micro-step. Raises DataEndedError where samples are used once, and too few are left."""
         if self.once and self.batches is not None and turn.place >= self.batches:
             raise DataEndedError(f"the data has {self.batches} batches")
-        return {name: self._take(name, turn) for name in self.types}
+        return {name: self._take(name, turn) for name in self.types} | self.drawn.batch(turn.number, turn.part)
 
     def _take(self, name: str, turn: MicroStep) -> Array:
         array, dims = self.arrays[name], self.types[name].dims
@@ -122,6 +125,8 @@ class IterableSource:
 
     make: Callable[..., Iterator[Mapping[str, Any]]]
     types: Mapping[str, TensorType]
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs that are drawn where a batch has none."""
     _iterator: Iterator[Mapping[str, Any]] | None = None
     _next: int = 0
 
@@ -136,7 +141,11 @@ class IterableSource:
                 raise InputError(f"batch {self._next} of the data is of type {_class_of(given)}", _YIELD)
             self._next += 1
             if self._next > turn.turn:  # a resumed run passes over what it has seen
-                return {name: _fitted(name, type, given.get(name)) for name, type in self.types.items()}
+                own = {
+                    name: _fitted(name, type, given.get(name)) for name, type in self.types.items()
+                    if name in given or name not in self.drawn.draws
+                }  # fmt: skip
+                return own | self.drawn.batch(turn.number, turn.part, own)
 
 
 def check_data(text: str) -> None:
@@ -149,16 +158,19 @@ def check_data(text: str) -> None:
 
 
 def open_data(
-    text: str, types: Mapping[str, TensorType], shuffle: int | None, *, once: bool = False
-) -> ArraySource | IterableSource:
+    text: str, types: Mapping[str, TensorType], shuffle: int | None, drawn: DrawnInputs = NO_DRAWS, *,
+    once: bool = False,
+) -> ArraySource | IterableSource:  # fmt: skip
     """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``. ``once``: the samples of a file are used once.
+    ``drawn``: inputs that are drawn where the data has none.
 
     The function takes the index of the part and the number of parts, and yields dictionaries from input to array.
     Raises InputError for arrays that fit no input, OptionError for a function that cannot be found.
     """
     if text.endswith(FILES):
         held = load_state(text)
-        missing = [name for name in types if name not in held]
+        missing = [name for name in types if name not in held and name not in drawn.draws]
+        types = {name: type for name, type in types.items() if name in held or name in missing}
         if missing:
             raise InputError(
                 f"{text} has no array {missing[0]!r}",
@@ -167,13 +179,13 @@ def open_data(
         for name, type in types.items():
             _check_samples(text, name, type, held[name].type)
         _check_rows(text, types, {name: held[name].type.dims for name in types}, shuffle is not None)
-        return ArraySource(types, _samples(text, types, held), shuffle, once)
+        return ArraySource(types, _samples(text, types, held), shuffle, once, drawn.without(types))
     if shuffle is not None:
         raise OptionError(
             "--shuffle needs a file of samples, but --data names a function",
             "shuffle in the function, or name a .npz file",
         )
-    return IterableSource(load_function(text), types)
+    return IterableSource(load_function(text), types, drawn)
 
 
 Shape = tuple[int, ...]
