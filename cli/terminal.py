@@ -168,8 +168,8 @@ def _tell_warning(
 
 
 def _of_library(category: type[Warning], filename: str) -> bool:
-    """Return whether a warning is no note. A file that nobody closed is noticed wherever garbage is collected, and
-    code that was made has no file."""
+    """Return whether a warning is not the user's. An open file is noticed wherever garbage is collected, and generated
+    code has no file."""
     made = filename.startswith("<")
     return made or category is ResourceWarning or any(Path(filename).is_relative_to(each) for each in _libraries())
 

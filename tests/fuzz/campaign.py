@@ -41,7 +41,8 @@ def import_all() -> None:
     """Import all of gopt once: each child would import anew what its command needs, for a second."""
     for each in pkgutil.walk_packages([str(Path(gopt.__file__).parent)], "gopt."):
         with suppress(ImportError):  # of what is not installed
-            import_module(each.name)
+            if not each.name.endswith("__main__"):
+                import_module(each.name)
     for name in COMMANDS:
         import_module(f"gopt.cli.{name.replace('-', '_')}")
 
