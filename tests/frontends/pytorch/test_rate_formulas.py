@@ -40,6 +40,18 @@ def transformers_cosine(warmup: int, total: int):
     return lambda o: schedules.LambdaLR(o, rule)
 
 
+def nano(warmup: int, total: int, least: float):
+    """As nanoGPT computes its rate: the lowest one stays."""
+
+    def rule(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        share = min(1.0, (step - warmup) / (total - warmup))
+        return least + 0.5 * (1 + math.cos(math.pi * share)) * (1 - least)
+
+    return lambda o: schedules.LambdaLR(o, rule)
+
+
 def transformers_linear(warmup: int, total: int):
     def rule(step: int) -> float:
         if step < warmup:
@@ -60,7 +72,8 @@ def one_cycle(o):
 
 
 FORMULAS = {
-    "cosine with warm-up": (transformers_cosine(10, 60), "warmup-cosine:0.1:10:60:0.0:0.0"),
+    "cosine with warm-up": (nano(9, 60, 0.1), "warmup-cosine:0.1:9:60:0.010000000000000002:0.010000000000000002"),
+    "cosine that rises again": (transformers_cosine(10, 60), None),
     "cosine with warm-up, longer than what is seen": (
         transformers_cosine(10, 4000),
         "warmup-cosine:0.1:10:4000:0.0:0.0",
@@ -116,7 +129,7 @@ def test_a_run_trains_with_the_schedulers_rates(name, tmp_path, capsys):
     assert found.to_json()["hyper"]["lr"] and any("gopt run feeds lr" in note for note in found.notes)
     gopt.shard(found.model, 2).write(tmp_path / "ranks")
     known = default_schedule("lr", read_manifest(tmp_path / "ranks")[0].defaults["lr"]).steps
-    assert known == (400 if name == "one cycle" else 1000)
+    assert known == (401 if name == "one cycle" else 1000)
     net, loss, optimizer, batch, scheduler = code(schedule)
     data = {each: np.concatenate([value.numpy()] * 2) for each, value in batch.items()}
     ran = gopt.run(tmp_path / "ranks", data, 30)
