@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from gopt.errors import OptionError
-from gopt.option_records import check_deadline, check_least, check_types
+from gopt.option_records import check_deadline, check_least, check_types, spelled
 from gopt.runtime.training.schedules import USABLE, usable
 
 
+@spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
     """How ranks are compared with their source.
