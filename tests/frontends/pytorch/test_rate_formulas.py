@@ -140,7 +140,7 @@ def test_a_run_trains_with_the_schedulers_rates(name, tmp_path, capsys):
         optimizer.step()
         scheduler.step()
         assert ran.losses[step] == pytest.approx(float(value.detach()), rel=1e-5), step
-    with pytest.raises(OptionError, match=f"lr has values for {known} steps, and --steps is {known + 1}"):
+    with pytest.raises(OptionError, match=f"lr has values for {known} steps, and steps is {known + 1}"):
         gopt.run(tmp_path / "ranks", data, known + 1)
 
 
