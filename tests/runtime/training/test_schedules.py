@@ -134,9 +134,8 @@ def test_a_run_past_the_end_of_a_schedule_is_refused(tmp_path):
     with pytest.raises(OptionError, match="lr has values for 2 steps, and steps is 3"):
         run(ranks)
     ranks = sharded(tmp_path, DefaultValue("cosine:0.1:0:100", steps=2))
-    with pytest.raises(OptionError, match="lr has values for 2 steps, and steps is 3") as caught:
+    with pytest.raises(OptionError, match="lr has values for 2 steps, and steps is 3"):
         run(ranks)
-    assert 'settings={"lr": ' in str(caught.value), "as Python writes it"
     run(ranks, settings={"lr": "cosine:0.1:0:100"})
 
 
