@@ -89,14 +89,16 @@ def _resume_step(job: Any) -> int | None:
     return max(complete_steps(job.checkpoint), default=None)
 
 
-def report_resume(job: Any, startup: str | None = None) -> Callable[[int], None]:
+def report_resume(job: Any, startup: str | None = None) -> Callable[[int, str], None]:
     """Return a function that prints on stderr at which step a run resumes, once all checks have passed, or that it
-    starts from what start-up graphs compute. ``startup``: the manifest's file of that name."""
+    starts from what start-up graphs compute; and a note on the data. ``startup``: the manifest's file of that name."""
     there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
 
-    def say(step: int) -> None:
+    def say(step: int, note: str) -> None:
         from gopt.artifact.checkpoint_index import step_dir
 
+        if note:
+            print_note(note)
         if not step and job.startup and startup is not None:
             print_note("states start as start-up graphs compute them; --no-startup takes the stored values")
         if not job.resume or job.checkpoint is None or step >= job.steps:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from gopt.errors import OptionError
 from gopt.option_records import check_deadline, check_least, check_types, check_words
+from gopt.runtime.training.array_source import Last
+from gopt.runtime.training.batch_stream import BatchStream
 from gopt.runtime.training.job import Job
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ class RunOptions:
     """How a run trains.
 
     ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the
-    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``checkpoint``: a folder on disk;
+    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``last``: what becomes of samples at
+    the end of a pass that fill no step: the next pass fills it up (``carry``), they are left out (``drop``), or the
+    pass's first samples fill it (``pad``). ``checkpoint``: a folder on disk;
     one is written at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the
     newest. ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
     along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
@@ -42,6 +46,7 @@ class RunOptions:
     settings: Mapping[str, float | str] = field(default_factory=dict)
     state: FilePath | None = None
     shuffle: int | None = None
+    last: str = "carry"
     checkpoint: FilePath | None = None
     every: int = 0
     keep: int = 2
@@ -65,6 +70,7 @@ class RunOptions:
         check_types(self)
         check_least(self, shuffle=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
         check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
+        check_words(self, last=tuple(Last))
         check_deadline(self.deadline)
         if self.checkpoint is None and (self.every or self.resume):
             raise OptionError(
@@ -76,12 +82,13 @@ class RunOptions:
                 "leave one of them out",
             )
 
-    def job(self, folder: Path, data: str, steps: int) -> Job:
+    def job(self, folder: Path, data: str | BatchStream, steps: int) -> Job:
         """The job of ``steps`` steps on the samples of ``data``."""
         return Job(
             folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
-            checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
+            last=Last(self.last), checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
+            every=self.every, keep=self.keep,
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
             tuning=self.tuning, audit=self.audit,
             trace=None if self.trace is None else Path(self.trace),
@@ -98,6 +105,10 @@ class RunOptions:
             if self.audit is not None:
                 raise OptionError(
                     "--audit: trainers of a split have no states in common but what they pull", "leave it out"
+                )
+            if self.last != Last.CARRY:
+                raise OptionError(
+                    "--last needs ranks of gopt shard: trainers of a split have passes of their own", "leave it out"
                 )
             if self.trace is not None:
                 raise OptionError(
@@ -137,6 +148,7 @@ class RunKeywords(TypedDict, total=False):
     settings: Mapping[str, float | str]
     state: FilePath | None
     shuffle: int | None
+    last: str
     checkpoint: FilePath | None
     every: int
     keep: int

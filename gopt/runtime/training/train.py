@@ -22,10 +22,11 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.training.array_source import ArraySource, MicroStep
 from gopt.runtime.training.audit import audit
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
-from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
@@ -66,13 +67,13 @@ class Trainer:
         check_rank(self.manifest, self.record, self._graphs, job.folder)
         self._hyper = hyper_parameters(self.manifest, job.settings)
         self.types = self._batch_types()
-        self.data: BatchSource = open_data(job.data, self.types, job.shuffle)
         self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
         if self.checkpoints is not None:
             self.checkpoints.check(job.resume)
         self.held = self._start()
         """State -> its value; once steps run, the device's."""
         self._micro_steps = max(times for _, times in self.phases)
+        self.data: BatchSource = open_data(job.data, self.types, job.order(self._micro_steps))
         self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
         self._samples = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
@@ -82,6 +83,12 @@ class Trainer:
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
+
+    @property
+    def note(self) -> str:
+        """What a user should know of the samples, or ''."""
+        held = self.data.held if isinstance(self.data, ArraySource) else None
+        return self.job.order(self._micro_steps).note(held, self.parts)
 
     def _load(self, phase: str) -> Graph:
         path = self.job.folder / Path(self.record.files[phase]).name
