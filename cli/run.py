@@ -67,10 +67,15 @@ if TYPE_CHECKING:
 @click.option(
     "--last",
     type=click.Choice(["carry", "drop", "pad"]),
-    default="carry",
-    show_default=True,
-    help="What becomes of samples at the end of a pass that fill no step: the next pass fills it up (carry), they are "
-    "left out (drop), or the first samples of the pass fill it (pad).",
+    help="Choose what becomes of samples at the end of a pass that fill no step: the next pass fills it up (carry), "
+    "they are left out (drop), or the first samples of the pass fill it (pad).  [default: carry]",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(0),
+    metavar="SEED",
+    help="Draw the random numbers of dropout and the like that the data does not give from SEED.  "
+    "[default: 0; with --resume, the seed of the run that is continued]",
 )
 @click.option(
     "--checkpoint", metavar="CKPT", help="Write checkpoints to CKPT/step_…: one at the end, and more with --every."
@@ -210,7 +215,8 @@ def options_of(given: dict[str, Any]) -> RunOptions:
     from gopt.verbs.run_options import RunOptions
 
     same = (
-        "state", "shuffle", "last", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "audit",
+        "state", "shuffle", "draws", "last", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
+        "audit",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(

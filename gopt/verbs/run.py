@@ -20,6 +20,7 @@ from gopt.option_records import changed
 from gopt.option_types import checked
 from gopt.runtime.session import Array
 from gopt.runtime.training.batch_stream import BatchStream, array
+from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.verbs.on_disk import TemporaryFolder
 from gopt.verbs.run_options import RunKeywords, RunOptions
@@ -29,12 +30,14 @@ from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
 @dataclass(frozen=True, slots=True)
 class Run(HtmlTable):
     """The result of a run. ``steps``: one record a step; ``path``: the checkpoint of the last one, which ``merge``,
-    ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is."""
+    ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is. ``draws``: the
+    seed of random numbers that the data did not give; None where the step draws none."""
 
     ranks: int
     steps: tuple[Progress, ...]
     folder: Path
     path: Path
+    draws: int | None = None
     _home: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -47,7 +50,8 @@ class Run(HtmlTable):
         return [each.loss for each in self.steps]
 
     def to_json(self) -> dict[str, Any]:
-        return {"ranks": self.ranks, "checkpoint": str(self.path), "steps": [each.to_json() for each in self.steps]}
+        return {"ranks": self.ranks, "checkpoint": str(self.path), "draws": self.draws,
+                "steps": [each.to_json() for each in self.steps]}  # fmt: skip
 
     @property
     def states(self) -> dict[str, Array]:
@@ -100,8 +104,9 @@ def run(
         told.append(progress)
         on_step(progress)
 
+    seed = seed_of(job, manifest_check.read_manifest(ranks)[0])
     count, last = _train(job, asked, RunHooks(tell))
-    return Run(count, tuple(told), ranks, root / step_dir(last), scratch)
+    return Run(count, tuple(told), ranks, root / step_dir(last), seed, scratch)
 
 
 def _train(job: Job, asked: RunOptions, hooks: RunHooks) -> tuple[int, int]:

@@ -27,10 +27,11 @@ class RunOptions:
 
     ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the
     folder has none. ``shuffle``: seed of a new order of samples in every pass. ``last``: what becomes of samples at
-    the end of a pass that fill no step: the next pass fills it up (``carry``), they are left out (``drop``), or the
-    pass's first samples fill it (``pad``). ``checkpoint``: a folder on disk;
-    one is written at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the
-    newest. ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
+    the end of a pass that fill no step: the next pass fills it up (``carry``, the default), they are left out
+    (``drop``), or the pass's first samples fill it (``pad``). ``draws``: seed of the random numbers that the data does
+    not give. A resumed run keeps these three. ``checkpoint``: a folder on disk; one is written at the end and ``every``
+    so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
+    ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
     along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
     without tiling and generated kernels, with the same bits. ``audit``: compare what ranks hold in common every so
     many steps, and before each checkpoint; 0 is never. ``trace``: the file for what every rank did when.
@@ -46,7 +47,8 @@ class RunOptions:
     settings: Mapping[str, float | str] = field(default_factory=dict)
     state: FilePath | None = None
     shuffle: int | None = None
-    last: str = "carry"
+    last: str | None = None
+    draws: int | None = None
     checkpoint: FilePath | None = None
     every: int = 0
     keep: int = 2
@@ -68,10 +70,13 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, shuffle=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
+        check_least(self, shuffle=0, draws=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
         check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
-        check_words(self, last=tuple(Last))
+        if self.last is not None:
+            check_words(self, last=tuple(Last))
         check_deadline(self.deadline)
+        if self.draws is not None and self.draws >= 2**64:
+            raise OptionError(f"--draws cannot be {self.draws}", "give a seed below 2**64")
         if self.checkpoint is None and (self.every or self.resume):
             raise OptionError(
                 f"--{'every' if self.every else 'resume'} needs --checkpoint CKPT", "name a folder for checkpoints"
@@ -87,8 +92,8 @@ class RunOptions:
         return Job(
             folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
-            last=Last(self.last), checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
-            every=self.every, keep=self.keep,
+            draws=self.draws, last=None if self.last is None else Last(self.last),
+            checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
             tuning=self.tuning, audit=self.audit,
             trace=None if self.trace is None else Path(self.trace),
@@ -106,7 +111,7 @@ class RunOptions:
                 raise OptionError(
                     "--audit: trainers of a split have no states in common but what they pull", "leave it out"
                 )
-            if self.last != Last.CARRY:
+            if self.last is not None:
                 raise OptionError(
                     "--last needs ranks of gopt shard: trainers of a split have passes of their own", "leave it out"
                 )
@@ -148,7 +153,8 @@ class RunKeywords(TypedDict, total=False):
     settings: Mapping[str, float | str]
     state: FilePath | None
     shuffle: int | None
-    last: str
+    last: str | None
+    draws: int | None
     checkpoint: FilePath | None
     every: int
     keep: int

@@ -12,6 +12,7 @@ import numpy as np
 from gopt.errors import InputError
 from gopt.ir.types import TensorType
 from gopt.runtime.session import Array
+from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
 from gopt.runtime.training.sample_rows import Samples
 from gopt.sanitize import show_path
 
@@ -21,11 +22,25 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MicroStep:
-    """Index of a micro-step from the start of training, and the data rank that reads it."""
+    """Index of a micro-step from the start of training, and the data rank that reads it.
+
+    ``ahead``: by how many batches the data is ahead of ``number`` x ``parts``, after steps with other ``parts``.
+    """
 
     number: int
     part: int
     parts: int
+    ahead: int = 0
+
+    @property
+    def place(self) -> int:
+        """The index of its batch among those of all parts."""
+        return self.number * self.parts + self.part + self.ahead
+
+    @property
+    def turn(self) -> int:
+        """How many batches its part has had before, rounded up where the others' had more than it has now."""
+        return self.number + -(-self.ahead // self.parts)
 
 
 class DataEndedError(InputError):
@@ -95,6 +110,8 @@ class ArraySource:
     types: Mapping[str, TensorType]
     arrays: Mapping[str, Samples]
     order: SampleOrder = SampleOrder()
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs of which there are no arrays."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     @property
@@ -108,9 +125,9 @@ class ArraySource:
 
     def batch(self, turn: MicroStep) -> Batch:
         """The batch of a micro-step. Raises DataEndedError where samples are used once, and too few are left."""
-        if self.order.once and self.batches is not None and turn.number * turn.parts + turn.part >= self.batches:
+        if self.order.once and self.batches is not None and turn.place >= self.batches:
             raise DataEndedError(f"the data has {self.batches} batches")
-        return {name: self._take(name, turn) for name in self.types}
+        return {name: self._take(name, turn) for name in self.types} | self.drawn.batch(turn.number, turn.part)
 
     def _take(self, name: str, turn: MicroStep) -> Array:
         array, dims = self.arrays[name], self.types[name].dims
@@ -121,11 +138,11 @@ class ArraySource:
 
     def _rows(self, turn: MicroStep, size: int, count: int) -> Array:
         """The rows of a batch of ``size`` of ``count`` rows."""
-        begun, number = 0, turn.number
+        begun, place = 0, turn.place
         if self.order.last is not Last.CARRY:
-            begun, number = divmod(turn.number, self.order.steps(RowCounts(count, size), turn.parts) * self.order.times)
-        place = (number * turn.parts + turn.part) * size
-        turns, rows = np.divmod(np.arange(place, place + size), count)
+            steps = self.order.steps(RowCounts(count, size), turn.parts)
+            begun, place = divmod(place, steps * self.order.times * turn.parts)
+        turns, rows = np.divmod(np.arange(place * size, (place + 1) * size), count)
         if self.order.last is not Last.CARRY:
             turns = np.full_like(turns, begun)
         if self.order.shuffle is None:

@@ -16,7 +16,8 @@ from gopt.errors import InputError
 from gopt.ir.types import TensorType
 from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import Batch, DataEndedError, MicroStep
-from gopt.runtime.training.fitted_arrays import class_of, fitted
+from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
+from gopt.runtime.training.fitted_arrays import class_of
 
 
 @dataclass(slots=True)
@@ -41,9 +42,9 @@ class BatchStream:
     def take(self, turn: MicroStep) -> Any:
         """The element of a micro-step. Raises DataEndedError."""
         with self._turn:
-            index = turn.number * turn.parts + turn.part
+            index = turn.place
             if self._begun is None:
-                self._begun = turn.number * turn.parts
+                self._begun = turn.place - turn.part
             while self._next <= index:
                 value = self._advance()
                 if self._next >= self._begun:
@@ -75,20 +76,24 @@ class StreamSource:
 
     stream: BatchStream
     types: Mapping[str, TensorType]
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs that are drawn where a batch has none."""
 
     def batch(self, turn: MicroStep) -> Batch:
         given = self._named(self.stream.take(turn), turn)
-        return {name: fitted(name, type, array(given.get(name))) for name, type in self.types.items()}
+        arrays = {name: array(value) for name, value in given.items() if name in self.types}
+        return self.drawn.completed(arrays, self.types, turn.number, turn.part)
 
     def _named(self, given: Any, turn: MicroStep) -> Mapping[str, Any]:
-        names = list(self.types)
         if isinstance(given, Mapping):
             return given
         if not isinstance(given, tuple | list):
             given = (given,)
+        fed = [name for name in self.types if name not in self.drawn.draws]
+        names = [*self.types] if len(given) == len(self.types) else fed
         if len(given) != len(names):
             raise InputError(
-                f"batch {turn.number * turn.parts + turn.part} of the data is a {class_of(given)} of {len(given)}, and "
+                f"batch {turn.place} of the data is a {class_of(given)} of {len(given)}, and "
                 f"the step takes {', '.join(names)}",
                 "give that many, in this order, or a dictionary: input -> array",
             )

@@ -27,7 +27,8 @@ from gopt.runtime.training.array_source import (
     check_rows,
 )
 from gopt.runtime.training.batch_stream import BatchStream, StreamSource
-from gopt.runtime.training.fitted_arrays import cast, check_kind, class_of, fitted
+from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
+from gopt.runtime.training.fitted_arrays import cast, check_kind, class_of
 from gopt.runtime.training.sample_files import FORMS, StoredSamples, check_samples, on_disk, read_samples
 from gopt.runtime.training.sample_rows import FileRows, JoinedRows, SampleFile, Samples
 
@@ -47,6 +48,8 @@ class IterableSource:
 
     make: Callable[..., Iterator[Mapping[str, Any]]]
     types: Mapping[str, TensorType]
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs that are drawn where a batch has none."""
     _iterator: Iterator[Mapping[str, Any]] | None = None
     _next: int = 0
 
@@ -60,8 +63,8 @@ class IterableSource:
             if not isinstance(given, Mapping):
                 raise InputError(f"batch {self._next} of the data is of type {class_of(given)}", _YIELD)
             self._next += 1
-            if self._next > turn.number:  # a resumed run passes over what it has seen
-                return {name: fitted(name, type, given.get(name)) for name, type in self.types.items()}
+            if self._next > turn.turn:  # a resumed run passes over what it has seen
+                return self.drawn.completed(given, self.types, turn.number, turn.part)
 
 
 def check_data(text: str) -> None:
@@ -73,25 +76,30 @@ def check_data(text: str) -> None:
 
 
 def open_data(
-    data: str | BatchStream, types: Mapping[str, TensorType], order: SampleOrder = SampleOrder()
-) -> ArraySource | IterableSource | StreamSource:
-    """Open samples on disk (``sample_files``), ``module:function``, or batches that Python code has at hand.
+    data: str | BatchStream, types: Mapping[str, TensorType], order: SampleOrder = SampleOrder(),
+    drawn: DrawnInputs = NO_DRAWS,
+) -> ArraySource | IterableSource | StreamSource:  # fmt: skip
+    """Open samples on disk (``sample_files``), ``module:function``, or batches that Python code has at hand. ``drawn``:
+    inputs that are drawn where the data has none.
 
     The function takes the index of the part and the number of parts, and yields dictionaries from input to array.
     Raises InputError for arrays that fit no input, OptionError for a function that cannot be found.
     """
     if isinstance(data, str) and on_disk(data):
-        held = read_samples(data, types)
+        held = read_samples(data, types, drawn.draws)
+        types = {name: type for name, type in types.items() if name in held}
         for name, type in types.items():
             _check_samples(data, name, type, held[name].type)
         check_rows(data, types, {name: held[name].type.dims for name in types}, order)
-        return ArraySource(types, _samples(types, held), order)
+        return ArraySource(types, _samples(types, held), order, drawn.without(types))
     if order.shuffle is not None or order.last is not Last.CARRY:
         raise OptionError(
             f"--{'last' if order.shuffle is None else 'shuffle'} needs samples on disk, but --data yields batches",
             "shuffle and drop in the function, or name a file or a folder",
         )
-    return IterableSource(load_function(data), types) if isinstance(data, str) else StreamSource(data, types)
+    if isinstance(data, str):
+        return IterableSource(load_function(data), types, drawn)
+    return StreamSource(data, types, drawn)
 
 
 def load_function(text: str) -> Callable[..., Any]:

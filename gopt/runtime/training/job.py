@@ -28,7 +28,9 @@ class Job:
     """Hyper-parameter -> a number or a schedule."""
     state: str | None = None
     shuffle: int | None = None
-    last: Last = Last.CARRY
+    last: Last | None = None
+    draws: int | None = None
+    """The seed of the random numbers that are drawn; None: of the run that is continued, else the default."""
     checkpoint: Path | None = None
     every: int = 0
     """Steps between checkpoints; 0 is one at the end."""
@@ -50,7 +52,7 @@ class Job:
 
     def order(self, times: int, *, once: bool = False) -> SampleOrder:
         """How samples are dealt out to steps of so many micro-steps."""
-        return SampleOrder(self.shuffle, self.last, once, times)
+        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times)
 
 
 @dataclass(frozen=True, slots=True)

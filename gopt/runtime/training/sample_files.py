@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,15 +61,20 @@ def check_samples(text: str) -> None:
             regular_size(path)
 
 
-def read_samples(text: str, types: Mapping[str, TensorType]) -> Mapping[str, StoredSamples]:
-    """The arrays that ``text`` names, by input. ``types``: of a batch. Raises InputError and OptionError."""
+def read_samples(
+    text: str, types: Mapping[str, TensorType], optional: Container[str] = ()
+) -> Mapping[str, StoredSamples]:
+    """The arrays that ``text`` names, by input. ``types``: of a batch; ``optional``: inputs that may lack. Raises
+    InputError and OptionError."""
+    needed = {name: type for name, type in types.items() if name not in optional}
     if os.path.isdir(text):
-        return _joined(text, types)
+        return _joined(text, types, needed)
     found = _TOKENS.fullmatch(text)
     if found is None:
         held = load_state(text)
-        _refuse_missing(text, held, types)
-        return {name: StoredSamples(((text, held[name]),)) for name in types}
+        _refuse_missing(text, held, needed)
+        return {name: StoredSamples(((text, held[name]),)) for name in types if name in held}
+    types = needed
     if found["array"] is None:
         return _windows(found["path"], _raw(found["path"], found["dtype"]), found["shifts"], types)
     array = _array(found["array"])
@@ -173,27 +178,29 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _joined(folder: str, types: Mapping[str, TensorType]) -> dict[str, StoredSamples]:
+def _joined(folder: str, types: Mapping[str, TensorType], needed: Mapping[str, TensorType]) -> dict[str, StoredSamples]:
     """The arrays of a folder's files, one after another."""
     pieces: dict[str, list[tuple[str, Tensor]]] = {name: [] for name in types}
     seen: dict[str, None] = {}
     for path in _shards(folder):
-        for name, tensor in _arrays(path, types):
+        for name, tensor in _arrays(path, types, needed):
             seen[name] = None
             if name in types:
                 pieces[name].append((path, tensor))
-    _refuse_missing(folder, seen, {name: types[name] for name, held in pieces.items() if not held})
+    _refuse_missing(folder, seen, needed)
     for name, held in pieces.items():
         _check_alike(name, held)
-    return {name: StoredSamples(tuple(held)) for name, held in pieces.items()}
+    return {name: StoredSamples(tuple(held)) for name, held in pieces.items() if held}
 
 
-def _arrays(path: str, types: Mapping[str, TensorType]) -> Iterator[tuple[str, Tensor]]:
+def _arrays(
+    path: str, types: Mapping[str, TensorType], needed: Mapping[str, TensorType]
+) -> Iterator[tuple[str, Tensor]]:
     """The arrays of a shard; that of an ``.npy`` file has its name, less the number of the shard."""
     if not path.endswith(".npy"):
         held = load_state(path)
-        _refuse_missing(path, held, types)
-        yield from ((name, held[name]) for name in types)
+        _refuse_missing(path, held, needed)
+        yield from ((name, held[name]) for name in types if name in held)
         return
     name = os.path.basename(path).removesuffix(".npy")
     if name not in types and (shard := _SHARD.fullmatch(name)) is not None:
@@ -203,8 +210,8 @@ def _arrays(path: str, types: Mapping[str, TensorType]) -> Iterator[tuple[str, T
 
 def _check_alike(name: str, held: Sequence[tuple[str, Tensor]]) -> None:
     """Raise InputError where shards of an array have rows of different types."""
-    first, *rest = held
-    for path, tensor in rest:
+    for path, tensor in held[1:]:
+        first = held[0]
         kind, other = first[1].type, tensor.type
         if (kind.dtype, kind.dims[1:]) != (other.dtype, other.dims[1:]) or not kind.dims or not other.dims:
             raise InputError(

@@ -27,10 +27,12 @@ from gopt.runtime.training.audit import audit
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
+from gopt.runtime.training.draws import DrawnInputs, seed_of
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, mean, not_finite, not_finite_error, read_manifest
+from gopt.runtime.training.kept_order import kept_order, with_kept_order
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.runtime.training.trace import Trace, check_writable
@@ -49,9 +51,10 @@ class Trainer:
         self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device | None = None,
         calls: type[CollectiveRunner] = AsyncCollectives, *, stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
-        self.job, self.engine, self._calls = job, engine, calls
+        self.engine, self._calls = engine, calls
         self.device: Device = Host(tuning_of(job.tuning)) if device is None else device
         self.manifest, self.mesh = read_manifest(job.folder)
+        self.job = job = with_kept_order(job, self.manifest)
         self.record = self.manifest.ranks[engine.rank]
         check_own(job.folder, self.manifest, engine.rank)
         self._sync = sync_axes(job.sync_init, self.mesh)
@@ -67,13 +70,18 @@ class Trainer:
         check_rank(self.manifest, self.record, self._graphs, job.folder)
         self._hyper = hyper_parameters(self.manifest, job.settings)
         self.types = self._batch_types()
-        self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
-        if self.checkpoints is not None:
+        seed = seed_of(job, self.manifest)
+        self.checkpoints: Checkpoints | None = None
+        if job.checkpoint:
+            self.checkpoints = Checkpoints(
+                job.checkpoint, job.folder, self.manifest, job.keep, draws=seed, order=kept_order(job)
+            )
             self.checkpoints.check(job.resume)
         self.held = self._start()
         """State -> its value; once steps run, the device's."""
         self._micro_steps = max(times for _, times in self.phases)
-        self.data: BatchSource = open_data(job.data, self.types, job.order(self._micro_steps))
+        order = job.order(self._micro_steps)
+        self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
         self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
         self._samples = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)

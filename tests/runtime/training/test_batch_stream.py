@@ -72,9 +72,7 @@ def test_what_is_no_batch_is_named(values, said):
 @pytest.mark.parametrize("mesh", [2, "dp=2,tp=2"])
 def test_a_run_reads_the_batches_that_it_is_given(mesh):
     random = np.random.default_rng(0)
-    given = [
-        {"x": random.standard_normal((8, 32), dtype=np.float32), "y": random.integers(0, 10, 8)} for _ in range(6)
-    ]
+    given = [{"x": random.standard_normal((8, 32), dtype=np.float32), "y": random.integers(0, 10, 8)} for _ in range(6)]
     folder = gopt.shard(FIXTURES / "mlp_sgd.onnx", mesh)
     whole = {name: np.concatenate([each[name] for each in given]) for name in ("x", "y")}
     asked = gopt.run(folder, whole, 4, settings={"lr": 0.1}).losses
