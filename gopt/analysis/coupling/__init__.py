@@ -8,6 +8,7 @@ from gopt.analysis.coupling.step_couplings import (
     analyse_couplings,
     find_couplings,
     notes,
+    of_kind,
     open_couplings,
     refuse_other_sums,
     refuse_unlike,
@@ -17,6 +18,7 @@ from gopt.analysis.coupling.step_couplings import (
 )
 
 __all__ = [
-    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings",
+    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "of_kind",
+    "open_couplings",
     "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -172,12 +172,14 @@ def _other_sums(readings: Readings, asked: LossReduction) -> Iterator[str]:
 
 
 def unfit_reductions(training: TrainingGraph, asked: LossReduction) -> list[tuple[LossReduction, list[str], str]]:
-    """The gradients that a rule does not combine exactly: the rule that does, their parameters, and what is told."""
+    """The gradients that a rule does not combine exactly: the rule that does, their parameters, and what is told.
+    Labels that are ignored are none, as in ``notes``."""
     readings = analyse_couplings(training).readings
     found = []
     for reading, names in unfit(readings, asked).items():
         exact = rule_for(reading)
-        if exact is not None:
+        usual = reading.labels and all(asked.rule_of(name) is LossRule.MEAN for name in names)
+        if exact is not None and not usual:
             found.append((exact, names, told_of(reading, names, readings, asked)))
     return found
 
@@ -194,7 +196,7 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
         return ()
     found = analyse_couplings(step.source).combined(step.source, step.loss_reduction)
     if step.synchronised != SynchronisedValues():
-        settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED)
+        settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED, CouplingKind.IGNORED)
         found = tuple(each for each in found if each.kind not in settled)
     if step.loss_reduction.rule is not LossRule.MEAN and not analyse_couplings(step.source).readings:
         found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
@@ -216,12 +218,16 @@ def without_advice(couplings: Sequence[Coupling], option: str) -> tuple[Coupling
 
 
 def notes(couplings: Sequence[Coupling]) -> list[str]:
-    """One line for each kind of coupling: the first of it, and how many more there are."""
-    by_kind: dict[CouplingKind, list[Coupling]] = {}
-    for each in couplings:
-        by_kind.setdefault(each.kind, []).append(each)
-    more = {kind: f"; {len(facts) - 1} more like it" if len(facts) > 1 else "" for kind, facts in by_kind.items()}
-    return [facts[0].note + more[kind] for kind, facts in by_kind.items()]
+    """One line for each kind of coupling: the first of it, and how many more there are. Labels that are ignored are
+    none: a mean over a rank's own labels is what every data-parallel trainer takes."""
+    kinds = dict.fromkeys(each.kind for each in couplings if each.kind is not CouplingKind.IGNORED)
+    return [line for kind in kinds for line in of_kind(couplings, kind)]
+
+
+def of_kind(couplings: Iterable[Coupling], kind: CouplingKind) -> list[str]:
+    """The line for the couplings of a kind, if there is one."""
+    found = [each for each in couplings if each.kind is kind]
+    return [found[0].note + (f"; {len(found) - 1} more like it" if len(found) > 1 else "")] if found else []
 
 
 def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
