@@ -48,8 +48,8 @@ class DataEndedError(InputError):
 
 
 class Last(StrEnum):
-    """What becomes of the samples at the end of a pass that fill no step: the next pass fills it up, they are dropped,
-    or the first samples of the pass fill it."""
+    """The fate of samples at the end of a pass that fill no step: the next pass fills it up, they are dropped, or the
+    first samples of the pass fill it."""
 
     CARRY = "carry"
     DROP = "drop"
@@ -96,7 +96,7 @@ class SampleOrder:
         return passes * (held.count // step if self.last is Last.DROP else -(-held.count // step))
 
     def note(self, held: RowCounts | None, parts: int) -> str:
-        """What a user should know where a step takes more samples than there are; else ''."""
+        """A note where a step takes more samples than there are; else ''."""
         step = 0 if held is None else held.size * parts * self.times
         if held is None or step <= held.count:
             return ""

@@ -25,7 +25,7 @@ def with_kept_order(job: Job, manifest: Manifest) -> Job:
             raise OptionError(
                 f"--{option} {asked}: the run that is continued has "
                 f"{f'--{option} {held}' if held is not None else 'the order of the file'}",
-                f"leave --{option} out: a resumed run goes on with its samples",
+                f"leave out --{option}: a resumed run goes on with its samples",
             )
     return replace(job, shuffle=kept.shuffle, last=Last(kept.last))
 

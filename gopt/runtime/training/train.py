@@ -94,7 +94,7 @@ class Trainer:
 
     @property
     def note(self) -> str:
-        """What a user should know of the samples, or ''."""
+        """A note on the samples, or ''."""
         held = self.data.held if isinstance(self.data, ArraySource) else None
         return self.job.order(self._micro_steps).note(held, self.parts)
 

@@ -36,8 +36,8 @@ def test_the_order_is_kept(order, job, tmp_path):
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        ({"shuffle": 4}, "--shuffle 4: the run that is continued has --shuffle 3"),
-        ({"last": "pad"}, "--last pad: the run that is continued has --last carry"),
+        ({"shuffle": 4}, "shuffle=4: the run that is continued has shuffle=3"),
+        ({"last": "pad"}, "last=\"pad\": the run that is continued has last"),
     ],
 )
 def test_another_order_is_refused(order, said, job, tmp_path):
