@@ -310,7 +310,7 @@ def test_a_statistic_follows_the_batch_by_a_rule(body, rule, tmp_path):
     """The mean of the ranks' maxima is not the maximum."""
     step = Written(NET + body + sgd(), {"stat": ("float", (3,))})
     found = analyse_couplings(gopt.load(saved(step.model(), tmp_path)).training)
-    assert found.statistics["stat"].rule == rule and not found.unclear
+    assert found.statistics.known["stat"].rule == rule and not found.statistics.unclear
 
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"mesh": "shard=2,h=2"}, {"loss_reduction": "sum"}, {}])

@@ -416,6 +416,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- verification ---
     **_each("verification.engine_check", _RECORDS, "verification/test_second_engine.py"),
+    **_each("verification.large_batch", _RECORDS, "verification/test_joined_step.py"),
+    **_each("verification.joined_graph", "the source for all samples at once", "verification/test_joined_step.py"),
     **_each(
         "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "

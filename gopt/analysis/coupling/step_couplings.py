@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -17,9 +17,9 @@ from gopt.analysis.coupling.gradient_reductions import (
 )
 from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
-from gopt.analysis.coupling.open_statistics import OpenStatistic
+from gopt.analysis.coupling.open_statistics import StatisticRules, statistic_couplings
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
-from gopt.analysis.coupling.statistics import statistic_reductions
+from gopt.analysis.coupling.statistics import statistic_rules
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
@@ -47,10 +47,7 @@ class CouplingSummary:
     couplings: tuple[Coupling, ...]
     readings: Readings = field(default_factory=dict)
     unlike: BackwardReading = field(default_factory=BackwardReading)
-    statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
-    """Statistic -> how it is combined over ranks."""
-    unclear: Mapping[str, OpenStatistic] = field(default_factory=dict)
-    """The other statistics -> why gopt does not know."""
+    statistics: StatisticRules = field(default_factory=StatisticRules)
 
     def combined(self, training: TrainingGraph, asked: LossReduction) -> tuple[Coupling, ...]:
         """All couplings where ranks combine the gradients by a rule."""
@@ -70,7 +67,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
         _driven(context, training)
-        known = statistic_reductions(context, training)
+        rules = statistic_rules(context, training)
         forward_facts, context.found = context.found, list(context.found)
         backward = read_backward(context, training)
         context.found = forward_facts
@@ -79,7 +76,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
             for loss in training.losses:
                 _loss(context, training, loss)
         _second_pass(context, backward)
-        return CouplingSummary(tuple(context.found), readings, backward, *known)
+        return CouplingSummary(tuple(context.found), readings, backward, rules)
 
     return training.once(COUPLINGS, find)
 
@@ -194,13 +191,23 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
-    found = analyse_couplings(step.source).combined(step.source, step.loss_reduction)
-    if step.synchronised != SynchronisedValues():
+    found = couplings_as_run(step.source, step.loss_reduction, step.synchronised, step.reductions.values())
+    return found if _may_synchronise(step) else without_advice(found, "--statistics sync")
+
+
+def couplings_as_run(
+    training: TrainingGraph, reduction: LossReduction, shared: SynchronisedValues,
+    statistics: Iterable[StatisticReduction],
+) -> tuple[Coupling, ...]:  # fmt: skip
+    """The couplings that a step still has where ranks reduce its gradients, values and statistics so."""
+    known = analyse_couplings(training)
+    found = known.combined(training, reduction)
+    if shared != SynchronisedValues():
         settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED, CouplingKind.IGNORED)
         found = tuple(each for each in found if each.kind not in settled)
-    if step.loss_reduction.rule is not LossRule.MEAN and not analyse_couplings(step.source).readings:
+    if reduction.rule is not LossRule.MEAN and not known.readings:
         found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
-    return found if _may_synchronise(step) else without_advice(found, "--statistics sync")
+    return (*found, *statistic_couplings(training, known.statistics, statistics))
 
 
 def _may_synchronise(step: SpmdProgram) -> bool:
