@@ -37,7 +37,7 @@ def test_the_order_is_kept(order, job, tmp_path):
     ("order", "said"),
     [
         ({"shuffle": 4}, "shuffle=4: the run that is continued has shuffle=3"),
-        ({"last": "pad"}, "last=\"pad\": the run that is continued has last"),
+        ({"last": "pad"}, 'last="pad": the run that is continued has last'),
     ],
 )
 def test_another_order_is_refused(order, said, job, tmp_path):
