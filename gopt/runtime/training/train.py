@@ -68,7 +68,7 @@ class Trainer:
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self._graphs, job.folder)
-        self._hyper = hyper_parameters(self.manifest, job.settings)
+        self._hyper = hyper_parameters(self.manifest, job)
         self.types = self._batch_types()
         seed = seed_of(job, self.manifest)
         self.checkpoints: Checkpoints | None = None
