@@ -64,6 +64,8 @@ class TrainingGraph:
     """With several losses: gradient -> those whose own values its backward reads; none where that does not tell."""
     reductions: dict[str, str] = field(default_factory=dict)
     """Statistic -> how the user says that it is combined over ranks."""
+    chosen: dict[str, str] = field(default_factory=dict)
+    """Statistic that a condition on gradients keeps as it was -> its new value where it does not."""
     counted: dict[str, str] = field(default_factory=dict)
     """Statistic that counts samples -> the value that each step adds to it."""
     doubted: dict[str, str] = field(default_factory=dict)
