@@ -93,17 +93,19 @@ def _resume_step(job: Any) -> int | None:
     return max(complete_steps(job.checkpoint), default=None)
 
 
-def report_resume(job: Any, manifest: Manifest) -> Callable[[int], None]:
+def report_resume(job: Any, manifest: Manifest) -> Callable[[int, str], None]:
     """Return a function that prints on stderr, once all checks have passed, at which step a run resumes, or that it
-    starts from what start-up graphs compute, and what it draws."""
+    starts from what start-up graphs compute, what it draws, and a note on the data."""
     from gopt.runtime.training.draws import seed_of
 
     there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
     seed = seed_of(job, manifest)
 
-    def say(step: int) -> None:
+    def say(step: int, note: str) -> None:
         from gopt.artifact.checkpoint_index import step_dir
 
+        if note:
+            print_note(note)
         if seed is not None and step < job.steps:
             names = listed([f"{name} {draw}" for name, draw in manifest.draws.items()], 4)
             print_note(f"inputs that the data does not give are drawn from the seed {seed}: {names}")
