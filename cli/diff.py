@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .annotations import DIFFERENCE, format_option, print_annotation
 from .reproducer_option import tell_result
 from .terminal import print_json, print_text
 
@@ -37,10 +38,11 @@ KINDS = (
     "--ignore", multiple=True, metavar="KIND", type=click.Choice(KINDS),
     help=f"Do not count differences of this kind. May be repeated. Kinds: {', '.join(KINDS)}.",
 )  # fmt: skip
+@format_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     a: str, b: str, summary: bool, full: bool, markdown: bool, rtol: float, atol: float, ignore: tuple[str, ...],
-    as_json: bool,
+    form: str, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare two models, two output folders or two checkpoints: ops, wiring, attributes, values, states, bytes.
 
@@ -77,4 +79,6 @@ def command(
         elif not summary:
             render_sections(result)
         render_verdict(result)
+    if form == "github" and not result.equal:
+        print_annotation(f"{a} and {b}: {result.verdict}", DIFFERENCE, file=b)
     return result.exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .annotations import format_option, print_golden_annotations
 from .terminal import print_json
 
 
@@ -53,26 +54,36 @@ def update(folder: str, as_json: bool) -> int:
 
 
 @command.command("check")
-@click.argument("folder", metavar="DIR", type=click.Path(readable=False))
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(readable=False))
+@format_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def check(folder: str, as_json: bool) -> int:
+def check(folder: str | None, form: str, as_json: bool) -> int:
     """Compare the goldens in DIR/golden with what gopt makes now.
 
-    Where they differ, the diff is printed and the exit code is 1.
+    Without DIR: of the only folder with a gopt-golden.toml, which is the current one or below it. Where goldens
+    differ, the diff is printed and the exit code is 1.
 
     \b
     Example:
       gopt golden check goldens
       gopt golden check goldens --json
+      gopt golden check --format github
     """
+    from gopt.offline.goldens.golden_files import only_folder
+
     from .golden_texts import golden_check
     from .render_golden import render_check
     from .render_progress import progress
 
+    where = folder if folder is not None else str(only_folder())
     with progress() as advance:
-        found = golden_check(folder, advance=advance)
+        found = golden_check(where, advance=advance)
     if as_json:
         print_json(found.to_json())
     else:
-        render_check(found, folder)
+        render_check(found, where)
+    if form == "github":
+        others = [f"golden/{name} is missing" for name in found.missing]
+        others += [f"golden/{name} is of no case" for name in found.extra]
+        print_golden_annotations(where, found.differing, others)
     return found.exit_code

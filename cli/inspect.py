@@ -53,7 +53,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         given["loss"], given["params"], given["states"], given["batch"], table, given["shared"], given["statistics"]
     )  # fmt: skip
     if as_text:
-        _print_text(Path(path), roles)
+        print_text_of(Path(path), roles)
         return
     from gopt.verbs.inspect import inspect
 
@@ -70,7 +70,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     render_found(found, Path(path))
 
 
-def _print_text(path: Path, roles: Any) -> None:
+def print_text_of(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
     from gopt.artifact.manifest_check import check_graphs, read_manifest

@@ -18,9 +18,11 @@ from gopt.errors import GoptError, OptionError, StoppedError
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
+from .annotations import code_of, is_asked, print_annotation
 from .elsewhere import meant_by
 from .empty_values import without_empty_values
 from .reproducer_option import recording, save_failure, tell_failure, with_reproducer
+from .standard_streams import with_standard_streams
 from .terminal import flush_stdout, print_error, quiet_libraries
 from .unchecked_option import with_unchecked
 from .verbosity import restored, with_verbosity
@@ -63,7 +65,7 @@ class Commands(click.Group):
             return None
         command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
-        return without_empty_values(with_unchecked(with_reproducer(with_verbosity(command))))
+        return with_standard_streams(without_empty_values(with_unchecked(with_reproducer(with_verbosity(command)))))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -134,6 +136,8 @@ def run(arguments: list[str]) -> int:
         message, hints = _of_usage(error, arguments)
         tell_failure(click.UsageError(message), 2)
         help_of = context.command_path if context is not None else "gopt"
+        if is_asked(arguments):
+            print_annotation(message, code_of(error))
         return _fail(message, (*hints, f"see {help_of} --help"), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", (), 130)
@@ -144,6 +148,8 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and (broken := flush_stdout()) is not None:
             return _unwritten(broken)
+        if is_asked(arguments):
+            print_annotation("\n".join([str(error), *getattr(error, "hints", ())]), code_of(error))
         return explain_error(error, debug)
     except StoppedError as error:
         return explain_error(error, debug)

@@ -83,13 +83,14 @@ def command(
 
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
-    with raise_on_signals(), tempfile.TemporaryDirectory(prefix="gopt-reduce-") as scratch, progress() as advance:
+    folder = tempfile.TemporaryDirectory(prefix="gopt-reduce-")
+    with raise_on_signals() as check_signals, folder as scratch, progress() as advance:
         advance("reading")
         model_path, runs, notes = _commands(Path(path), words, Path(scratch))
         for note in notes:
             print_note(note)
         model = read_model(model_path)
-        fails = _runner(runs, Path(scratch), deadline)
+        fails = _runner(runs, Path(scratch), deadline, check_signals)
         reduction = reduce_model(
             model, fails, groups=parameter_groups(model_path), bounds=SearchBudget(tries, budget), tell=_teller(advance)
         )
@@ -170,8 +171,10 @@ def _split(words: Sequence[str], model: Path) -> list[list[str]]:
     return [each[1:] if each[:1] == ["gopt"] else each for each in commands]
 
 
-def _runner(commands: Sequence[Sequence[str]], scratch: Path, deadline: float) -> Callable[[bytes], Failure | None]:
-    """Runs commands on a model, each time in an empty folder."""
+def _runner(
+    commands: Sequence[Sequence[str]], scratch: Path, deadline: float, check_signals: Callable[[], None]
+) -> Callable[[bytes], Failure | None]:
+    """Runs commands on a model, each time in an empty folder; ``check_signals`` raises where the search is to end."""
     from gopt.errors import OptionError
 
     from .main import COMMANDS
@@ -183,13 +186,16 @@ def _runner(commands: Sequence[Sequence[str]], scratch: Path, deadline: float) -
     model = scratch / "model.onnx"
 
     def fails(data: bytes) -> Failure | None:
+        check_signals()
         model.write_bytes(data)
         folder = scratch / "run"
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
         folder.mkdir()
         filled = [[word.replace(PLACE, str(model)) for word in each] for each in commands]
-        return run_commands(filled, folder, deadline) if of_gopt[0] else run_program(filled[0], folder, deadline)
+        run = run_commands(filled, folder, deadline) if of_gopt[0] else run_program(filled[0], folder, deadline)
+        check_signals()
+        return run
 
     return fails
 

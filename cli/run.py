@@ -9,7 +9,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import arguments_of, deadline
+from .options import arguments_of, deadline, setting_pairs
 
 if TYPE_CHECKING:
     from gopt.verbs.run_options import RunOptions
@@ -20,22 +20,29 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     required=True,
-    metavar="FILE|MODULE:FUNCTION",
-    help="Read samples from a .npz or .safetensors file, or from a function that yields batches.",
+    metavar="PATH|MODULE:FUNCTION",
+    help="Read samples from a .npz, .safetensors or .npy file, a folder of them, a file of tokens "
+    "(tokens.bin:uint16:x=0,y=1), or a function that yields batches.",
 )
 @click.option(
     "--steps",
-    required=True,
     type=click.IntRange(1),
     metavar="K",
-    help="Stop after step K of the training; with --resume, earlier steps count.",
+    help="Stop after step K of the training; with --resume, earlier steps count.  [required without --epochs]",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    metavar="E",
+    help="Stop after E passes over samples on disk, in place of --steps.",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set a hyper-parameter: a number, linear:A:B:STEPS, cosine:A:B:STEPS or module:function. May be repeated.",
+    help="Set a hyper-parameter: a number, linear:A:B:STEPS, cosine:A:B:STEPS, warmup-cosine:PEAK:WARMUP:STEPS, "
+    "warmup-linear:…, step:A:EVERY:FACTOR, table:FILE or module:function. May be repeated.  [default: the step's own]",
 )
 @click.option(
     "--state", metavar="FILE", help="Read values of states from a .safetensors or .npz file, where the folder has none."
@@ -57,6 +64,12 @@ if TYPE_CHECKING:
     type=click.IntRange(0),
     metavar="SEED",
     help="Shuffle the samples anew in every pass over the data.  [default: the order of the file]",
+)
+@click.option(
+    "--last",
+    type=click.Choice(["carry", "drop", "pad"]),
+    help="Choose what becomes of samples at the end of a pass that fill no step: the next pass fills it up (carry), "
+    "they are left out (drop), or the first samples of the pass fill it (pad).  [default: carry]",
 )
 @click.option(
     "--draws",
@@ -169,6 +182,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     from gopt.runtime.training.job import read_manifest
 
     options = options_of(given)
+    given["steps"] = _steps(folder, options, given)
     if given["launch"] is not None:
         return _launch_ranks(context, folder, given)
     job = options.job(Path(folder), given["data"], given["steps"])
@@ -202,14 +216,32 @@ def options_of(given: dict[str, Any]) -> RunOptions:
     from gopt.verbs.run_options import RunOptions
 
     same = (
-        "state", "shuffle", "draws", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "audit",
+        "state", "shuffle", "draws", "last", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
+        "audit",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
-        settings=_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],
+        settings=setting_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],
         startup=not given["no_startup"],
         **{name: given[name] for name in same},
     )  # fmt: skip
+
+
+def _steps(folder: str, options: RunOptions, given: dict[str, Any]) -> int:
+    """The steps that are asked for, by --steps or by --epochs."""
+    from gopt.runtime.training.epochs import steps_of_epochs
+
+    from . import run_servers
+
+    steps, epochs = given["steps"], given["epochs"]
+    if (steps is None) == (epochs is None):
+        both = "--steps and --epochs say twice how long to train" if steps else "how long to train is not said"
+        raise OptionError(both, "say --steps K, or --epochs E of samples on disk")
+    if epochs is None:
+        return int(steps)
+    if run_servers.has_servers(folder):
+        raise OptionError("--epochs needs ranks of gopt shard: trainers have paces of their own", "say --steps K")
+    return steps_of_epochs(options.job(Path(folder), given["data"], 1), epochs)
 
 
 def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) -> int:
@@ -240,13 +272,3 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
         return launch(
             given["launch"], arguments, given["deadline"], lambda line: show(step_message(line)), patient=kept, **more
         )
-
-
-def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise OptionError(f"cannot read {text!r} as a hyper-parameter", "write --set lr=1e-3")
-        found[name] = value
-    return found

@@ -64,7 +64,7 @@ def run_process(job: Any, manifest: Any, given: dict[str, Any], kind: str, debug
             if engine.rank == 0:
                 with report_steps(job, manifest, given, kind, lambda: host.shared_calls) as tell:
                     say = report_resume(job, manifest)
-                    trainer.run(tell, lambda: say(trainer.step))
+                    trainer.run(tell, lambda: say(trainer.step, trainer.note))
             else:
                 trainer.run(lambda _: None)
         if trainer.stopped and engine.rank == 0:

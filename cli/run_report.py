@@ -76,7 +76,7 @@ def report_steps(
     result = RunResult(
         folder=job.folder, engine=engine, ranks=manifest.total_ranks, steps=steps, asked=job.steps, resumed=resumed,
         checkpoint=job.checkpoint, shared_calls=shared_calls(), roles=roles, servers=servers,
-        seed=seed, draws=manifest.draws,
+        seed=seed, draws=manifest.draws, settings=job.settings, defaults=manifest.defaults,
         record=job.record if steps and steps[-1].step == job.steps else None,
     )  # fmt: skip
     if given["as_json"]:
@@ -94,20 +94,29 @@ def _resume_step(job: Any) -> int | None:
     return max(complete_steps(job.checkpoint), default=None)
 
 
-def report_resume(job: Any, manifest: Manifest) -> Callable[[int], None]:
+def report_resume(job: Any, manifest: Manifest) -> Callable[[int, str], None]:
     """Return a function that prints on stderr, once all checks have passed, at which step a run resumes, or that it
-    starts from what start-up graphs compute, and what it draws."""
+    starts from what start-up graphs compute, what it draws, and a note on the data."""
     from gopt.runtime.training.draws import seed_of
 
     there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
     seed = seed_of(job, manifest)
 
-    def say(step: int) -> None:
+    def say(step: int, note: str) -> None:
         from gopt.artifact.checkpoint_index import step_dir
 
+        if note:
+            print_note(note)
         if seed is not None and step < job.steps:
             names = listed([f"{name} {draw}" for name, draw in manifest.draws.items()], 4)
             print_note(f"inputs that the data does not give are drawn from the seed {seed}: {names}")
+        own = {name: value for name, value in manifest.defaults.items() if name not in job.settings}
+        if own and step < job.steps:
+            names = listed([f"{name} is {value}" for name, value in own.items()], 4)
+            one = len(own) == 1
+            print_note(
+                f"{names}, as the step has {'it' if one else 'them'}; --set {next(iter(own))}=VALUE takes another"
+            )
         if not step and job.startup and manifest.startup is not None:
             print_note("states start as start-up graphs compute them; --no-startup takes the stored values")
         if not job.resume or job.checkpoint is None or step >= job.steps:

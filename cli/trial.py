@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gopt.background import die_with_parent
+from gopt.disk.signals import wakened_by_signals
 
 if TYPE_CHECKING:
     from gopt.offline.reproducer.failure import Failure
@@ -46,9 +47,9 @@ def run_commands(commands: Sequence[Sequence[str]], folder: Path, timeout: float
     try:
         data = _answer(reader, time.monotonic() + timeout)
     finally:
-        os.close(reader)
         if data is None:
             _kill(child)
+        os.close(reader)
         status = os.waitpid(child, 0)[1]
     if data is None:
         return Failure(-1, "time-out")
@@ -66,15 +67,20 @@ def _kill(child: int) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _answer(reader: int, end: float) -> bytes | None:
-    """The bytes that the child writes until it closes its side; None where that takes too long."""
+def _answer(reader: int, end: float, most: int = _ANSWER) -> bytes | None:
+    """The bytes that the child writes until it closes its side, what is beyond ``most`` left out; None where that takes
+    too long. A signal ends the wait: its handler runs, and may raise."""
     data = b""
-    while (left := end - time.monotonic()) > 0 and len(data) < _ANSWER:
-        if select.select([reader], [], [], left)[0]:
-            block = os.read(reader, _ANSWER)
-            if not block:
-                return data
-            data += block
+    with wakened_by_signals() as came:
+        while (left := end - time.monotonic()) > 0:
+            ready = select.select([reader, came], [], [], left)[0]
+            if came in ready:
+                os.read(came, _ANSWER)
+            if reader in ready:
+                block = os.read(reader, _ANSWER)
+                if not block:
+                    return data
+                data = (data + block)[:most]
     return None
 
 
@@ -126,13 +132,20 @@ def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure |
         raise OptionError(
             f"{words[0]} cannot be run: {error.strerror}", "name a command of gopt or a program"
         ) from None
+    assert child.stderr is not None
+    end, said = time.monotonic() + timeout, None
     try:
-        said = child.communicate(timeout=timeout)[1]
+        said = _answer(child.stderr.fileno(), end)
+        if said is not None:
+            child.wait(max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return Failure(-1, "time-out")
+        said = None
     finally:
         if child.returncode is None:  # late, or a signal has come: a session of its own hears of none
             _kill(child.pid)
-            child.communicate()
+        child.stderr.close()  # not read to its end: a process that left the session may hold it open
+        child.wait()
+    if said is None:
+        return Failure(-1, "time-out")
     lines = said.decode("utf-8", "replace").splitlines()
     return Failure(child.returncode, "program", lines[0] if lines else "") if child.returncode else None

@@ -10,6 +10,8 @@ class GoptError(Exception):
     """Base of all refusals: one line, and hints that say what to do next."""
 
     exit_code = 70
+    code = "G700"
+    """Stable name of the class of refusals: ``gopt help errors`` lists them."""
 
     def __init__(self, message: str, *hints: str) -> None:
         super().__init__(message)
@@ -32,28 +34,34 @@ class OptionError(GoptError):
     """The request itself is wrong: an option, a pipeline, a folder that exists."""
 
     exit_code = 2
+    code = "G200"
 
 
 class KeywordError(OptionError, TypeError):
     """A keyword that a function does not have."""
+
+    code = "G201"
 
 
 class InputError(GoptError):
     """The file is missing, malformed, truncated or hostile."""
 
     exit_code = 3
+    code = "G300"
 
 
 class UnsupportedError(GoptError):
     """A valid graph that gopt recognises but does not handle; the message names the value and the cause."""
 
     exit_code = 4
+    code = "G400"
 
 
 class RunError(GoptError):
     """A run failed: a rank died, a call did not match, the target cannot be written."""
 
     exit_code = 5
+    code = "G500"
 
 
 class NoteWarning(UserWarning):
@@ -72,6 +80,8 @@ class StoppedError(BaseException):
     As KeyboardInterrupt, no Exception: it comes at any operation, and what goes on after an error must not go on
     after it.
     """
+
+    code = "G600"
 
     def __init__(self, number: int, *hints: str) -> None:
         super().__init__(number, *hints)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.analysis_context import AnalysisContext, build_context
+from gopt.analysis.chosen_statistics import without_choices
 from gopt.analysis.gradients import find_gradient
 from gopt.analysis.graph_walks import ancestors, descendants
 from gopt.analysis.local_taint import LocalTaint, local_taint
@@ -41,7 +42,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
         gradients = _walk(step, context, wanted)
         backward = ancestors(step.index, gradients.values())[0] - step.forward
         check = local_taint(context, set(gradients.values()), backward)
-        bad = _reaching_states(step, check.mixed)
+        bad = without_choices(step, _reaching_states(step, check.mixed), check)
         _refuse_loss(step, context, bad)
         _refuse_factor(step, context, bad, check.reduced, gradients)
         local = [name for name in gradients if not _reads_reduced(step, name, check)]

@@ -9,7 +9,7 @@ what stops gradients on some paths, or passes them straight through, only makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.ir.graph import Node
@@ -33,6 +33,9 @@ _TERMS = ("Add", "Sub", "Sum", "Neg", "Cast", "Identity", "Reshape", "Squeeze", 
 _BENT = frozenset(["Abs", "LeakyRelu", "PRelu", "ReduceL1", "ReduceMax", "ReduceMin", "Relu", "MaxPool"])
 """Functions whose derivative follows comparisons of their first operand."""
 
+_MOST = 256
+"""Groups of leaves: more would make the masks of a deep network grow with its depth."""
+
 
 def without_needs(
     index: GraphIndex, forward: set[int], losses: Iterable[str], batch: Iterable[str], updated: Mapping[str, str]
@@ -42,7 +45,7 @@ def without_needs(
     ``updated``: state -> its new value; ``forward``: nodes by id, those that the losses depend on.
     """
     read = [name for node in index.graph.nodes if id(node) in forward for name in node.reads]
-    leaves = list(dict.fromkeys(name for name in [*batch, *read] if name in updated or name in index.graph.inputs))
+    leaves = _groups([name for name in dict.fromkeys([*batch, *read]) if name in updated or name in index.graph.inputs])
     losses, held = list(losses), set(read)
     sweep = _Dependence(index, forward, leaves, _only_added(index, forward, losses, updated))
     needs = _needs(sweep, losses, smooth=True)
@@ -52,8 +55,19 @@ def without_needs(
     for name, output in updated.items():
         lacking = needs.get(name, 0) & ~sweep.of.get(output, 0)
         if lacking:
-            found[name] = leaves[(lacking.bit_length() - 1) % len(leaves)]
+            found[name] = leaves[(lacking.bit_length() - 1) % len(leaves)][-1]
     return found
+
+
+def _groups(leaves: Sequence[str]) -> Sequence[Sequence[str]]:
+    """The leaves in their order, each alone, or as many groups as a mask may have bits.
+
+    An update that lacks a whole group, of which a gradient depends on some leaf, lacks what a gradient depends on: with
+    groups a statistic may be taken for a gradient, and no gradient for a statistic.
+    """
+    alone, several = (leaves, ()) if len(leaves) <= _MOST else (leaves[: _MOST // 2], leaves[_MOST // 2 :])
+    size = -(-len(several) // (_MOST // 2)) or 1
+    return [*([name] for name in alone), *(several[at : at + size] for at in range(0, len(several), size))]
 
 
 def _only_added(index: GraphIndex, forward: set[int], losses: Iterable[str], updated: Mapping[str, str]) -> set[str]:
@@ -91,15 +105,17 @@ class _Dependence:
     """Value -> the leaves that it depends on, as bits: any way, and above these through smooth functions alone.
 
     Behind the forward an update may take signs and comparisons of a gradient: there only a place is no smooth function.
+    ``leaves``: in groups, of one bit each, so that masks stay short in a large network.
     ``added``: values of the forward that no backward reads; what is made of them behind it depends on nothing.
     """
 
-    def __init__(self, index: GraphIndex, forward: set[int], leaves: list[str], added: set[str]) -> None:
+    def __init__(self, index: GraphIndex, forward: set[int], leaves: Sequence[Sequence[str]], added: set[str]) -> None:
         self.index, self.forward, graph = index, forward, index.graph
         self.loose = (1 << len(leaves)) - 1
         self.of: dict[str, int] = {}
-        for place, name in enumerate(leaves):
-            self.of[name] = 1 << place | (1 << place + len(leaves)) * self.smooth(name)
+        for place, group in enumerate(leaves):
+            for name in group:
+                self.of[name] = 1 << place | (1 << place + len(leaves)) * self.smooth(name)
         known = {mask: mask for mask in self.of.values()}
         """One object for each mask: a network has far fewer than values."""
         held = self.of.get
@@ -109,9 +125,9 @@ class _Dependence:
                 mask |= held(name, 0) if inside or name not in added else 0
             if not mask:
                 continue
+            steps = node.is_in(_PLACES) or (inside and node.is_in(_STEPS))
             for name in node.outputs:
-                steps = node.is_in(_PLACES) or (inside and (node.is_in(_STEPS) or not self.smooth(name)))
-                own = mask & self.loose if steps else mask
+                own = mask & self.loose if steps or (inside and not self.smooth(name)) else mask
                 self.of[name] = known.setdefault(own, own)
 
     def smooth(self, name: str) -> bool:

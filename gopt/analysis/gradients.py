@@ -17,6 +17,7 @@ from gopt.analysis.dominators import UpdateWalk, walk_update
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity, propagate_linearity
 from gopt.analysis.operators import LAYOUT, elementwise
+from gopt.analysis.partial_losses import is_weighed
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
@@ -178,6 +179,8 @@ class _DominatorChoice:
         part = [node for node in self.nodes if start < self.place[id(node)] <= end]
         update_only, settings = self.context.update_only, self.context.settings
         if not all(update_only.isdisjoint(node.reads) and settings.isdisjoint(node.reads) for node in part):
+            return
+        if is_weighed(self.context, self.parameter, self.nearest):
             return
         bent = [node for node in part if self.linearity.get(node.outputs[0]) is Linearity.NONLINEAR]
         if not bent or any(self._aside(name) for node in part for name in node.reads) or not self._of_forward_alone():

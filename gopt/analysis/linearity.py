@@ -161,7 +161,7 @@ def is_zero(index: GraphIndex, name: str) -> bool:
             return all(not np.any(_array(value)) for value in node.attributes.values())
         if node.is_a("ConstantOfShape"):
             return "value" not in node.attributes or not np.any(_array(node.attributes["value"]))
-        if not node.is_a("Expand", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Neg"):
+        if not node.is_a("Expand", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Neg", "Transpose"):
             return False
         name = node.inputs[0]
     tensor = index.graph.initializers.get(name)

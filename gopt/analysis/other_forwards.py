@@ -96,15 +96,17 @@ def _hidden_products(step: StepSkeleton) -> Iterator[tuple[Node, str, str]]:
         if not index.one_element(name) and index.graph.types[name].dtype in FLOATS:
             of_state[name] = name
     for node in index.graph.nodes:
-        states = [of_state[name] for name in node.reads if name in of_state]
-        mixed = any(name in step.tainted or name in settings for name in node.reads)
-        if states and node.is_a(*PRODUCTS) and id(node) not in step.forward:
-            for name in node.reads:
+        reads = node.reads
+        if of_state.keys().isdisjoint(reads):
+            continue
+        states = [of_state[name] for name in reads if name in of_state]
+        if node.is_a(*PRODUCTS) and id(node) not in step.forward:
+            for name in reads:
                 given = name in settings or (name in step.tainted and (name in inside or name in step.batch))
                 state = next((each for each in states if name in settings or each not in step.forward_values), None)
                 if given and state is not None:
                     yield node, state, name
-        if states and not mixed:
+        if step.tainted.isdisjoint(reads) and settings.isdisjoint(reads):
             hidden = next((each for each in states if each not in step.forward_values), states[0])
             of_state.update((name, hidden) for name in node.outputs)
 

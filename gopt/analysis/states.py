@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from gopt.analysis.chosen_statistics import branch_of
 from gopt.analysis.counters import added_constant
 from gopt.analysis.dropped_states import refuse_dropped
 from gopt.analysis.epsilon import unguarded_roots
@@ -34,6 +35,11 @@ def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) ->
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name not in losses]
     training = TrainingGraph(graph, losses, states, found.gradients, step.batch, hyper, metrics, step.random)
+    for state in states:
+        if state.kind is StateKind.STATISTIC and (
+            branch := branch_of(step.index, state.tensor, state.updated, found.check)
+        ):
+            training.chosen[state.tensor] = branch
     training.reductions = {name: rule for name, rule in step.roles.statistics.items() if rule}
     refuse_dropped(step, training, found)
     _refuse_no_state(step, training)
@@ -100,7 +106,7 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
         raise reads_new_statistic(step, name) or UnsupportedError(
             f"state {name!r} follows the batch without a gradient that could be found, and the loss depends on it",
             f"if it is a parameter, name its gradient: --params {name}=VALUE; if it is a statistic, say how the ranks' "
-            f"values are combined: --statistics {name}=mean, sum, max or min",
+            f"values are combined: --statistics {name}=mean, sum, max or min, or gather where it keeps rows of samples",
         )
 
 
@@ -115,7 +121,8 @@ def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -
         return
     behind = descendants(step.index, _made_by_backward(step, found))
     for state in statistics:
-        if state.updated in behind and state.tensor not in step.roles.statistics:
+        made = branch_of(step.index, state.tensor, state.updated, found.check) or state.updated
+        if made in behind and state.tensor not in step.roles.statistics:
             raise UnsupportedError(
                 f"state {state.tensor!r} follows the backward, but belongs to no parameter that is updated",
                 "make the new value of its parameter an output, or take the state out of the step",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from gopt import background
 from gopt.background import Task
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.phase import Phase
@@ -63,12 +64,16 @@ class TrainingGraph:
     """With several losses: gradient -> those whose own values its backward reads; none where that does not tell."""
     reductions: dict[str, str] = field(default_factory=dict)
     """Statistic -> how the user says that it is combined over ranks."""
+    chosen: dict[str, str] = field(default_factory=dict)
+    """Statistic that a condition on gradients keeps as it was -> its new value where it does not."""
     counted: dict[str, str] = field(default_factory=dict)
     """Statistic that counts samples -> the value that each step adds to it."""
     doubted: dict[str, str] = field(default_factory=dict)
     """State that ranks do not add up -> why it may count samples all the same."""
     draws: Mapping[str, Draw] = field(default_factory=dict)
     """Batch input of random numbers -> what it is drawn from."""
+    defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
+    """Hyper-parameter -> its value where a run sets none."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

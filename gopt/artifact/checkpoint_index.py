@@ -40,6 +40,10 @@ class CheckpointIndex:
     """The identity of the job that wrote it: the one in the manifest beside the steps. None in an older step."""
     draws: int | None = field(default=None, metadata=OPTIONAL)
     """The seed of the random numbers that the run drew; None where it drew none."""
+    shuffle: int | None = field(default=None, metadata=OPTIONAL)
+    """The seed of the order of samples on disk; None for their stored order."""
+    last: str | None = field(default=None, metadata=OPTIONAL)
+    """The fate of the last samples of a pass (``--last``); None for data that is not on disk, and in older steps."""
     batches: int | None = field(default=None, metadata=OPTIONAL)
     """Batches that were dealt out before it to all trainers of a split, where their number has changed; else it is
     micro-steps x trainers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -43,10 +44,11 @@ def defer_signals() -> Iterator[None]:
 
 
 @contextmanager
-def raise_on_signals() -> Iterator[None]:
+def raise_on_signals() -> Iterator[Callable[[], None]]:
     """Signals that would end the process raise StoppedError; ignored ones, as under nohup, stay ignored.
 
-    One that came where Python drops what is raised, as in a destructor, is raised at the end of the block.
+    One that came where Python drops what is raised, as in a destructor, is raised at the end of the block, and by the
+    function that is yielded: long work calls it between its parts.
     """
     came: list[int] = []
 
@@ -54,7 +56,30 @@ def raise_on_signals() -> Iterator[None]:
         came.append(number)
         raise StoppedError(number)
 
+    def check() -> None:
+        if came:
+            raise StoppedError(came[0])
+
     with handle_signals(stop, STOPS, lambda old: old == signal.SIG_DFL):
-        yield
-    if came:
-        raise StoppedError(came[0])
+        yield check
+    check()
+
+
+@contextmanager
+def wakened_by_signals() -> Iterator[int]:
+    """A descriptor that is readable as soon as any signal has come, to this thread or another one.
+
+    A wait that begins just behind the last look for signals, or in a thread that the system did not choose, is not
+    interrupted by them: who waits for something together with this descriptor misses none.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    mine = threading.current_thread() is threading.main_thread()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False) if mine else -1
+    try:
+        yield reader
+    finally:
+        if mine:
+            signal.set_wakeup_fd(before)
+        os.close(writer)
+        os.close(reader)

@@ -1,4 +1,4 @@
-"""Arrays of an ``.npz`` file: their headers are read first, and an array only when it is asked for.
+"""Arrays of an ``.npz`` or ``.npy`` file: their headers are read first, and an array only when it is asked for.
 
 A compressed archive can be a thousand times larger inside, so nothing is decompressed before its type is known and
 the sum of what is taken is bounded. Nothing is unpickled.
@@ -7,6 +7,7 @@ the sum of what is taken is bounded. Nothing is unpickled.
 from __future__ import annotations
 
 import io
+import os
 import struct
 import threading
 import zipfile
@@ -27,7 +28,7 @@ _END, _END64 = b"PK\x05\x06", b"PK\x06\x06"
 _CHUNK = 1 << 20
 _PARSING = threading.Lock()
 """NumPy parses a header by ``ast``, which fails now and then in CPython 3.11 where two threads do so at once."""
-_PLAIN = "write it with numpy.savez, or use .safetensors, which is mapped"
+_PLAIN = "write it with numpy.savez, or use .safetensors, which is read piece by piece"
 
 
 class Archive(Mapping[str, Tensor]):
@@ -70,6 +71,19 @@ class Archive(Mapping[str, Tensor]):
         return len(self._members)
 
 
+def read_npy(path: str, size: int) -> Tensor:
+    """The array of an ``.npy`` file of ``size`` bytes, read when it is asked for; raises InputError, inside of
+    ``naming``."""
+    name = os.path.basename(path)
+    with _reading(""), open(path, "rb") as file:
+        header = _Header(name, file)
+    if size != header.nbytes + header.type.nbytes:
+        raise InputError(f"holds {size - header.nbytes} bytes, but {header.type} takes {header.type.nbytes}")
+    if (header.fortran and len(header.type.dims) > 1) or header.dtype.str.startswith(">"):
+        raise InputError("is stored column by column, or in big-endian order", "write numpy.ascontiguousarray(array)")
+    return Tensor(header.type, path=absolute(path), offset=header.nbytes)
+
+
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
     try:
@@ -82,7 +96,7 @@ def _reading(name: str) -> Iterator[None]:
 
 def _damaged(name: str, error: Exception) -> InputError:
     where = f" at {show(name)}" if name else ""
-    return InputError(f"is not an .npz file, or is damaged{where}: {reason(error)}")
+    return InputError(f"is not a file of NumPy's, or is damaged{where}: {reason(error)}")
 
 
 def _check_directory(path: str, size: int) -> None:

@@ -19,6 +19,7 @@ from gopt.offline.folder_contents import read_folder
 from gopt.option_records import changed
 from gopt.option_types import checked
 from gopt.runtime.session import Array
+from gopt.runtime.training.batch_stream import BatchStream, array
 from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.verbs.on_disk import TemporaryFolder
@@ -66,7 +67,7 @@ class Run(HtmlTable):
 @checked
 def run(
     folder: str | os.PathLike[str] | Sharded | Split,
-    data: str | os.PathLike[str] | Mapping[str, Array],
+    data: str | os.PathLike[str] | Mapping[str, Array] | Iterable[Any],
     steps: int,
     options: RunOptions | None = None,
     *,
@@ -75,10 +76,14 @@ def run(
 ) -> Run:
     """Train until step ``steps``, each rank, or trainer and server, in a thread of this process.
 
-    ``data``: a file of samples, ``module:function``, or arrays by the names of the batch inputs, samples along the
-    first dimension. Options are fields of ``RunOptions``: as keywords (``settings={"lr": 0.1}``), as one record, or as
-    a record with changes. ``on_step`` is called with each step. ``gopt run`` starts ranks as processes, too. Raises
-    InputError, OptionError and RunError.
+    ``data``: samples on disk, ``module:function``, arrays by the names of the batch inputs, samples along the first
+    dimension, or an iterable of batches, such as a PyTorch DataLoader. Each batch is one rank's: a mapping from input
+    to array or tensor, or a tuple in the order of the inputs; data ranks take them in turn. A list or a loader starts
+    anew at its end.
+
+    Options are fields of ``RunOptions``: as keywords (``settings={"lr": 0.1}``), as one record, or as a record with
+    changes. ``on_step`` is called with each step. ``gopt run`` starts ranks as processes, too. Raises InputError,
+    OptionError and RunError.
 
     >>> batch = {"x": np.ones((16, 32), np.float32), "y": np.zeros(16, np.int64)}
     >>> len(gopt.run(gopt.shard("fixtures/mlp_sgd.onnx", 2), batch, 3, settings={"lr": 0.1}).losses)
@@ -112,6 +117,8 @@ def _train(job: Job, asked: RunOptions, hooks: RunHooks) -> tuple[int, int]:
         server_job = asked.server_job(job, _ignore, _ignore)
         return server_job.endpoints, train_endpoints(server_job, asked.deadline, hooks)[0]
     _, mesh = read_manifest(job.folder)
+    if isinstance(job.data, BatchStream):
+        job = replace(job, data=replace(job.data, readers=mesh.ranks // mesh.data_ranks))
     return mesh.ranks, train_ranks(job, mesh, asked.deadline, hooks)[0]
 
 
@@ -119,10 +126,12 @@ def _ignore(_: object) -> None:
     return None
 
 
-def _data(data: str | os.PathLike[str] | Mapping[str, Array], home: Path) -> str:
-    if not isinstance(data, Mapping):
+def _data(data: str | os.PathLike[str] | Mapping[str, Array] | Iterable[Any], home: Path) -> str | BatchStream:
+    if isinstance(data, str | os.PathLike):
         return os.fspath(data)
+    if not isinstance(data, Mapping):
+        return BatchStream(data)
     path = home / "samples.npz"
-    arrays: Any = dict(data)
+    arrays: Any = {name: array(value) for name, value in data.items()}
     np.savez(path, **arrays)
     return str(path)

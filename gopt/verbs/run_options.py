@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from gopt.errors import OptionError
 from gopt.option_records import check_deadline, check_least, check_types, check_words, spelled
+from gopt.runtime.training.array_source import Last
+from gopt.runtime.training.batch_stream import BatchStream
 from gopt.runtime.training.job import Job
 
 if TYPE_CHECKING:
@@ -25,9 +27,11 @@ class RunOptions:
     """How a run trains.
 
     ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the
-    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``draws``: seed of the random
-    numbers that the data does not give; a resumed run keeps its own. ``checkpoint``: a folder on disk; one is written
-    at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
+    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``last``: what becomes of samples at
+    the end of a pass that fill no step: the next pass fills it up (``carry``, the default), they are left out
+    (``drop``), or the pass's first samples fill it (``pad``). ``draws``: seed of the random numbers that the data does
+    not give. A resumed run keeps these three. ``checkpoint``: a folder on disk; one is written at the end and ``every``
+    so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
     ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
     along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
     without tiling and generated kernels, with the same bits. ``audit``: compare what ranks hold in common every so
@@ -44,6 +48,7 @@ class RunOptions:
     settings: Mapping[str, float | str] = field(default_factory=dict)
     state: FilePath | None = None
     shuffle: int | None = None
+    last: str | None = None
     draws: int | None = None
     checkpoint: FilePath | None = None
     every: int = 0
@@ -68,6 +73,8 @@ class RunOptions:
         check_types(self)
         check_least(self, shuffle=0, draws=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
         check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
+        if self.last is not None:
+            check_words(self, last=tuple(Last))
         check_deadline(self.deadline)
         if self.draws is not None and self.draws >= 2**64:
             raise OptionError(f"--draws cannot be {self.draws}", "give a seed below 2**64")
@@ -81,12 +88,12 @@ class RunOptions:
                 "leave one of them out",
             )
 
-    def job(self, folder: Path, data: str, steps: int) -> Job:
+    def job(self, folder: Path, data: str | BatchStream, steps: int) -> Job:
         """The job of ``steps`` steps on the samples of ``data``."""
         return Job(
             folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
-            draws=self.draws,
+            draws=self.draws, last=None if self.last is None else Last(self.last),
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
             tuning=self.tuning, audit=self.audit,
@@ -104,6 +111,10 @@ class RunOptions:
             if self.audit is not None:
                 raise OptionError(
                     "--audit: trainers of a split have no states in common but what they pull", "leave it out"
+                )
+            if self.last is not None:
+                raise OptionError(
+                    "--last needs ranks of gopt shard: trainers of a split have passes of their own", "leave it out"
                 )
             if self.trace is not None:
                 raise OptionError(
@@ -143,6 +154,7 @@ class RunKeywords(TypedDict, total=False):
     settings: Mapping[str, float | str]
     state: FilePath | None
     shuffle: int | None
+    last: str | None
     draws: int | None
     checkpoint: FilePath | None
     every: int

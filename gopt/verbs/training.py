@@ -17,18 +17,18 @@ from gopt.runtime.training.train import Trainer
 
 @dataclass(frozen=True, slots=True)
 class RunHooks:
-    """Callbacks of a run. ``on_step``: with each step; ``on_start``: with the first step, once all checks have passed;
-    ``stop_signal`` returns the signal that asks for the end, or 0; ``on_end``: of a split without rounds, with the
-    ends of all roles."""
+    """Callbacks of a run. ``on_step``: with each step; ``on_start``: with the first step and a note on the data, once
+    all checks have passed; ``stop_signal`` returns the signal that asks for the end, or 0; ``on_end``: of a split
+    without rounds, with the ends of all roles."""
 
     on_step: Callable[[Progress], None]
-    on_start: Callable[[int], None] = lambda step: None
+    on_start: Callable[[int, str], None] = lambda step, note: None
     stop_signal: Callable[[], int] = lambda: 0
     on_end: Callable[[SyncReport], None] = lambda report: None
 
     def of_servers(self, job: Job, position: Callable[[int, int], None] = lambda *_: None) -> Hooks:
         """As a run of trainers and servers takes them; ``position``: called with step and message."""
-        return Hooks(lambda: self.on_start(_first_step(job)), position, self.stop_signal, self.on_end)
+        return Hooks(lambda: self.on_start(_first_step(job), ""), position, self.stop_signal, self.on_end)
 
 
 def _first_step(job: Job) -> int:
@@ -43,7 +43,7 @@ def train_ranks(job: Job, mesh: Mesh, deadline: float, hooks: RunHooks) -> tuple
 
     def live(engine: Engine) -> tuple[int, int]:
         trainer = Trainer(job, engine, lambda step, call: None, stop_signal=hooks.stop_signal)
-        trainer.run(hooks.on_step, lambda: hooks.on_start(trainer.step))
+        trainer.run(hooks.on_step, lambda: hooks.on_start(trainer.step, trainer.note))
         return trainer.step, trainer.stopped
 
     found: tuple[int, int] = run_threads(mesh, deadline, live)[0]

@@ -9,7 +9,8 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError
-from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.array_source import MicroStep
+from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs
 from gopt.verification import sampling
 from gopt.verification.compare import Values
@@ -67,7 +68,7 @@ class UserBatches:
                     "give batches with --data, or fix the dimension in the step",
                 )
         drawn = DrawnInputs(types, self.training.draws, self.seed)
-        self._sources = [open_data(self.text, types, None, drawn) for _ in range(self.parts)]
+        self._sources = [open_data(self.text, types, drawn=drawn) for _ in range(self.parts)]
 
     def batch(self, number: int, part: int) -> Values:
         for each in range(number + 1):  # a function yields them in order

@@ -77,7 +77,7 @@ def with_reduced_statistics(
         if reduction.queue is not None:
             _check(graph, reduction.queue.old, reduction.queue.axis)
             joined = f"{reduction.tensor}.joined"
-            nodes += _joined(types, reduction.queue, list(renamed.values()), joined)
+            nodes += _joined(types, reduction.queue, [renamed[p.value] for p in reduction.points], joined)
             renamed = {reduction.queue.value: joined}
         for node in path_nodes(old, producers, list(renamed), new):
             read = [renamed.get(name, name) for name in node.inputs]

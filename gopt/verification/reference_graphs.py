@@ -20,7 +20,8 @@ from gopt.ir.graph import COMM, Graph, Node, clone
 def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] = ()) -> Graph:
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, its ``weight``
     (``--loss-reduction``), and ``more``."""
-    statistics = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
+    kept = [state for state in training.states if state.kind is StateKind.STATISTIC]
+    statistics = [training.chosen.get(state.tensor, state.updated) for state in kept]
     wanted = [*training.losses, *dict.fromkeys(training.gradients.values()), *statistics]
     wanted += [*training.shared.values(), *([weight] if weight else []), *more]
     return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
@@ -31,9 +32,12 @@ def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ())
 
     ``condition_outputs``: values of the update that are outputs as well.
     """
-    wanted = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    wanted = [
+        state.updated for state in training.states
+        if state.kind is not StateKind.STATISTIC or state.tensor in training.chosen
+    ]  # fmt: skip
     wanted += condition_outputs
-    stops = {*training.gradients.values(), *training.shared}
+    stops = {*training.gradients.values(), *training.shared, *training.chosen.values()}
     nodes = [
         node for node in training.graph.nodes
         if node.phase is Phase.UPDATE or not stops.intersection(node.outputs)

@@ -83,12 +83,14 @@ class ReferenceProgram:
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
+        self.made = {s.tensor: training.chosen.get(s.tensor, s.updated) for s in self.statistics}
+        """Statistic -> what a rank makes of it, which a condition of the update may leave out."""
         self.condition_outputs = condition_outputs(update_graph(training), conditions)
         local = local_graph(training, reduction.value, [name for table in lazy for name in table.ids])
         if shared != SynchronisedValues():
             local = with_shared_means(local, shared)
         if met:
-            local = with_reduced_statistics(local, met, {s.tensor: s.updated for s in self.statistics}, mesh.data_ranks)
+            local = with_reduced_statistics(local, met, self.made, mesh.data_ranks)
         self._local = Executor(local, cache)
         self._update = Executor(update_graph(training, self.condition_outputs), cache)
 
@@ -124,7 +126,7 @@ class ReferenceProgram:
             ids += [{name: np.asarray(out[name]) for each in self.lazy for name in each.ids} for out in outputs]
             shown += [{made: np.asarray(out[own]) for made, own in self.training.shared.items()} for out in outputs]
             for own, out in zip(held, outputs):
-                own.update({state.tensor: np.asarray(out[state.updated]) for state in self.statistics})
+                own.update({tensor: np.asarray(out[made]) for tensor, made in self.made.items()})
             gradients.append([self.varied(variant, out, r == len(turn) - 1) for r, out in enumerate(outputs)])
         statistics = [{s.tensor: own.get(s.tensor, states[s.tensor]) for s in self.statistics} for own in held]
         weighed = self.reduction.rule is LossRule.WEIGHTED
@@ -147,14 +149,15 @@ class ReferenceProgram:
         if means is None:
             means = self.means(local)
         means = means | {name: mean_of([each[name] for each in local.shown]) for name in self.training.shared}
-        updated = self._run(self._update, {**states, **settings, **means})
         new = {}
+        for state in self.statistics:
+            each = [own[state.tensor] for own in local.statistics]
+            rule = self.rules.get(state.tensor, self.statistics_rule)
+            new[state.tensor] = each[0] if rule == "root" else mean_of(each)
+        chosen = {made: new[tensor] for tensor, made in self.training.chosen.items()}
+        updated = self._run(self._update, {**states, **settings, **means, **chosen})
         for state in self.training.states:
-            if state.kind is StateKind.STATISTIC:
-                each = [own[state.tensor] for own in local.statistics]
-                rule = self.rules.get(state.tensor, self.statistics_rule)
-                new[state.tensor] = each[0] if rule == "root" else mean_of(each)
-            else:
+            if state.kind is not StateKind.STATISTIC or state.tensor in self.training.chosen:
                 new[state.tensor] = np.asarray(updated[state.updated])
         new = with_kept_rows(self.lazy, states, new, local.touched)
         return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.condition_outputs})

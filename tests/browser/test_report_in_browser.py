@@ -232,3 +232,18 @@ def test_a_split_a_trace_and_a_proof(show, tmp_path):
     text = page.run("document.getElementById('checks').innerText")
     assert "NOT confirmed: 7 comparisons" in text and "not finite" in text and "it does not move" in text
     assert "trainers 0-1" in page.run("Chart.getChart(document.querySelector('#memory canvas')).data.labels")
+
+
+def test_tables_fit_a_narrow_page_or_keep_the_names_of_their_rows(
+    browser: Browser, folder: Path, tmp_path: Path
+) -> None:
+    assert main(["report", str(folder), "--html", str(tmp_path / "page.html"), "-q"]) == 0
+    page = Page(browser, tmp_path / "page.html", width=400)
+    assert page.run("document.documentElement.scrollWidth") <= 400
+    wide = "[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)"
+    left = (
+        f"{wide}.map((each) => {{ each.scrollLeft = 60; return [each.getBoundingClientRect().left, "
+        "each.querySelector('tbody tr').firstElementChild.getBoundingClientRect().left]; })"
+    )
+    assert all(abs(box - name) < 2 for box, name in page.run(left))
+    page.close()

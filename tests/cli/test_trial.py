@@ -76,3 +76,70 @@ def test_a_command_ends_with_the_process_that_runs_it(kind, tmp_path):
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(child, signal.SIGKILL)
         os.close(child)
+
+
+OTHER_THREAD = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from gopt.cli import trial
+from gopt.disk.signals import raise_on_signals
+from gopt.errors import StoppedError
+
+def send():
+    while not Path("begun").exists():
+        time.sleep(0.01)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+threading.Thread(target=send, daemon=True).start()
+code = "import time; open('begun', 'w').close(); time.sleep(600)"
+try:
+    with raise_on_signals():
+        trial.run_program([sys.executable, "-c", code], Path.cwd(), 600)
+except StoppedError as error:
+    print(error)
+"""
+DROPPED = """
+import signal, sys
+from gopt.cli import trial
+from gopt.cli.main import main
+from gopt.offline.reproducer.failure import Failure
+
+class Drops:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def run_program(*words):
+    calls.append(words)
+    Drops()
+    return Failure(9, "program", "")
+
+calls = []
+trial.run_program = run_program
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+code = main(["reduce", sys.argv[1], "-o", "small.onnx", "--", "false", "{}"])
+print(code, len(calls))
+"""
+OPEN = "import os, sys, time; os.fork() and sys.exit(3); os.setsid(); time.sleep(20)"
+"""A program that ends and leaves a process, in a session of its own, with its streams."""
+
+
+def said_by(script: str, tmp_path, *words: str) -> str:
+    command = [sys.executable, "-c", script, *words]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300).stdout.strip()
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait(tmp_path):
+    """The wait was for the program alone, and a signal that did not interrupt it was seen when the program ended."""
+    assert said_by(OTHER_THREAD, tmp_path) == "stopped by SIGTERM"
+
+
+def test_a_signal_that_python_drops_ends_the_search(tmp_path):
+    """Raised in a destructor it is lost: the search ran on, for as long as its tries lasted."""
+    assert said_by(DROPPED, tmp_path, MODEL) == "143 1"
+    assert not (tmp_path / "small.onnx").exists()
+
+
+def test_a_process_that_left_the_session_holds_nothing_up(tmp_path):
+    """It keeps the pipe of the program open: the wait ends with the time, not with the pipe."""
+    assert run_program([sys.executable, "-c", OPEN], tmp_path, 1) == Failure(-1, "time-out")

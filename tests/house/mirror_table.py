@@ -329,7 +329,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "analysis.statistic_points analysis.coupling.statistics analysis.coupling.sample_counts "
         "analysis.coupling.divided_sums analysis.coupling.open_statistics passes.statistics.calls "
-        "analysis.coupling.gathered_rows analysis.coupling.ring_places passes.statistics.rows",
+        "analysis.coupling.gathered_rows analysis.coupling.ring_places passes.statistics.rows "
+        "analysis.partial_losses analysis.chosen_statistics",
         "how ranks combine statistics", "numeric/test_roles_cases.py", "laws/test_kinds_roles.py",
     ),
     **_each("passes.shard.loss_weights", _SHARD, "numeric/test_loss_reduction.py", "golden/shard"),

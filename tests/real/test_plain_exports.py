@@ -30,9 +30,6 @@ CASES = sorted(path.stem for path in (FIXTURES / "cases/exports").glob("*.onnx")
 LARGE = 60_000
 """Bytes from which a file is read with ``-m slow`` alone."""
 
-FOLLOWED_LESS = ["llama_adamw_clip", "vit_mom"]
-"""Of these without optimization, gopt cannot follow one gradient to the samples, and says so in a note more."""
-
 
 def files_of(archive: Path) -> dict[str, bytes]:
     with tarfile.open(archive) as opened:
@@ -95,7 +92,7 @@ def test_every_way_of_writing_a_step_has_the_same_roles() -> None:
         same = {key: record.get(key) for key in ("loss", "batch", "hyper", "metrics", "states")} | {"notes": notes}
         recipe = name.partition("/")[2].partition(".")[0]
         told.setdefault(recipe, set()).add(json.dumps(same, sort_keys=True))
-    assert [recipe for recipe, records in told.items() if len(records) != 1] == FOLLOWED_LESS
+    assert [recipe for recipe, records in told.items() if len(records) != 1] == []
 
 
 def held(source: Path, stage: int, out: Path) -> None:

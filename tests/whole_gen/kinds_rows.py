@@ -81,15 +81,15 @@ def queue_gathered(w: Writer) -> None:
     """The last keys, in rows or columns, with their labels beside them or not, one view or two."""
     labels = w.pick(None, None, np.int64, np.int32, np.float32)
     w0, y, query, key = _keys(w, labels)
-    layout, views = w.pick("rows", "columns", "front"), w.pick(1, 1, 2)
+    layout, views = w.pick("rows", "columns", "front"), w.pick(1, 1, 2, 3)
     held = w.draw("queue", (ROWS, 2))
     queue = w.state("queue", {"rows": held, "columns": held.T, "front": held[None]}[layout])
     w.stated = {"queue": "gather"}
     if not w.pick(*[True] * 7, False):
-        w.stated, w.refusal = {}, "--statistics queue=gather(,names=gather)?: ranks gather the rows of all"
+        w.stated, w.refusal = {}, "=gather: ranks gather the rows of all|or gather where it keeps rows of samples"
     flat = {"rows": lambda: queue, "columns": lambda: queue.turn(1, 0), "front": lambda: queue.reshape(ROWS, 2)}
     _trained(w, w0, query, _stop(w, key), flat[layout]())
-    rows = [_stop(w, key), *([_stop(w, query)] if views == 2 else [])]
+    rows = {1: [_stop(w, key)], 2: [_stop(w, key), _stop(w, query)], 3: [_stop(w, key)] * 2}[views]
     if layout == "columns" and w.pick(True, False):
         new = _enqueued(w, queue.turn(1, 0), rows, 0).turn(1, 0)
     elif layout == "columns":

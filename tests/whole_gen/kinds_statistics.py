@@ -7,6 +7,7 @@ import numpy as np
 from whole_gen.derivatives import gradients
 from whole_gen.forwards import parameter
 from whole_gen.kinds import kind
+from whole_gen.steps import finite
 from whole_gen.writer import Value, Writer
 
 
@@ -88,3 +89,29 @@ def rows_written(w: Writer) -> None:
     w.gradients["table"] = w.gradients.pop(written.name)
     w.out("loss", loss)
     w.becomes(table, written - g * 0.1)
+
+
+@kind
+def kept_statistic(w: Writer) -> None:
+    """A step that overflows leaves all states, a running statistic too."""
+    w.options["accumulate"] = 1
+    w.told = True
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0, w1 = parameter(w, "w0", 3, 4), parameter(w, "w1", 4, 2)
+    what = w.pick("mean", "square", "max", "sum")
+    s = w.state("running", w.draw("running", (4,), 0.5, 1.5))
+    h = w.op("Tanh", x @ w0)
+    d = h @ w1 - y
+    loss = (d * d).mean()
+    found = gradients(loss, [w0, w1])
+    w.out("loss", loss)
+    good = finite(w, found)
+    bad = w.pick(True, False)
+    choose = w.op("Not", good) if bad else good
+    if what in ("max", "sum"):
+        new = s + h.sum(0) if what == "sum" else w.op("Max", s * 0.9, w.reduced("ReduceMax", h, [0], False))
+    else:
+        seen = (h * h).mean(0) if what == "square" else h.mean(0)
+        new = s * 0.9 + seen * 0.1
+    for old, made in [(s, new), *((p, p - g * 0.1) for p, g in zip([w0, w1], found))]:
+        w.becomes(old, w.op("Where", choose, *((old, made) if bad else (made, old))))

@@ -14,7 +14,7 @@ from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Mark, Untraceable
 from gopt.analysis.coupling.open_statistics import ROWS, Unclear
 from gopt.analysis.coupling.ring_places import SCATTERS, places, pointer_of
-from gopt.analysis.coupling.sample_counts import SampleCounts
+from gopt.analysis.coupling.sample_counts import SampleCounts, may_count
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.statistic_points import Ring, RowQueue, StatisticPoint, StatisticReduction
@@ -55,6 +55,8 @@ class _Rows:
             node = self.producers.get(name)
             if node is None or name not in self.marks:
                 break
+            if self.context.samples(name) is not None:
+                raise Unclear(f"{name!r} holds the rows of a batch alone, and all ranks have more of them", ROWS)
             if node.is_in(SCATTERS):
                 return StatisticReduction(self.state.tensor, "gather", self._scattered(node))
             if node.is_a("Concat", *_CUTS):
@@ -116,9 +118,11 @@ class _Rows:
 
     def _refuse_other(self, name: str) -> None:
         """Raise Unclear for what is not made of the old rows alone."""
-        behind = self.counts.of(name)
-        sized = behind.counts or behind.term or behind.factor or behind.lost
-        if name in self.marks or sized or self.state.tensor not in ancestors(self.context.index, [name])[1]:
+        behind, values = self.counts.of(name), ancestors(self.context.index, [name])[1]
+        sized = bool(behind.counts or behind.term or behind.factor or behind.lost)
+        rates = (1 - self.context.scalar(each) for each in values)  # 1 - 1/n keeps what n samples leave
+        sized = sized or any(may_count(rate, self.context.batch, self.counts.sizes()) for rate in rates)
+        if name in self.marks or sized or self.state.tensor not in values:
             raise Unclear(f"{name!r}, beside which samples are written, is not made of the old rows alone", ROWS)
 
     def _size(self, name: str, axis: int) -> int:

@@ -38,7 +38,10 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
 
     ``context`` has the marks of the forward. What is told of the nodes behind it is told of the statistic.
     """
-    states = [state for state in training.states if state.kind is StateKind.STATISTIC]
+    states = [
+        replace(state, updated=training.chosen.get(state.tensor, state.updated))
+        for state in training.states if state.kind is StateKind.STATISTIC
+    ]  # fmt: skip
     found = StatisticRules()
     if not states:
         return found

@@ -24,7 +24,8 @@ from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
-from gopt.runtime.training.data import MicroStep, open_data
+from gopt.runtime.training.array_source import MicroStep
+from gopt.runtime.training.data import open_data
 from gopt.sanitize import listed, show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
@@ -232,7 +233,7 @@ def _points(training: TrainingGraph, options: DeriveOptions) -> Iterator[Values]
 def _batches(training: TrainingGraph, data: str, seed: int) -> Iterator[Values]:
     types = {name: training.graph.types[name] for name in training.batch}
     if data:
-        source = open_data(data, types, None)
+        source = open_data(data, types)
         yield from (source.batch(MicroStep(number, 0, 1)) for number in count())
         return
     ranges = sampling.without_ignored(sampling.integer_ranges(training))

@@ -16,7 +16,7 @@ from gopt.disk.files import is_regular_file, reason, write_new
 from gopt.disk.staging import sweep
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, CaseRequest
-from gopt.sanitize import show
+from gopt.sanitize import listed, show
 
 CONFIG_FILE = "gopt-golden.toml"
 FOLDER = "golden"
@@ -68,6 +68,23 @@ def changes_to_json(changed: Sequence[str]) -> dict[str, Any]:
         what, _, file = line.partition(" ")
         found[what].append(file.removeprefix(f"{FOLDER}/"))
     return found
+
+
+def only_folder() -> Path:
+    """The one folder with a configuration of goldens, the current one or below it; hidden folders are left out.
+
+    Raises InputError where there is none, OptionError where there are several.
+    """
+    found = []
+    for place, folders, files in os.walk("."):
+        folders[:] = sorted(each for each in folders if not each.startswith(".") and each != "node_modules")
+        if CONFIG_FILE in files:
+            found.append(os.path.normpath(place))
+    if not found:
+        raise InputError(f"no folder here has a {CONFIG_FILE}", "name it; gopt help golden shows one")
+    if len(found) > 1:
+        raise OptionError(f"several folders have a {CONFIG_FILE}: {listed(found)}", "name one of them")
+    return Path(found[0])
 
 
 def read_cases(folder: Path) -> list[GoldenCase]:

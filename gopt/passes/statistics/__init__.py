@@ -65,6 +65,7 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
     if not states:
         return PassResult(note="no statistics")
     program.reductions = _reductions(program.source, options.statistics)
+    _refuse_chosen(program)
     by_rule: dict[str, list[State]] = {}
     update = readers_in_update(program.source)
     apart = update if program.micro_steps > 1 else {}
@@ -106,6 +107,18 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
         _refuse_integers(training, set(states).difference(asked))
     plain = {name: StatisticReduction(name, policy.value) for name in states}
     return plain | {name: found.known[name] for name in asked}
+
+
+def _refuse_chosen(program: SpmdProgram) -> None:
+    """Raise UnsupportedError where a statistic that a condition of the update keeps is not combined at its end."""
+    for name, branch in program.source.chosen.items():
+        rule = program.reductions[name].rule
+        if program.micro_steps > 1 or rule in ("root", "local", "gather"):
+            why = "with --accumulate" if program.micro_steps > 1 else f"with --statistics {rule}"
+            raise UnsupportedError(
+                f"a condition on gradients keeps the statistic {name!r} as it was: {why} gopt does not combine it",
+                f"let {branch!r} be its new value, whatever the gradients are",
+            )
 
 
 def _refuse_integers(training: TrainingGraph, states: set[str]) -> None:

@@ -95,11 +95,11 @@ class StatisticCalls:
                 "leave --accumulate out",
             )
         emitted = RowCalls(self.program, self.group, self.rewriter, state.tensor)
-        rows = {p.value: self._rows(emitted, state, p) for p in reduction.points}
+        rows = [self._rows(emitted, state, point) for point in reduction.points]
         if reduction.queue is not None:
-            joined = emitted.queue(reduction.queue, list(rows.values()), f"gopt.statistics.of.{state.tensor}")
+            joined = emitted.queue(reduction.queue, rows, f"gopt.statistics.of.{state.tensor}")
             return {self._own(reduction.queue.value): joined}
-        return {self._own(name): made for name, made in rows.items()}
+        return {self._own(point.value): made for point, made in zip(reduction.points, rows)}
 
     def _rows(self, emitted: RowCalls, state: State, point: StatisticPoint) -> str:
         """The rows of all ranks; one call for all statistics that keep them."""

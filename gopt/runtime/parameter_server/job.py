@@ -28,6 +28,7 @@ from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job
+from gopt.runtime.training.kept_order import with_kept_order
 from gopt.runtime.training.startup import startup_values
 
 
@@ -72,6 +73,7 @@ class ServerJob:
         if found is not None:
             count = found.trainers if trainers is None else count
             found.check_counts(count, plan.servers)
+        job = with_kept_order(job, manifest)
         return cls(job, manifest.with_trainers(count), plan, count, found, written=manifest)
 
     def processes(self, started: int) -> tuple[int, ...]:

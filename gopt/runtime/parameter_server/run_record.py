@@ -33,6 +33,7 @@ from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job
+from gopt.runtime.training.sample_files import on_disk, sample_paths
 from gopt.sanitize import show
 
 FORMAT = "gopt-record/1"
@@ -42,14 +43,18 @@ PIECE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file, or ``module:function``, that a run read. ``sha256``: of a file; '' for a function."""
+    """A file, samples in several files, or ``module:function``, that a run read. ``sha256``: of a file, or of the
+    digests of several; '' for a function."""
 
     name: str
     sha256: str
 
     @classmethod
     def of(cls, name: str) -> ReadFile:
-        return cls(name, digest_of(Path(name)).hex() if is_regular_file(Path(name)) else "")
+        if is_regular_file(Path(name)):
+            return cls(name, digest_of(Path(name)).hex())
+        files = sample_paths(name) if on_disk(name) else []
+        return cls(name, hashlib.sha256(b"".join(digest_of(Path(each)) for each in files)).hexdigest() if files else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,7 @@ class JobRecord:
     def of(cls, server_job: ServerJob) -> JobRecord:
         job, faults = server_job.job, server_job.faults
         return cls(
-            trainers=server_job.trainers, steps=job.steps, data=ReadFile.of(job.data),
+            trainers=server_job.trainers, steps=job.steps, data=ReadFile.of(str(job.data)),
             state=None if job.state is None else ReadFile.of(job.state), settings=dict(job.settings),
             shuffle=job.shuffle, draws=server_job.seed, startup=job.startup,
             every=job.every if job.checkpoint is not None else 0, nan=faults.nan, stop=faults.stop,
@@ -194,6 +199,8 @@ def check_recordable(job: Job, plan: ServerPlanEntry) -> None:
     that draws numbers anew each time, and RunError where the record cannot be written."""
     if job.record is None:
         return
+    if not isinstance(job.data, str):
+        raise OptionError("--record needs data that can be read again: a file, or module:function", "name one")
     if plan.mode.rounds:
         raise OptionError(
             "--record is for runs without rounds: in rounds every order of messages gives the same bits",

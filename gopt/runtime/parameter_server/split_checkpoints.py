@@ -10,6 +10,7 @@ from gopt.errors import OptionError
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint import NOTHING, Checkpoints
+from gopt.runtime.training.kept_order import kept_order
 
 
 class SplitCheckpoints:
@@ -22,7 +23,9 @@ class SplitCheckpoints:
         self.checkpoints: Checkpoints | None = None
         if job.checkpoint is not None:
             written, trainers = server_job.written or server_job.manifest, server_job.trainers
-            self.checkpoints = Checkpoints(job.checkpoint, job.folder, written, job.keep, trainers, server_job.seed)
+            self.checkpoints = Checkpoints(
+                job.checkpoint, job.folder, written, job.keep, trainers, server_job.seed, kept_order(job)
+            )
             self.checkpoints.check(job.resume)
         elif job.resume:
             raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")

@@ -7,7 +7,8 @@ from gopt.errors import InputError
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.training.data import ArraySource, Batch, DataEndedError, MicroStep, open_data
+from gopt.runtime.training.array_source import ArraySource, Batch, DataEndedError, MicroStep
+from gopt.runtime.training.data import open_data
 from gopt.runtime.training.draws import DrawnInputs
 
 
@@ -31,9 +32,9 @@ class TrainerData:
                     "export the step at fixed sizes, and shard that",
                 )
         self._types: dict[str, TensorType] = {each.name: each.type for each in inputs}
-        once = server_job.faults.stop is not None
+        order = self._job.order(self._times, once=server_job.faults.stop is not None)
         drawn = DrawnInputs.of(server_job.manifest, server_job.seed)
-        self._source = open_data(self._job.data, self._types, self._job.shuffle, drawn, once=once)
+        self._source = open_data(self._job.data, self._types, order, drawn)
         self._ahead: list[Batch] = []
         self._taken: int | None = None
         """The step whose batches were taken ahead."""

@@ -35,6 +35,7 @@ from gopt.ir.types import TensorType
 from gopt.runtime.exchanged_values import exchanged
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
+from gopt.runtime.training.array_source import SampleOrder
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
     check_there,
@@ -72,6 +73,8 @@ class Checkpoints:
     trainers: int | None = None
     draws: int | None = None
     """The seed of the random numbers that the job draws; None where it draws none."""
+    order: SampleOrder | None = None
+    """The order of samples on disk."""
     run: str = field(default="", init=False)
     """The identity of the job, on the first rank while the folder is open."""
     _lock: int = field(default=-1, init=False)
@@ -162,14 +165,12 @@ class Checkpoints:
             if made:
                 files = dict(each for each in entries if each is not None)
                 dealt = self._dealt(step) + self._ahead if self._ahead else None
+                order = self.order
                 index = CheckpointIndex(
-                    step=step,
-                    manifest=self._own.digest(),
-                    run=self.run,
-                    batches=dealt,
-                    draws=self.draws,
-                    files=files,
-                )
+                    step=step, manifest=self._own.digest(), run=self.run, draws=self.draws,
+                    shuffle=None if order is None else order.shuffle,
+                    last=None if order is None else str(order.last), batches=dealt, files=files,
+                )  # fmt: skip
                 write_new(staged / INDEX_FILE, index.text().encode())
                 made[0].commit()
                 prune(self.root, self.keep)

@@ -23,6 +23,7 @@ from gopt.artifact.checkpoint_index import (
     STATES_OF_RANK,
     STEP_DIR,
     VALUES_FILE,
+    CheckpointIndex,
     complete_steps,
     open_index,
     read_index,
@@ -137,6 +138,13 @@ def _check_steps(root: Path) -> None:
                 raise RunError(f"cannot write checkpoints into {root}: {path.name} is a file", "move it away")
             if other := next((each.name for each in path.iterdir() if not STATES_OF_RANK.fullmatch(each.name)), None):
                 raise RunError(f"cannot write checkpoints into {root}: {path.name} holds {other!r}", "move it away")
+
+
+def newest_index(root: Path, manifest: Manifest) -> CheckpointIndex | None:
+    """The index of the newest complete step, None where there is none. Raises RunError for a damaged one, or one of
+    another folder."""
+    newest = max(complete_steps(root), default=None)
+    return None if newest is None else read_index(root / step_dir(newest), manifest, identity(root))
 
 
 def identity(root: Path) -> str | None:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gopt.artifact.checkpoint_index import complete_steps, read_index, step_dir
 from gopt.artifact.manifest import Manifest
 from gopt.documents.draws import Distribution, Draw
 from gopt.errors import OptionError
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array
-from gopt.runtime.training.checkpoint_folder import identity
-from gopt.runtime.training.job import Job
+from gopt.runtime.training.checkpoint_folder import newest_index
+from gopt.runtime.training.fitted_arrays import fitted
+
+if TYPE_CHECKING:
+    from gopt.runtime.training.job import Job
 
 DEFAULT_SEED = 0
 """Of ``gopt run`` without ``--draws``."""
@@ -48,6 +51,17 @@ class DrawnInputs:
             if name not in given
         }
 
+    def completed(
+        self, given: Mapping[str, Any], types: Mapping[str, TensorType], number: int, part: int
+    ) -> dict[str, Array]:
+        """The batch of a micro-step: what is given, in its types, and the numbers of inputs that are not. Raises
+        InputError for what does not fit, or lacks."""
+        own = {
+            name: fitted(name, type, given.get(name)) for name, type in types.items()
+            if name in given or name not in self.draws
+        }  # fmt: skip
+        return own | self.batch(number, part, own)
+
     def without(self, given: Container[str]) -> DrawnInputs:
         """The same but for inputs that are ``given``."""
         return replace(self, draws={name: draw for name, draw in self.draws.items() if name not in given})
@@ -67,10 +81,10 @@ def seed_of(job: Job, manifest: Manifest) -> int | None:
                 "leave --draws out; gopt inspect MODEL lists the draws that a step has",
             )
         return None
-    newest = complete_steps(job.checkpoint)[-1:] if job.resume and job.checkpoint is not None else []
-    if not newest or job.checkpoint is None:
+    newest = newest_index(job.checkpoint, manifest) if job.resume and job.checkpoint is not None else None
+    if newest is None:
         return DEFAULT_SEED if job.draws is None else job.draws
-    kept = read_index(job.checkpoint / step_dir(newest[0]), manifest, identity(job.checkpoint)).draws or 0
+    kept = newest.draws or 0
     if job.draws not in (None, kept):
         raise OptionError(
             f"--draws {job.draws}: the run that is continued draws from the seed {kept}",

@@ -13,6 +13,8 @@ from gopt.artifact.manifest import Manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import RunError
 from gopt.mesh import Mesh
+from gopt.runtime.training.array_source import Last, SampleOrder
+from gopt.runtime.training.batch_stream import BatchStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +22,13 @@ class Job:
     """The options of ``gopt run``, the same on all ranks."""
 
     folder: Path
-    data: str
+    data: str | BatchStream
     steps: int
     settings: Mapping[str, str] = field(default_factory=dict)
     """Hyper-parameter -> a number or a schedule."""
     state: str | None = None
     shuffle: int | None = None
+    last: Last | None = None
     draws: int | None = None
     """The seed of the random numbers that are drawn; None: of the run that is continued, else the default."""
     checkpoint: Path | None = None
@@ -46,6 +49,10 @@ class Job:
     """The file into which the first rank writes the timeline of all ranks, in Chrome's trace format."""
     record: Path | None = None
     """The file into which the chief of a split writes in which order all received messages."""
+
+    def order(self, times: int, *, once: bool = False) -> SampleOrder:
+        """How samples are dealt out to steps of so many micro-steps."""
+        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Samples of a ``.safetensors`` file: each batch reads its rows."""
+"""Samples of files whose rows lie one behind the other: each batch reads its own."""
 
 from __future__ import annotations
 
@@ -67,3 +67,31 @@ class FileRows:
             place = self.tensor.offset + int(rows[start]) * width
             fill(self.file.number, self.file.path, place, memory[start * width : stop * width])
         return found if held.dtype == self.dtype else found.astype(numpy_dtype(self.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRows:
+    """Arrays one after another along their first axis; their rows have one type."""
+
+    parts: tuple[Samples, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(map(len, self.parts)), *self.parts[0].shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Array, /) -> Array:
+        """The rows of these indices; each part is read once."""
+        ends = np.cumsum([len(part) for part in self.parts])
+        owners = np.searchsorted(ends, rows, side="right")
+        order = np.argsort(owners, kind="stable")
+        read = [
+            self.parts[each][rows[owners == each] - (ends[each] - len(self.parts[each]))]
+            for each in np.unique(owners).tolist()
+        ]
+        found = np.concatenate(read)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return np.ascontiguousarray(found[back])

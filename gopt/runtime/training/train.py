@@ -22,15 +22,17 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
-from gopt.runtime.training.audit import audit
+from gopt.runtime.training.array_source import ArraySource, MicroStep
+from gopt.runtime.training.audit import Audit
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
-from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs, seed_of
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, mean, not_finite, not_finite_error, read_manifest
+from gopt.runtime.training.kept_order import kept_order, with_kept_order
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.runtime.training.trace import Trace, check_writable
@@ -49,9 +51,10 @@ class Trainer:
         self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device | None = None,
         calls: type[CollectiveRunner] = AsyncCollectives, *, stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
-        self.job, self.engine, self._calls = job, engine, calls
+        self.engine, self._calls = engine, calls
         self.device: Device = Host(tuning_of(job.tuning)) if device is None else device
         self.manifest, self.mesh = read_manifest(job.folder)
+        self.job = job = with_kept_order(job, self.manifest)
         self.record = self.manifest.ranks[engine.rank]
         check_own(job.folder, self.manifest, engine.rank)
         self._sync = sync_axes(job.sync_init, self.mesh)
@@ -65,17 +68,20 @@ class Trainer:
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self._graphs, job.folder)
-        self._hyper = hyper_parameters(self.manifest, job.settings)
+        self._hyper = hyper_parameters(self.manifest, job)
         self.types = self._batch_types()
         seed = seed_of(job, self.manifest)
-        self.data: BatchSource = open_data(job.data, self.types, job.shuffle, DrawnInputs.of(self.manifest, seed))
         self.checkpoints: Checkpoints | None = None
         if job.checkpoint:
-            self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep, draws=seed)
+            self.checkpoints = Checkpoints(
+                job.checkpoint, job.folder, self.manifest, job.keep, draws=seed, order=kept_order(job)
+            )
             self.checkpoints.check(job.resume)
         self.held = self._start()
         """State -> its value; once steps run, the device's."""
         self._micro_steps = max(times for _, times in self.phases)
+        order = job.order(self._micro_steps)
+        self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
         self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
         self._samples = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
@@ -85,6 +91,12 @@ class Trainer:
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
+
+    @property
+    def note(self) -> str:
+        """A note on the samples, or ''."""
+        held = self.data.held if isinstance(self.data, ArraySource) else None
+        return self.job.order(self._micro_steps).note(held, self.parts)
 
     def _load(self, phase: str) -> Graph:
         path = self.job.folder / Path(self.record.files[phase]).name
@@ -131,6 +143,7 @@ class Trainer:
             types = {state.input: self._input(state.input) for state in self.states}
             take_from_first(self.engine, replicas, self._sync, self.device, self.held, types)
         check_equal(self.engine, replicas, self.held)
+        self._audit = Audit(replicas, self.engine.rank, self.job.folder)
         plans = raise_on_one_rank(self.engine, self._plan)
         shared = share_memory(self.engine, list(plans.values()))
         raise_on_one_rank(self.engine, lambda: self._compile(plans, shared))
@@ -220,15 +233,18 @@ class Trainer:
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step)
         self.step += 1
-        losses, signals = zip(*self.engine.gather((mine, self._stop_signal())), strict=True)
+        digests = self._digests() if self._audit_due(self._due()) else None
+        told = self.engine.gather((mine, self._stop_signal(), digests))
+        losses, signals, everything = zip(*told, strict=True)
         self.stopped = next(filter(None, signals), 0)
         if self.engine.rank == 0:
             samples = self._samples * self.parts * times
             on_step(Progress.of(self.step, losses, time.perf_counter() - begin, samples))
-        due = self.checkpoints is not None and self._due()
+        due = self._due()
         if self._audit_due(due):
-            replicas = Replicas(self.manifest, self.mesh)
-            audit(self.engine, replicas, self.held, self.to_host, self.job.folder, self.step)
+            if digests is None:  # the run ends because of a signal
+                everything = tuple(self.engine.gather(self._digests()))
+            self._audit.check(self.engine, everything, self.held, self.to_host, self.step)
         if self.checkpoints is not None and due:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
 
@@ -238,8 +254,12 @@ class Trainer:
             return saved
         return self.job.audit > 0 and (saved or self.step % self.job.audit == 0)
 
+    def _digests(self) -> list[str]:
+        return self._audit.digests(self.held, self.to_host)
+
     def _due(self) -> bool:
-        return (
+        """Return whether a checkpoint follows."""
+        return self.checkpoints is not None and (
             self.step == self.job.steps
             or bool(self.stopped)
             or bool(self.job.every and self.step % self.job.every == 0)

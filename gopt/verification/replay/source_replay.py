@@ -25,7 +25,8 @@ from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.key_state import BlockState
 from gopt.runtime.session import SessionCache
-from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.array_source import MicroStep
+from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.verification.compare import Values, allowance, distance, finite, ratio
@@ -72,7 +73,7 @@ class SourceReplay:
         self._source, self._cache = update_graph(training), cache
         self._updates: dict[BlockKey | tuple[int, int], Executor] = {}
         self._updated = {state.tensor: state.updated for state in training.states}
-        self._hyper = hyper_parameters(manifest, job.settings)
+        self._hyper = hyper_parameters(manifest, job)
         self._types = {each.name: each.type for each in manifest.inputs_of(InputKind.BATCH)}
         self._batches: dict[int, BatchSource] = {}
         types = training.graph.types
@@ -171,9 +172,9 @@ class SourceReplay:
     def _batch(self, trainer: int, number: int, turn: int) -> Values:
         if trainer not in self._batches:
             job = self.server_job.job
-            once = self.server_job.faults.stop is not None
+            order = job.order(self._times, once=self.server_job.faults.stop is not None)
             drawn = DrawnInputs.of(self.server_job.manifest, self.server_job.seed)
-            self._batches[trainer] = open_data(job.data, self._types, job.shuffle, drawn, once=once)
+            self._batches[trainer] = open_data(job.data, self._types, order, drawn)
         place = MicroStep(number * self._times + turn, trainer, self.server_job.trainers)
         return {name: np.array(value) for name, value in self._batches[trainer].batch(place).items()}
 

@@ -29,7 +29,8 @@ from gopt.runtime.parameter_server.faults import FaultOptions
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Array, SessionCache
-from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.array_source import MicroStep, SampleOrder
+from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.job import Job
 
 
@@ -263,7 +264,7 @@ def _take(known: dict[str, Array], key: KeyEntry, states: Mapping[str, Array], s
 
 def _data(run: Run, data: str) -> BatchSource:
     inputs = run.job.manifest.inputs_of(InputKind.BATCH)
-    return open_data(data, {each.name: each.type for each in inputs}, run.job.job.shuffle)
+    return open_data(data, {each.name: each.type for each in inputs}, SampleOrder(run.job.job.shuffle))
 
 
 def pieces(run: Run, held: Mapping[Slot, Mapping[str, Array]]) -> Sequence[tuple[str, bytes, bytes]]:

@@ -9,7 +9,8 @@ from async_runs import SourceGradients
 
 from gopt.analysis.training import TrainingGraph
 from gopt.runtime.session import Array
-from gopt.runtime.training.data import MicroStep, open_data
+from gopt.runtime.training.array_source import MicroStep
+from gopt.runtime.training.data import open_data
 
 
 def touched_of_dlrm(batch: Mapping[str, Array]) -> dict[str, Array]:
@@ -29,7 +30,7 @@ def adam(held: dict[str, Array], name: str, gradient: Array, rows: Array | slice
 def train_dlrm(training: TrainingGraph, data: str, steps: int, trainers: int, rate: float) -> dict[str, Array]:
     """All states behind some steps of Adam in which tables are updated on touched rows alone."""
     types = training.graph.types
-    source = open_data(data, {name: types[name] for name in training.batch}, None)
+    source = open_data(data, {name: types[name] for name in training.batch})
     held = {
         state.tensor: np.array(training.graph.initializers[state.tensor].numpy(), np.float64)
         for state in training.states

@@ -210,7 +210,10 @@ def test_a_run_ends_with_its_data(job: Job, stop: Stop, tmp_path: Path, monkeypa
 
 
 def test_data_that_ends_is_an_error_without_stop(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_data, "open_data", lambda *given, once: open_data(*given, once=True))
+    def once(data, types, order, drawn):
+        return open_data(data, types, replace(order, once=True), drawn)
+
+    monkeypatch.setattr(trainer_data, "open_data", once)
     with pytest.raises(InputError, match="trainer 2: the data has 8 batches") as found:
         play(job)
     assert "--stop first or all" in found.value.hints[0]

@@ -25,8 +25,8 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.roles import Roles
 from gopt.runtime.messages.order import Seeded
 from gopt.runtime.session import Array
+from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.checkpoint import Checkpoints
-from gopt.runtime.training.data import MicroStep
 
 COUNTS = ((3, 2), (2, 4, 1))
 """Trainers of the parts of a run, which are two steps each."""

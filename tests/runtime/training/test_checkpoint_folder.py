@@ -61,13 +61,16 @@ def test_what_is_equal_is_left_alone():
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_folder_that_is_moved_away_meanwhile_is_noticed(replaced, monkeypatch, capsys):
     """Steps that stand without a manifest and a source could not be merged."""
-    Path("rate.py").write_text(
-        "import os\ndef rate(step):\n    if step == 2 and not os.path.exists('moved'):\n"
-        "        os.rename('ck', 'moved')\n" + ("        os.mkdir('ck')\n" if replaced else "") + "    return 0.01\n"
-    )
+    lines = [
+        "import os, threading", "turn = threading.Lock()", "def rate(step):", "    with turn:",
+        "        if step == 2 and not os.path.exists('moved'):", "            os.rename('ck', 'moved')",
+        *(["            os.mkdir('ck')"] if replaced else []), "    return 0.01",
+    ]  # fmt: skip
+    Path("rate.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(os.getcwd())
     monkeypatch.delitem(sys.modules, "rate", raising=False)
-    code = main([*RUN, "--steps", "4", "--every", "1", "--set", "lr=rate:rate"])
+    run = ["lr=rate:rate" if each.startswith("lr=") else each for each in RUN]
+    code = main([*run, "--steps", "4", "--every", "1"])
     refused(code, 5, capsys, "cannot write checkpoint", "its folder was moved away or replaced")
     assert not Path("ck", "step_00000003").exists() and Path("moved", "step_00000002", "index.json").is_file()
 

@@ -7,7 +7,8 @@ import pytest
 
 from gopt.errors import InputError
 from gopt.ir.types import TensorType
-from gopt.runtime.training.data import IterableSource, MicroStep, open_data
+from gopt.runtime.training.array_source import MicroStep, SampleOrder
+from gopt.runtime.training.data import IterableSource, open_data
 
 TYPES = {"x": TensorType("float32", (4, 3)), "y": TensorType("float32", (4,)), "mask": TensorType("float32", (2, 2))}
 
@@ -32,7 +33,7 @@ def arrays(x: int, y: int, mask: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
 def test_inputs_that_would_drift_apart_are_refused(given, shuffle, said, tmp_path):
     np.savez(tmp_path / "d.npz", **given)
     with pytest.raises(InputError) as caught:
-        open_data(str(tmp_path / "d.npz"), TYPES, shuffle)
+        open_data(str(tmp_path / "d.npz"), TYPES, SampleOrder(shuffle))
     assert said in caught.value.message and caught.value.exit_code == 3
 
 
@@ -40,7 +41,7 @@ def test_inputs_that_would_drift_apart_are_refused(given, shuffle, said, tmp_pat
 @pytest.mark.parametrize("count", [16, 18])
 def test_inputs_are_dealt_out_alike(count, shuffle, tmp_path):
     np.savez(tmp_path / "d.npz", **arrays(count, count))
-    source = open_data(str(tmp_path / "d.npz"), TYPES, shuffle)
+    source = open_data(str(tmp_path / "d.npz"), TYPES, SampleOrder(shuffle))
     seen = []
     for turn in (MicroStep(number, part, 2) for number in range(9) for part in range(2)):
         batch = source.batch(turn)
@@ -54,7 +55,7 @@ def test_whole_batches_lie_beside_samples(tmp_path):
     given = arrays(16, 16, (4,))
     given["mask"] += np.arange(4, dtype="f4").reshape(4, 1, 1)
     np.savez(tmp_path / "d.npz", **given)
-    source = open_data(str(tmp_path / "d.npz"), TYPES, None)
+    source = open_data(str(tmp_path / "d.npz"), TYPES)
     for number in range(9):
         batch = source.batch(MicroStep(number, 0, 1))
         assert batch["mask"].tolist() == [[number % 4] * 2] * 2 and batch["y"][0] == number % 4 * 4

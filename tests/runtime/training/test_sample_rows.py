@@ -14,7 +14,8 @@ from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.errors import RunError
 from gopt.ir.types import TensorType
 from gopt.runtime.host_value import array_dtype
-from gopt.runtime.training.data import ArraySource, MicroStep, open_data
+from gopt.runtime.training.array_source import ArraySource, MicroStep, SampleOrder
+from gopt.runtime.training.data import open_data
 from gopt.runtime.training.sample_rows import FileRows
 
 TYPES = {"x": TensorType("float32", (4, 3)), "y": TensorType("int64", (4,)), "mask": TensorType("float32", (2, 2))}
@@ -37,7 +38,7 @@ def both(tmp_path: Path, given: dict[str, np.ndarray], shuffle: int | None, type
     """The samples of a file, and the same in memory."""
     path = tmp_path / "d.safetensors"
     save_file(given, path)
-    return path, open_data(str(path), types, shuffle), ArraySource(types, given, shuffle)
+    return path, open_data(str(path), types, SampleOrder(shuffle)), ArraySource(types, given, SampleOrder(shuffle))
 
 
 @pytest.mark.parametrize("shuffle", [None, 3])

@@ -1,0 +1,43 @@
+"""Statistics that a step which overflows leaves as they were: Where(finite, new, old), by a condition on gradients.
+
+The new value is the forward's, which ranks combine; the condition is that of the update, equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.local_taint import LocalTaint
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.ir.graph import Node
+
+
+def branch_of(index: GraphIndex, name: str, updated: str, check: LocalTaint) -> str:
+    """The value that a condition on gradients chooses beside the old value ``name``; '' where it is otherwise."""
+    node = index.producers.get(updated)
+    while node is not None and node.is_a("Identity"):
+        node = index.producers.get(node.inputs[0])
+    if node is None or not node.is_a("Where") or name not in node.inputs[1:]:
+        return ""
+    condition, *values = node.inputs
+    branch = values[values[0] == name]
+    apart = condition in check.reduced and condition not in check.rank_local and branch not in check.reduced
+    return branch if apart and branch != name else ""
+
+
+def without_choices(step: StepSkeleton, mixed: Sequence[Node], check: LocalTaint) -> list[Node]:
+    """The nodes where an update reads a value of one rank alone, without those that choose a statistic, which no other
+    state reads."""
+    chosen: set[int] = set()
+    for name, updated in step.updated.items() if mixed else ():
+        if name in step.forward_values or not branch_of(step.index, name, updated, check):
+            continue
+        ways = {updated}
+        node = step.index.producers[updated]
+        while node.is_a("Identity"):
+            ways.add(node.inputs[0])
+            node = step.index.producers[node.inputs[0]]
+        if descendants(step.index, node.outputs).isdisjoint({*step.updated.values()} - ways):
+            chosen.add(id(node))
+    return [node for node in mixed if id(node) not in chosen]

@@ -1,0 +1,89 @@
+"""Weights of losses: what the loss multiplies by a parameter is its gradient, though no backward made it.
+
+The derivative of s * l + r by s is l. Where all ways from a parameter to the losses run through such products and are
+linear behind them, all that the gradient takes of the batch is the other factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gopt import limits
+from gopt.analysis.analysis_context import AnalysisContext
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.operators import LAYOUT
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
+
+_SUMS = frozenset(["Add", "Sub", "Sum", "Neg", "ReduceSum", "ReduceMean", "Concat"])
+_SCALES = ("Mul", "Div")
+
+
+def is_weighed(context: AnalysisContext, parameter: str, value: str) -> bool:
+    """Return whether the losses take ``value`` times a function of the parameter that follows no batch, and nothing
+    else of the batch beside the parameter."""
+    factors = _factors(context, parameter)
+    return factors is not None and bool(factors) and _is_made_of(context, value, factors)
+
+
+def _factors(context: AnalysisContext, parameter: str) -> set[str] | None:
+    """The values of the batch by which the losses multiply functions of a parameter; None where they do otherwise."""
+    index, tainted = context.index, context.tainted
+    factors: set[str] = set()
+    stack, seen = [parameter], {parameter}
+    while stack:
+        name = stack.pop()
+        for node in index.users.get(name, ()):
+            if id(node) not in context.forward:
+                continue
+            met = [each for each in node.reads if each in tainted]
+            if met and not _is_linear(context, node, name):
+                return None
+            if name not in tainted and node.is_a(*_SCALES):
+                factors.update(met)
+            fresh = [each for each in node.outputs if each not in seen]
+            seen.update(fresh)
+            stack += fresh
+        if len(seen) > limits.UPDATE_VALUES:
+            return None
+    return factors if factors.isdisjoint(seen) else None
+
+
+def _is_linear(context: AnalysisContext, node: Node, name: str) -> bool:
+    """Return whether a node that reads values of the batch is linear in one of its operands, with a factor that either
+    follows no batch or is all that it takes of it."""
+    if node.is_in(_SUMS) or _moves(context.index, node):
+        return True
+    if not node.is_a(*_SCALES) or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
+        return False
+    other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
+    if name in context.tainted:
+        return other not in context.tainted and (node.is_a("Mul") or node.inputs[0] == name)
+    return node.is_a("Mul") or node.inputs[1] == name
+
+
+def _moves(index: GraphIndex, node: Node) -> bool:
+    return node.is_in(LAYOUT) or (node.is_a("Cast") and index.graph.type_of(node.outputs[0]).dtype in FLOATS)
+
+
+def _is_made_of(context: AnalysisContext, value: str, factors: set[str]) -> bool:
+    """Return whether a value follows the batch linearly through some factors alone."""
+    stack, seen = [value], set[str]()
+    while stack:
+        name = stack.pop()
+        if name in seen or name in factors or name not in context.tainted:
+            continue
+        seen.add(name)
+        node = context.index.producers.get(name)
+        if node is None or len(seen) > limits.UPDATE_VALUES:
+            return False
+        follows = list(_following(context, node))
+        scales = node.is_a(*_SCALES) and len(follows) == 1 and (node.is_a("Mul") or follows[0] == node.inputs[0])
+        if not (scales or node.is_in(_SUMS) or _moves(context.index, node)):
+            return False
+        stack += follows
+    return True
+
+
+def _following(context: AnalysisContext, node: Node) -> Iterator[str]:
+    return (name for name in node.inputs if name in context.tainted)

@@ -1,0 +1,186 @@
+"""Batches of samples on disk. Each rank computes the indices of its samples from the step alone, so a resumed run
+continues exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from gopt.errors import InputError
+from gopt.ir.types import TensorType
+from gopt.runtime.session import Array
+from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
+from gopt.runtime.training.sample_rows import Samples
+from gopt.sanitize import show_path
+
+Batch = dict[str, Array]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroStep:
+    """Index of a micro-step from the start of training, and the data rank that reads it.
+
+    ``ahead``: by how many batches the data is ahead of ``number`` x ``parts``, after steps with other ``parts``.
+    """
+
+    number: int
+    part: int
+    parts: int
+    ahead: int = 0
+
+    @property
+    def place(self) -> int:
+        """The index of its batch among those of all parts."""
+        return self.number * self.parts + self.part + self.ahead
+
+    @property
+    def turn(self) -> int:
+        """How many batches its part has had before, rounded up where the others' had more than it has now."""
+        return self.number + -(-self.ahead // self.parts)
+
+
+class DataEndedError(InputError):
+    """There is no batch for this micro-step, nor for a later one."""
+
+
+class Last(StrEnum):
+    """The fate of samples at the end of a pass that fill no step: the next pass fills it up, they are dropped, or the
+    first samples of the pass fill it."""
+
+    CARRY = "carry"
+    DROP = "drop"
+    PAD = "pad"
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """How many rows the data has, and how many of them a batch takes."""
+
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> RowCounts | None:
+        """Of arrays of these shapes; None where every one is the same in every step."""
+        moving = (name for name, type in types.items() if shapes[name] != type.dims)
+        return next((cls(shapes[name][0], taken(types[name].dims, shapes[name])) for name in moving), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """How samples are dealt out.
+
+    ``shuffle``: the seed of an order that changes in every pass; None: the stored order. ``once``: the data ends with
+    its samples; else they are dealt out again. ``times``: micro-steps of a step.
+    """
+
+    shuffle: int | None = None
+    last: Last = Last.CARRY
+    once: bool = False
+    times: int = 1
+
+    def steps(self, held: RowCounts, parts: int, passes: int = 1) -> int:
+        """Steps in which ``parts`` data ranks read so many passes: the last one is counted whole where no samples are
+        dropped. Raises InputError where all would be dropped."""
+        step = held.size * parts * self.times
+        if self.last is Last.DROP and held.count < step:
+            raise InputError(
+                f"a step takes {step} samples, and there are {held.count}", "give more, or leave out --last"
+            )
+        if self.last is Last.CARRY:
+            return -(-held.count * passes // step)
+        return passes * (held.count // step if self.last is Last.DROP else -(-held.count // step))
+
+    def note(self, held: RowCounts | None, parts: int) -> str:
+        """A note where a step takes more samples than there are; else ''."""
+        step = 0 if held is None else held.size * parts * self.times
+        if held is None or step <= held.count:
+            return ""
+        return f"the data has {held.count} samples, and a step takes {step}: some are used more than once in a step"
+
+
+@dataclass(slots=True)
+class ArraySource:
+    """Arrays whose first axis counts samples or whole batches, or that are the same in every step."""
+
+    types: Mapping[str, TensorType]
+    arrays: Mapping[str, Samples]
+    order: SampleOrder = SampleOrder()
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs of which there are no arrays."""
+    _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
+
+    @property
+    def held(self) -> RowCounts | None:
+        return RowCounts.of(self.types, {name: self.arrays[name].shape for name in self.types})
+
+    @property
+    def batches(self) -> int | None:
+        """Whole batches in one pass; None where every array is the same in every step."""
+        return None if self.held is None else self.held.count // self.held.size
+
+    def batch(self, turn: MicroStep) -> Batch:
+        """The batch of a micro-step. Raises DataEndedError where samples are used once, and too few are left."""
+        if self.order.once and self.batches is not None and turn.place >= self.batches:
+            raise DataEndedError(f"the data has {self.batches} batches")
+        return {name: self._take(name, turn) for name in self.types} | self.drawn.batch(turn.number, turn.part)
+
+    def _take(self, name: str, turn: MicroStep) -> Array:
+        array, dims = self.arrays[name], self.types[name].dims
+        if isinstance(array, np.ndarray) and array.shape == dims:
+            return array
+        size = taken(dims, array.shape)
+        return np.ascontiguousarray(array[self._rows(turn, size, len(array))]).reshape(dims)
+
+    def _rows(self, turn: MicroStep, size: int, count: int) -> Array:
+        """The rows of a batch of ``size`` of ``count`` rows."""
+        begun, place = 0, turn.place
+        if self.order.last is not Last.CARRY:
+            steps = self.order.steps(RowCounts(count, size), turn.parts)
+            begun, place = divmod(place, steps * self.order.times * turn.parts)
+        turns, rows = np.divmod(np.arange(place * size, (place + 1) * size), count)
+        if self.order.last is not Last.CARRY:
+            turns = np.full_like(turns, begun)
+        if self.order.shuffle is None:
+            return rows
+        return np.concatenate([self._order(each, count)[rows[turns == each]] for each in np.unique(turns).tolist()])
+
+    def _order(self, turn: int, count: int) -> Array:
+        """The order in which a pass uses the rows. Some orders are kept: a batch may end one pass and begin the
+        next."""
+        key = turn, count
+        if key not in self._orders:
+            made = np.random.default_rng([self.order.shuffle or 0, turn]).permutation(count)
+            self._orders = dict([*[*self._orders.items()][-3:], (key, made)])
+        return self._orders[key]
+
+
+def taken(dims: Shape, shape: Shape) -> int:
+    """How many rows of an array a batch takes: more than one where rows are samples."""
+    sampled = bool(dims) and len(shape) == len(dims) and shape[1:] == dims[1:] and shape[0] != dims[0]
+    return dims[0] if sampled else 1
+
+
+def check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str, Shape], order: SampleOrder) -> None:
+    """Raise InputError where inputs would no longer belong together: arrays for unequal numbers of batches, or rows
+    that a shuffle would order differently. No array is read."""
+    first: tuple[str, int, int] | None = None
+    for name, type in types.items():
+        if shapes[name] != type.dims:  # else it is the same in every step
+            rows, size = shapes[name][0], taken(type.dims, shapes[name])
+            first = first or (name, rows, size)
+            what = f"{show_path(path)}: {first[0]!r} has {_rows(*first[1:])}, {name!r} has {_rows(rows, size)}"
+            if first[1] * size != rows * first[2]:
+                raise InputError(
+                    f"{what}: their rows would no longer belong together", "give equally many samples of each"
+                )
+            if order.shuffle is not None and first[2] != size:
+                raise InputError(f"{what}: one shuffle cannot order both", "leave --shuffle out")
+
+
+def _rows(rows: int, size: int) -> str:
+    return f"{rows} rows, {size} a batch"

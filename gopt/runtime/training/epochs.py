@@ -1,0 +1,24 @@
+"""Steps in which a job reads its samples so many times."""
+
+from __future__ import annotations
+
+from gopt.artifact.manifest import InputKind
+from gopt.errors import OptionError
+from gopt.runtime.training.array_source import RowCounts
+from gopt.runtime.training.job import Job, read_manifest
+from gopt.runtime.training.sample_files import on_disk, read_samples
+
+
+def steps_of_epochs(job: Job, epochs: int) -> int:
+    """The steps of ``epochs`` passes over the samples of a job of ranks. Only headers of arrays are read.
+
+    Raises InputError for data that fits no input or has too few samples, OptionError where it has no end.
+    """
+    manifest, mesh = read_manifest(job.folder)
+    types = {each.name: each.type for each in manifest.inputs_of(InputKind.BATCH)}
+    held = None
+    if isinstance(job.data, str) and on_disk(job.data):
+        held = RowCounts.of(types, {name: each.type.dims for name, each in read_samples(job.data, types).items()})
+    if held is None:
+        raise OptionError("--epochs needs samples on disk: the length of this data is not known", "say --steps K")
+    return job.order(max(manifest.schedule.values())).steps(held, mesh.data_ranks, epochs)

@@ -1,0 +1,80 @@
+"""Batches out of Python's iterables."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers import FIXTURES
+
+import gopt
+from gopt.errors import GoptError
+from gopt.ir.types import TensorType
+from gopt.runtime.training.array_source import MicroStep
+from gopt.runtime.training.batch_stream import BatchStream, StreamSource
+
+TYPES = {"x": TensorType("float32", (2,)), "y": TensorType("int64", ())}
+
+
+def element(number: int) -> dict[str, np.ndarray]:
+    return {"x": np.full(2, number, "f4"), "y": np.array(number)}
+
+
+class Loader:
+    """What can be iterated again, as a loader of data can."""
+
+    def __iter__(self):
+        return map(element, range(5))
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+@pytest.mark.parametrize("first", [0, 4])
+def test_ranks_take_every_element_once_in_any_order_of_threads(readers, first):
+    stream, seen, lock = BatchStream(Loader(), readers), [], threading.Lock()
+
+    def rank(part: int) -> None:
+        source = StreamSource(stream, TYPES)
+        for number in range(first, first + 6):
+            batch = source.batch(MicroStep(number, part, 2))
+            with lock:
+                seen.append((number, part, int(batch["y"]), batch["x"].tolist()))
+
+    threads = [threading.Thread(target=rank, args=(part,)) for part in (0, 1) for _ in range(readers)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    whole = [(number, part, (2 * number + part) % 5) for number in range(first, first + 6) for part in (0, 1)]
+    assert sorted(seen) == sorted([(n, p, v, [v, v]) for n, p, v in whole] * readers) and not stream._held
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (iter([element(0)]), "the data ended after 1 batches"),
+        (iter([]), "the data ended after 0 batches"),
+        ([], "the data ended after 0 batches"),
+        ([(np.zeros(2, "f4"),)], "batch 0 of the data is a tuple of 1, and the step takes x, y"),
+        ([{"x": np.zeros(2, "f4")}], "the data has no 'y'"),
+        ([(np.zeros(3, "f4"), np.array(1))], "the data's 'x' has shape [3]"),
+        (3, "the data is of type int, and no batches"),
+    ],
+)
+def test_what_is_no_batch_is_named(values, said):
+    source = StreamSource(BatchStream(values), TYPES)
+    with pytest.raises(GoptError) as caught:
+        for number in range(2):
+            source.batch(MicroStep(number, 0, 1))
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("mesh", [2, "dp=2,tp=2"])
+def test_a_run_reads_the_batches_that_it_is_given(mesh):
+    random = np.random.default_rng(0)
+    given = [{"x": random.standard_normal((8, 32), dtype=np.float32), "y": random.integers(0, 10, 8)} for _ in range(6)]
+    folder = gopt.shard(FIXTURES / "mlp_sgd.onnx", mesh)
+    whole = {name: np.concatenate([each[name] for each in given]) for name in ("x", "y")}
+    asked = gopt.run(folder, whole, 4, settings={"lr": 0.1}).losses
+    assert asked == gopt.run(folder, given, 4, settings={"lr": 0.1}).losses
+    assert asked[:3] == gopt.run(folder, ((each["x"], each["y"]) for each in given), 3, settings={"lr": 0.1}).losses
