@@ -28,7 +28,7 @@ MAKES = {
     "split": ["split", STEP, "--trainers", "2", "--servers", "1"],
     "async": ["split", STEP, "--trainers", "2", "--servers", "1", "--mode", "async"],
     "geo": ["split", STEP, "--trainers", "3", "--servers", "2", "--mode", "geo"],
-    "meshed": ["shard", STEP, "--mesh", "dp=2,tp=2", "--stage", "2"],
+    "meshed": ["shard", STEP, "--mesh", "shard=2,tp=2", "--stage", "2"],
 }
 READ_ALL = {
     "verify": ["verify", "DIR"],
