@@ -15,7 +15,7 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
 from gopt.analysis.coupling.propagate import propagate, start
-from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, few_elements
+from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import elementwise
 from gopt.analysis.training import TrainingGraph
@@ -204,8 +204,7 @@ class JoinedGraph:
         for node in index.graph.nodes:
             for place, name in enumerate(node.inputs if id(node) in cone and not node.is_a(*_NO_FACTORS) else ()):
                 value = index.constants.value(name) if name else None
-                elements = {abs(each) for each in few_elements(value, "fV")} - {0.0} if value is not None else set()
-                over = next(iter(elements)) if len(elements) == 1 else 1.0
+                over = _one_number(value) if value is not None else 1.0
                 below = node.is_a("Div") and place == 1
                 over = over if below else 1 / over
                 if value is not None and over > 1 and self._divides(over, sizes) and not self._grown_value(name):
@@ -261,6 +260,15 @@ class JoinedGraph:
             if mark.kind is Relation.SAMPLES:
                 found.update(size for size in types[name].shape or () if isinstance(size, int))
         return products(found)
+
+
+def _one_number(value: np.ndarray) -> float:
+    """The size of the elements of a floating constant that are not zero, 1 where they differ."""
+    if value.dtype.kind not in "fV":
+        return 1.0
+    flat = np.abs(value.reshape(-1).astype(np.float64))
+    moving = flat[flat != 0]
+    return float(moving[0]) if moving.size and bool((moving == moving[0]).all()) else 1.0
 
 
 def _read_instead(node: Node, place: int, name: str) -> None:
