@@ -54,7 +54,8 @@ class _Group:
 class SlopeCheck:
     """Moves parameters of one loss. ``factor``: a gradient over its slope; None for any that all have alike.
 
-    ``masks``: entries to move, by parameter; others are moved as a whole.
+    ``masks``: entries to move, by parameter; others are moved as a whole. ``level``: the largest loss that is known: a
+    loss next to zero is often a difference of larger numbers, and rounds as they do.
     """
 
     loss: Loss
@@ -62,6 +63,7 @@ class SlopeCheck:
     generator: np.random.Generator
     factor: float | None = None
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    level: float = 0.0
 
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
@@ -109,7 +111,8 @@ class SlopeCheck:
         wanted, one = sum(parts), math.sqrt(sum(part * part for part in parts) / max(len(parts), 1))
         if not one or not math.isfinite(wanted):
             return False
-        rounding, due = self.precision.rounding * max(abs(level), 1e-300), self.precision.tolerance * one
+        rounding = self.precision.rounding * max(abs(level), self.level, 1e-300)
+        due = self.precision.tolerance * one
         factor = group.factor or self._guess(point, direction, rounding, wanted, one * math.sqrt(len(parts)))
         slopes: list[float] = []
         for count in self.precision.changes:
