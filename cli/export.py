@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--random", "draws", type=click.Choice(["inputs", "nodes"]), default="inputs", show_default=True,
-    help="Where random numbers, such as dropout's, come from: inputs draw_0, draw_1, ..., or random nodes.",
+    help="Where random numbers, such as dropout's, come from: inputs draw_0, draw_1, ..., which gopt run draws "
+    "by a seed, or random nodes.",
 )  # fmt: skip
 @click.option(
     "--hyper",

@@ -76,12 +76,13 @@ def statistics_option(function: F) -> F:
         bare = next((part for part in _items(texts) if "=" not in part), None)
         if bare is not None:
             raise OptionError(
-                f"--statistics {bare!r} names no state", "write --statistics INPUT=mean, or sum, max, min, root, local"
+                f"--statistics {bare!r} names no state",
+                "write --statistics INPUT=mean, or sum, max, min, gather, root, local",
             )
         return texts
 
     return click.option(
-        "--statistics", multiple=True, callback=named, metavar="INPUT=mean|sum|max|min|root|local",
+        "--statistics", multiple=True, callback=named, metavar="INPUT=mean|sum|max|min|gather|root|local",
         help="Say that a state follows the batch without a gradient, and how ranks combine it. May be repeated.",
     )(function)  # fmt: skip
 

@@ -22,6 +22,9 @@ def render_exported(exported: Exported) -> None:
         f"{format_bytes(exported.nbytes)}"
     )
     out.print(f"inputs: {', '.join(exported.inputs)}")
+    if exported.draws:
+        names = ", ".join(f"{name} from {draw}" for name, draw in exported.draws.items())
+        out.print(f"gopt run draws, where the data does not give them: {names}")
     _render_check(exported.checked)
     for note in exported.notes:
         out.print(f"note: {note}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.text import Text
 
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
@@ -14,6 +15,7 @@ from .render import calls_text, console, print_left, print_ranks, table
 from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
+    from gopt.documents.draws import Draw
     from gopt.offline.inspect import Inspection, NamedValue, Optimizer, Parameter
     from gopt.offline.inspect_folder import FolderInspection
     from gopt.offline.optimizer.clips import Clip
@@ -47,6 +49,7 @@ def render_inspection(found: Inspection) -> None:
                          ("scalars", found.scalars), ("metrics", found.metrics)):  # fmt: skip
         if named:
             out.print(f"{title}: {listed([*map(_named, named)], 8)}")
+    _print_draws(out, found.draws)
     if found.mappings:
         rows = [(e.mapping, e.group, e.call, e.value, e.dual or "?", e.gradient) for e in found.mappings[:MOST]]
         heads = ("mapping", "over", "forward", "value", "backward", "gradient")
@@ -60,6 +63,13 @@ def render_inspection(found: Inspection) -> None:
     out.print(f"bytes: {held}")
     for note in found.notes:
         out.print(Text(f"note: {note}"))
+
+
+def _print_draws(out: Console, draws: Mapping[str, Draw] | None) -> None:
+    """Print what inputs of random numbers are drawn from."""
+    if draws:
+        texts = [f"{name} from {draw}" for name, draw in draws.items()]
+        out.print(Text(f"drawn where the data does not give them: {listed(texts, 8)}"))
 
 
 def _optimizer(optimizer: Optimizer) -> Text:
@@ -139,6 +149,7 @@ def render_folder(found: FolderInspection) -> None:
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}{'s' * (count > 1)}" for kind, count in found.states.items())
     where = f"{found.sharded} sharded, {found.replicated} on every rank"
     out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}")
+    _print_draws(out, found.draws)
     rows: list[Sequence[Any]] = []
     for each in found.pipeline:
         rows.append((each.name, ", ".join(set_options(each)) or "defaults", each.note))

@@ -59,6 +59,13 @@ if TYPE_CHECKING:
     help="Shuffle the samples anew in every pass over the data.  [default: the order of the file]",
 )
 @click.option(
+    "--draws",
+    type=click.IntRange(0),
+    metavar="SEED",
+    help="Draw the random numbers of dropout and the like that the data does not give from SEED.  "
+    "[default: 0; with --resume, the seed of the run that is continued]",
+)
+@click.option(
     "--checkpoint", metavar="CKPT", help="Write checkpoints to CKPT/step_…: one at the end, and more with --every."
 )
 @click.option("--every", type=click.IntRange(1), metavar="N", help="Write a checkpoint after every N steps.")
@@ -195,8 +202,8 @@ def options_of(given: dict[str, Any]) -> RunOptions:
     from gopt.verbs.run_options import RunOptions
 
     same = (
-        "state", "shuffle", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "audit", "deadline",
-        "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
+        "state", "shuffle", "draws", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace", "audit",
+        "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
         settings=_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],

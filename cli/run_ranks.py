@@ -20,9 +20,9 @@ def run_threads(job: Any, manifest: Any, options: RunOptions, given: dict[str, A
 
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, manifest.mesh.ranks, given, "threads") as tell,
+        report_steps(job, manifest, given, "threads") as tell,
     ):
-        hooks = RunHooks(tell, report_resume(job, manifest.startup), stop)
+        hooks = RunHooks(tell, report_resume(job, manifest), stop)
         step, stopped = train_ranks(job, manifest.mesh.mesh(), options.deadline, hooks)
     if stopped:
         raise stopped_error(job, step, stopped)
@@ -62,8 +62,8 @@ def run_process(job: Any, manifest: Any, given: dict[str, Any], kind: str, debug
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
             trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *place, stop_signal=stop))
             if engine.rank == 0:
-                with report_steps(job, mesh.ranks, given, kind, lambda: host.shared_calls) as tell:
-                    say = report_resume(job, manifest.startup)
+                with report_steps(job, manifest, given, kind, lambda: host.shared_calls) as tell:
+                    say = report_resume(job, manifest)
                     trainer.run(tell, lambda: say(trainer.step))
             else:
                 trainer.run(lambda _: None)

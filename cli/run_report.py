@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import RunError, StoppedError
+from gopt.sanitize import listed
 
 from .json_text import strict_json
 from .terminal import print_json_text, print_note
 
 if TYPE_CHECKING:
+    from gopt.artifact.manifest import Manifest
     from gopt.runtime.parameter_server.waits import ServerSummary
     from gopt.runtime.training.job import Progress
     from gopt.runtime.training.run_result import StepMessage
@@ -45,18 +47,19 @@ def signal_note(text: str) -> None:
 
 @contextmanager
 def report_steps(
-    job: Any, ranks: int, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
+    job: Any, manifest: Manifest, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
     servers: Sequence[ServerSummary] = (), roles: Mapping[str, int] | None = None,
 ) -> Iterator[Callable[[Any], None]]:  # fmt: skip
     """Loss and throughput in the terminal, the log, and a result at the end. Of a split, ``servers``: what each did, by
     then; ``roles``: how many trainers and servers there are."""
     from gopt.runtime.engines.heartbeat import LIVE, launcher_folder
+    from gopt.runtime.training.draws import seed_of
     from gopt.runtime.training.run_result import RunResult
 
     from .render_run import live_run, render_run
 
     steps: list[Progress] = []
-    resumed = _resume_step(job)
+    resumed, seed = _resume_step(job), seed_of(job, manifest)
     watched = launcher_folder()
     live_path = None if watched is None else str(watched / LIVE)
     with live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live:
@@ -70,8 +73,9 @@ def report_steps(
 
         yield tell
     result = RunResult(
-        folder=job.folder, engine=engine, ranks=ranks, steps=steps, asked=job.steps, resumed=resumed,
+        folder=job.folder, engine=engine, ranks=manifest.total_ranks, steps=steps, asked=job.steps, resumed=resumed,
         checkpoint=job.checkpoint, shared_calls=shared_calls(), roles=roles, servers=servers,
+        seed=seed, draws=manifest.draws,
         record=job.record if steps and steps[-1].step == job.steps else None,
     )  # fmt: skip
     if given["as_json"]:
@@ -89,15 +93,21 @@ def _resume_step(job: Any) -> int | None:
     return max(complete_steps(job.checkpoint), default=None)
 
 
-def report_resume(job: Any, startup: str | None = None) -> Callable[[int], None]:
-    """Return a function that prints on stderr at which step a run resumes, once all checks have passed, or that it
-    starts from what start-up graphs compute. ``startup``: the manifest's file of that name."""
+def report_resume(job: Any, manifest: Manifest) -> Callable[[int], None]:
+    """Return a function that prints on stderr, once all checks have passed, at which step a run resumes, or that it
+    starts from what start-up graphs compute, and what it draws."""
+    from gopt.runtime.training.draws import seed_of
+
     there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
+    seed = seed_of(job, manifest)
 
     def say(step: int) -> None:
         from gopt.artifact.checkpoint_index import step_dir
 
-        if not step and job.startup and startup is not None:
+        if seed is not None and step < job.steps:
+            names = listed([f"{name} {draw}" for name, draw in manifest.draws.items()], 4)
+            print_note(f"inputs that the data does not give are drawn from the seed {seed}: {names}")
+        if not step and job.startup and manifest.startup is not None:
             print_note("states start as start-up graphs compute them; --no-startup takes the stored values")
         if not job.resume or job.checkpoint is None or step >= job.steps:
             return

@@ -93,9 +93,9 @@ def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     server_job = endpoints(job, options, servers)
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, server_job.endpoints, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
+        report_steps(job, server_job.manifest, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
     ):
-        hooks = RunHooks(tell, report_resume(job, server_job.manifest.startup), stop, _print_report)
+        hooks = RunHooks(tell, report_resume(job, server_job.manifest), stop, _print_report)
         step, stopped = train_endpoints(server_job, options.deadline, hooks)
     if stopped:
         raise stopped_error(job, step, stopped)
@@ -136,10 +136,10 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     try:
         chief = 0 in hub.roster.local(world.rank)
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
-            start = report_resume(job, server_job.manifest.startup)
+            start = report_resume(job, server_job.manifest)
             if chief:
                 with report_steps(
-                    job, server_job.endpoints, given, "mpi", servers=servers, roles=_roles(server_job)
+                    job, server_job.manifest, given, "mpi", servers=servers, roles=_roles(server_job)
                 ) as tell:
                     hooks = RunHooks(tell, start, stop, _print_report)
                     step, stopped = run_endpoints(server_job, hub, tell, hooks.of_servers(job, beat.at))

@@ -52,8 +52,8 @@ from .terminal import print_json, print_text
     multiple=True,
     metavar="auto|mean|root|local|sync|INPUT=RULE",
     help="Combine running statistics of ranks: each as it follows the batch (auto), all by their mean, the first "
-    "rank's (root), apart (local), or over all samples (sync); INPUT=mean, sum, max, min, root or local says it of one "
-    "state. May be repeated.  [default: auto]",
+    "rank's (root), apart (local), or over all samples (sync); INPUT=mean, sum, max, min, gather (the rows of all "
+    "ranks), root or local says it of one state. May be repeated.  [default: auto]",
 )
 @pass_settings_option
 @axis_option

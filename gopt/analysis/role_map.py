@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gopt.documents.draws import Draw
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS, TensorType, known
@@ -32,8 +33,8 @@ def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
             if part not in STATISTIC_WORDS:
                 raise OptionError(
                     f"--statistics cannot be {part!r}",
-                    f"give {', '.join(STATISTIC_WORDS)} for all statistics, or INPUT=mean, sum, max, min, root or "
-                    "local for one",
+                    f"give {', '.join(STATISTIC_WORDS)} for all statistics, or INPUT=mean, sum, max, min, "
+                    "gather, root or local for one",
                 )
             word = part
         elif named.setdefault(name, rule) != rule:
@@ -59,6 +60,8 @@ class RoleMap:
     """Scalars of the forward that the update reads as means over the ranks."""
     statistics: Mapping[str, str] = field(default_factory=dict)
     """States that follow the batch without a gradient -> how they are combined over ranks ('' = infer it)."""
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    """Inputs of random numbers -> what they are drawn from; they belong to the batch."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -79,6 +82,13 @@ class RoleMap:
                     f"--{option} {name}: the model has no input {name!r}",
                     did_you_mean(name, given) or "gopt inspect MODEL --text lists the graph's inputs",
                 )
+        for name, draw in self.draws.items():
+            type = graph.inputs.get(name)
+            fault = "the model has no such input" if type is None else draw.fault(type.dtype, type.shape == ())
+            if fault is not None:
+                raise OptionError(
+                    f"{name!r} cannot be drawn from {draw}: {fault}", "leave it out of draws, or name what it holds"
+                )
         both = next((name for name in self.statistics if name in self.params), None)
         if both is not None:
             raise OptionError(
@@ -89,7 +99,7 @@ class RoleMap:
             if rule not in ("", *STATISTIC_RULES):
                 raise OptionError(
                     f"statistic {name!r} cannot be combined by {rule!r}",
-                    f"write one of {', '.join(rule for rule in STATISTIC_RULES if rule != 'gather')}",
+                    f"write one of {', '.join(STATISTIC_RULES)}",
                 )
         losses = self.losses(graph)
         told = [(f"--states {name}={output}", output) for name, output in self.states.items()]

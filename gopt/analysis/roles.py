@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
+from gopt.analysis.coupling.ring_places import settle_rings
 from gopt.analysis.doubtful_pairs import refuse_doubtful
 from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
@@ -54,12 +55,15 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
     roles.check(graph)
+    if roles.draws:
+        roles = replace(roles, batch=tuple(dict.fromkeys([*roles.batch, *roles.draws])))
     if roles.shared:
         rest = replace(roles, shared=())
         training = recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
     else:
         training = settle_pairs(roles, lambda told: _past_aliases(graph, told))
-    settle_counters(training)
+    settle_counters(training, settle_rings(training))
+    training.draws = dict(roles.draws)
     return training
 
 

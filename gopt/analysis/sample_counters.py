@@ -6,6 +6,7 @@ constant of the batch's size does not, and gopt asks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import isclose, prod
 
 import numpy as np
@@ -22,14 +23,16 @@ _FAR = 32
 """Nodes of a counter's update."""
 
 
-def settle_counters(training: TrainingGraph) -> None:
+def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> None:
     """Make statistics of the states that count samples, and keep in ``counted`` what each step adds to them.
+
+    ``settled``: states that are known to count none, or as much as they do.
 
     Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add it up.
     """
     index = GraphIndex(training.graph)
     sizes = _batch_sizes(training)
-    open_ = [state for state in training.states if state.tensor not in training.gradients]
+    open_ = [state for state in training.states if state.tensor not in {*training.gradients, *settled}]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
     for state in open_:
         if state.tensor not in added:

@@ -10,11 +10,40 @@ from gopt.ir.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
+class Ring:
+    """Places of rows, equal on all ranks: those of each rank are ``step`` behind those of the rank before it.
+
+    ``pointer``: the state from which they are counted; ``wraps``: they are taken modulo ``rows``.
+    """
+
+    pointer: str
+    step: int
+    rows: int
+    wraps: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StatisticPoint:
-    """A value of each rank's own batch that is reduced over the ranks before a statistic reads it."""
+    """A value of each rank's own batch that is reduced over the ranks before a statistic reads it.
+
+    ``reduce`` ``gather``: the ranks' rows are joined along ``axis``; places of a ``ring`` are computed.
+    """
 
     value: str
     reduce: str
+    axis: int = field(default=0, metadata=OPTIONAL)
+    ring: Ring | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class RowQueue:
+    """A queue: ``value`` joins the gathered rows, in ``front`` or not, and as many of the rows ``old`` as there is room
+    for, the newest of them; all along ``axis``."""
+
+    value: str
+    old: str
+    axis: int
+    front: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +57,13 @@ class StatisticReduction:
     tensor: str
     rule: str
     points: tuple[StatisticPoint, ...] = field(default=(), metadata=OPTIONAL)
+    queue: RowQueue | None = field(default=None, metadata=OPTIONAL)
+    """Where the points are rows of a queue."""
+
+    @property
+    def cut(self) -> list[str]:
+        """The values behind which every rank computes the new value alike."""
+        return [self.queue.value] if self.queue is not None else [point.value for point in self.points]
 
 
 def path_nodes(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from gopt import background
 from gopt.background import Task
+from gopt.documents.draws import Draw
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.phase import Phase
 
@@ -64,6 +65,8 @@ class TrainingGraph:
     """Statistic -> how the user says that it is combined over ranks."""
     counted: dict[str, str] = field(default_factory=dict)
     """Statistic that counts samples -> the value that each step adds to it."""
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    """Batch input of random numbers -> what it is drawn from."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

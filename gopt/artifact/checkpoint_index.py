@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gopt import documents
+from gopt import documents, limits
 from gopt.artifact.integrity import FileEntry, accept_hints, check_seal, fault_of, is_unchecked, sealed
 from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
@@ -38,6 +38,11 @@ class CheckpointIndex:
     manifest: str
     run: str | None = field(default=None, metadata=OPTIONAL)
     """The identity of the job that wrote it: the one in the manifest beside the steps. None in an older step."""
+    draws: int | None = field(default=None, metadata=OPTIONAL)
+    """The seed of the random numbers that the run drew; None where it drew none."""
+    batches: int | None = field(default=None, metadata=OPTIONAL)
+    """Batches that were dealt out before it to all trainers of a split, where their number has changed; else it is
+    micro-steps x trainers."""
     files: Mapping[str, FileEntry]
     seal: str | None = field(default=None, metadata=OPTIONAL)
     """SHA-256 of the document before this key."""
@@ -46,6 +51,12 @@ class CheckpointIndex:
         """The trainers with which the run of a split began: servers are the ranks behind them, and are never lost."""
         found = [int(match[1]) for match in map(STATES_OF_RANK.fullmatch, self.files) if match]
         return max(found, default=-1) + 1 - servers
+
+    def of_run(self, manifest: Manifest) -> Manifest:
+        """The manifest of the folder that was run, with as many trainers as the run began with; lost ones count."""
+        plan = manifest.parameter_server
+        trainers = 0 if plan is None else self.trainers(plan.servers)
+        return manifest.with_trainers(trainers) if 1 <= trainers <= limits.RANKS else manifest
 
     def text(self) -> str:
         """The text of the file, sealed."""
@@ -75,21 +86,18 @@ def rank_states_file(rank: int) -> str:
 
 def read_index(folder: Path, manifest: Manifest, run: str | None) -> CheckpointIndex:
     """The index of one step of a checkpoint; raises RunError when it is damaged, of another run than ``run``, or of
-    other ranks than the manifest's."""
+    other ranks than the manifest's, except for the number of trainers."""
     index = open_index(folder)
     if index.run is not None and index.run != run and not is_unchecked():
         raise RunError(
             f"checkpoint {folder} is of another run than {MANIFEST_FILE} beside it: it was moved here",
             f"move it back to the steps of its run; to take it as one of this run: gopt seal {folder}",
         )
-    if index.manifest != manifest.digest() and manifest.parameter_server is not None:
+    if index.manifest != index.of_run(manifest).digest():
+        split = manifest.parameter_server is not None
         raise RunError(
-            f"checkpoint {folder} was written by other trainers or servers",
-            f"make a split for these of it: gopt reshard {folder} --trainers T --servers S -o DIR",
-        )
-    if index.manifest != manifest.digest():
-        raise RunError(
-            f"checkpoint {folder} was written by ranks of another folder", "make ranks from it with gopt reshard"
+            f"checkpoint {folder} was written by {'trainers and servers' if split else 'ranks'} of another folder",
+            f"make a folder of it: gopt reshard {folder} {'--servers S' if split else '--ranks N'} -o DIR",
         )
     return index
 

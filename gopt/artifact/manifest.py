@@ -22,6 +22,7 @@ from gopt.artifact.integrity import FileEntry, sealed
 from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
+from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
 from gopt.mesh import AxisKind, Mesh
@@ -90,6 +91,8 @@ class InputEntry:
     dtype: str
     shape: Shape | None
     kind: InputKind
+    draw: Draw | None = field(default=None, metadata=OPTIONAL)
+    """The distribution that a run draws it from where the data has none; None of inputs that are no random numbers."""
 
     @property
     def type(self) -> TensorType:
@@ -268,6 +271,11 @@ class Manifest:
     def bare(self) -> Manifest:
         """The manifest without what it says of its files and its job."""
         return replace(self, written=None, run=None, files=None, seal=None)
+
+    @property
+    def draws(self) -> dict[str, Draw]:
+        """The inputs of random numbers, and what each is drawn from."""
+        return {each.name: each.draw for each in self.common.inputs if each.draw is not None}
 
     def digest(self) -> str:
         """By it a checkpoint knows the ranks that it is of, from whatever values they start."""

@@ -64,7 +64,10 @@ def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> Common
     inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
     outputs = training.shown
     return CommonEntry(
-        inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
+        inputs=tuple(
+            InputEntry(name, types[name].dtype, types[name].shape, kind, training.draws.get(name))
+            for name, kind in inputs
+        ),
         outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),
         state=tuple(map(local_state, states)),
     )

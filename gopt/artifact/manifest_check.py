@@ -119,6 +119,8 @@ class _Checker:
         for index, entry in enumerate(common.inputs):
             if entry.name in self.elements:
                 _refuse(self.name, f"common.inputs[{index}].name", f"{show(entry.name)} is a state")
+            if entry.draw is not None and (fault := entry.draw.fault(entry.dtype, entry.shape == ())):
+                _refuse(self.name, f"common.inputs[{index}].draw", f"{entry.draw}: {fault}")
         shown = {each.name for each in common.outputs}
         self._once("loss", self.manifest.losses)
         for loss in self.manifest.losses:

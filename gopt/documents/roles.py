@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gopt.documents import ROLES, parse_json
+from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, from_document, to_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesRecord:
     """The loss, and others beside it; state -> its new value; parameter -> gradient; inputs of the batch; scalars
-    averaged over ranks; statistics, and how ranks combine them.
+    averaged over ranks; statistics, and how ranks combine them; inputs of random numbers, and what each is drawn from.
 
     An empty loss or gradient is one that data flow finds.
     """
@@ -25,6 +26,7 @@ class RolesRecord:
     batch: tuple[str, ...] = ()
     shared: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     statistics: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    draws: Mapping[str, Draw] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def losses(self) -> tuple[str, ...]:

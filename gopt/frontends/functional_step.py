@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from gopt.api import ROLES
+from gopt.documents.draws import Draw
 from gopt.documents.roles import RolesRecord
 
 LOSS = "loss"
@@ -16,9 +17,9 @@ UPDATED = "_out"
 
 def add_roles(
     model: onnx.ModelProto, loss: str, states: Mapping[str, str], batch: Sequence[str],
-    gradients: Mapping[str, str] = {},
+    gradients: Mapping[str, str] = {}, draws: Mapping[str, Draw] = {},
 ) -> None:  # fmt: skip
-    """Write the loss, states, batch and gradients as metadata, which gopt reads first; data flow finds the other
+    """Write the loss, states, batch, gradients and draws as metadata, which gopt reads first; data flow finds the other
     roles."""
-    record = RolesRecord(loss=loss, states=states, params=gradients, batch=tuple(batch))
+    record = RolesRecord(loss=loss, states=states, params=gradients, batch=tuple(batch), draws=dict(draws) or None)
     model.metadata_props.add(key=ROLES, value=record.text())

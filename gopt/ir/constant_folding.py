@@ -165,6 +165,15 @@ class Constants:
         return tuple(type.dims) if type.static else None
 
 
+def as_folded(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The result of a node for some operands; None where there is no rule for its operator."""
+    rule = _RULES.get(node.op_type) or _TYPED.get(node.op_type)
+    try:
+        return None if rule is None else np.asarray(rule(node, operands))
+    except (ValueError, IndexError, TypeError, KeyError):
+        return None  # a malformed node
+
+
 def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
     """A Constant node that makes a folded value."""
     return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))

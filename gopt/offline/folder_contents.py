@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from gopt import limits
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
 from gopt.api import Source, load_stored_source, stored_roles
@@ -37,7 +36,7 @@ from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.artifact.table_parts import drawn_tables
-from gopt.errors import InputError, OptionError
+from gopt.errors import InputError, OptionError, RunError
 from gopt.importers.load import holds_step
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
@@ -80,7 +79,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     check_files(home, manifest.files)
     report = read_report(home, manifest)
     if checkpoint and manifest.parameter_server is not None:
-        manifest = _of_run(folder, manifest, manifest.parameter_server.servers)
+        manifest = open_index(folder).of_run(manifest)  # its trainers may be others than the file's
     _check_pipeline(home, report, manifest, mesh)
     source = home / "source.onnx"
     if not source.is_file():
@@ -113,14 +112,6 @@ def _without_own_metadata(graph: Graph) -> Graph:
     header.metadata_props.extend(kept)
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     return replace(graph, header=header, metadata=metadata)
-
-
-def _of_run(folder: Path, manifest: Manifest, servers: int) -> Manifest:
-    """Return the manifest with the number of trainers of the run that wrote a checkpoint, which may differ from the
-    file's; those that the run has lost count.
-    """
-    trainers = open_index(folder).trainers(servers)
-    return manifest.with_trainers(trainers) if 1 <= trainers <= limits.RANKS else manifest
 
 
 def kept_source(held: FolderContents) -> Source:
@@ -206,7 +197,10 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     shown: list[tuple[int, LocalState, Tensor]] = []
     files = read_index(folder, manifest, manifest.run).files if checkpoint else {}
-    for rank in _holders(manifest, files):
+    holders = _holders(manifest, files)
+    if checkpoint and manifest.parameter_server is not None:
+        _check_trainers(folder, manifest, holders[0], files)
+    for rank in holders:
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank)
         for state in manifest.states_of(rank):
             if state.copy or state.input not in stored:
@@ -240,6 +234,30 @@ def _holders(manifest: Manifest, files: Collection[str]) -> Sequence[RankEntry]:
     trainers = [each.rank for each in manifest.ranks if each.role != "server"]
     first = next((rank for rank in trainers if rank_states_file(rank) in files), 0)
     return [each for each in manifest.ranks if each.rank == first or each.role == "server"]
+
+
+def _check_trainers(folder: Path, manifest: Manifest, first: RankEntry, files: Mapping[str, FileEntry]) -> None:
+    """Refuse the files of trainers whose values do not count where they are damaged, lack a state of their own, or have
+    another value of one that all trainers hold in common; raises RunError."""
+    counts = _checkpointed(folder, first, files)
+    for rank in manifest.ranks[: manifest.mesh.ranks]:
+        if rank.rank == first.rank or rank_states_file(rank.rank) not in files:
+            continue
+        stored = _checkpointed(folder, rank, files)
+        for state in manifest.states_of(rank):
+            wanted, found = counts.get(state.input), stored.get(state.input)
+            what = ""
+            if found is None:
+                what = "has no value" if state.local and wanted is not None else ""
+            elif wanted is None or found.type != wanted.type:
+                what = f"has {found.type}, and {rank_states_file(first.rank)} {wanted and wanted.type},"
+            elif not state.local and found.numpy().tobytes() != wanted.numpy().tobytes():
+                what = f"has another value than {rank_states_file(first.rank)}"
+            if what:
+                raise RunError(
+                    f"checkpoint {folder}: {rank_states_file(rank.rank)} {what} of {show(state.input)}",
+                    f"remove {folder} to continue from the one before",
+                )
 
 
 def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int, Tensor]]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gopt.analysis.coupling import Coupling, find_couplings
@@ -12,6 +12,8 @@ from gopt.analysis.region_mappings import RegionMapping, find_region_mappings
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
+from gopt.documents.draws import Draw
+from gopt.documents.records import to_document
 from gopt.errors import UnsupportedError
 from gopt.ir.device_specs import read_configurations
 from gopt.ir.types import LOW_PRECISION, TensorType
@@ -129,6 +131,8 @@ class Inspection(HtmlTable):
     notes: tuple[str, ...]
     configurations: tuple[DeviceConfiguration, ...] = ()
     more_losses: tuple[str, ...] = ()
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    """Input of random numbers -> what a run draws it from."""
 
     def __repr__(self) -> str:
         names = ", ".join(dict.fromkeys(each.name for each in self.optimizers))
@@ -140,6 +144,10 @@ class Inspection(HtmlTable):
         own = asdict(self)
         if not self.more_losses:
             del own["more_losses"]
+        if self.draws:
+            own["draws"] = {name: to_document(draw) for name, draw in self.draws.items()}
+        else:
+            del own["draws"]
         return record | own | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
 
 
@@ -179,6 +187,7 @@ def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> In
         controls=find_controls(recogniser, rules.values()),
         casts=_casts(training),
         batch=_named(training, training.batch),
+        draws=dict(training.draws),
         hyper=_named(training, training.hyper),
         statistics=_named(training, [s.tensor for s in training.states if s.kind is StateKind.STATISTIC]),
         scalars=_named(training, [s.tensor for s in training.states if s.kind is StateKind.SCALAR]),

@@ -17,6 +17,7 @@ from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEntry
 from gopt.artifact.states_file import STATES_FILE
+from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.lower.invariants import Check
 from gopt.notebook import HtmlTable
@@ -61,6 +62,8 @@ class FolderInspection(HtmlTable):
     values_bytes: int
     notes: tuple[str, ...]
     more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    draws: Mapping[str, Draw] | None = field(default=None, metadata=OPTIONAL)
+    """Input of random numbers -> what a run draws it from; None where there is none."""
 
     def __repr__(self) -> str:
         return f"<FolderInspection {self.folder}: {self.ranks} ranks, {sum(self.states.values())} states>"
@@ -91,6 +94,7 @@ def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspecti
         source=report.source,
         loss=manifest.loss,
         more_losses=manifest.more_losses,
+        draws=manifest.draws or None,
         states=Counter(state.kind.value for state in manifest.states),
         sharded=len(manifest.states) - len(common),
         replicated=len(common),

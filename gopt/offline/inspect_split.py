@@ -13,6 +13,7 @@ from gopt.artifact.report import balance
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
+from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.errors import InputError
 from gopt.notebook import HtmlTable
@@ -56,6 +57,8 @@ class SplitInspection(HtmlTable):
     checks: int
     notes: tuple[str, ...]
     more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    draws: Mapping[str, Draw] | None = field(default=None, metadata=OPTIONAL)
+    """As of ``FolderInspection``."""
 
     @property
     def pushed(self) -> int:
@@ -107,6 +110,7 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
         source=report.source,
         loss=manifest.loss,
         more_losses=manifest.more_losses,
+        draws=manifest.draws or None,
         states=Counter(state.kind.value for state in manifest.states),
         local=len(local),
         keys={kind.value: sum(key.kind is kind for key in entry.keys) for kind in KeyKind},

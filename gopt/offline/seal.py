@@ -17,7 +17,6 @@ from gopt.artifact.checkpoint_index import (
     LOCK_FILE,
     STATES_OF_RANK,
     VALUES_FILE,
-    CheckpointIndex,
     open_index,
 )
 from gopt.artifact.integrity import FileEntry, unchecked
@@ -83,18 +82,15 @@ def _seal_step(folder: Path) -> Sealed:
         **index.files,
         **_entries(folder, (each.name for each in folder.iterdir() if STATES_OF_RANK.fullmatch(each.name))),
     }
-    text = replace(index, manifest=_digest(manifest, replace(index, files=held)), run=manifest.run, files=held).text()
+    text = replace(
+        index, manifest=replace(index, files=held).of_run(manifest).digest(), run=manifest.run, files=held
+    ).text()
     return _written(folder / INDEX_FILE, text, index.files, held)
 
 
 def _check_unlocked(root: Path) -> None:
     if is_locked(root / LOCK_FILE):
         raise RunError(f"another job writes checkpoints into {root}", "wait for its end")
-
-
-def _digest(manifest: Manifest, index: CheckpointIndex) -> str:
-    plan = manifest.parameter_server
-    return (manifest if plan is None else manifest.with_trainers(index.trainers(plan.servers))).digest()
 
 
 def _entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:

@@ -38,7 +38,7 @@ class CollectiveUse:
     alone: bool = True
     own: bool = True
     statistic: bool = False
-    """The call makes new running statistics, of which any member's will do for all."""
+    """The call makes new running statistics, of which any member's will do for all, or gathers rows that they keep."""
 
     @property
     def reduce(self) -> str:
@@ -119,7 +119,7 @@ def reduce_scatter(call: CollectiveUse, operand: Operand) -> Placement:
 def all_gather(call: CollectiveUse, operand: Operand) -> Placement:
     """Sharded -> replicated; the shards must match the attributes of the call.
 
-    In a source, members' own values may be concatenated too.
+    In a source, members' own values may be concatenated too, and so may rows that statistics keep.
     """
     given = operand.placement
     if isinstance(given, FlatShard):
@@ -129,9 +129,13 @@ def all_gather(call: CollectiveUse, operand: Operand) -> Placement:
         here = Shard(int(call.attributes.get("axis", -1)), tuple(call.attributes.get("sizes", ())))
         if given != here:
             raise Mismatch(operand, f"a value {here}")
-    elif isinstance(given, (Partial, OnMember)) or call.own:
+    elif isinstance(given, (Partial, OnMember)) or (call.own and not _own_rows(call, given)):
         raise Mismatch(operand, "shards")
     return REPLICATED
+
+
+def _own_rows(call: CollectiveUse, given: Placement) -> bool:
+    return call.statistic and isinstance(given, PerMember) and "axis" in call.attributes
 
 
 def broadcast(call: CollectiveUse, operand: Operand) -> Placement:

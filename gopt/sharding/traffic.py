@@ -102,7 +102,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
                 node, known.of(node), place, ready[place], starts,
                 ends,
                 payload, _sent(program, node, payload), work[starts] > work[place + 1],
-                node.op_type in GATHERS and ready[place] < 0 and starts <= ends,
+                known.of(node) is CallContent.PARAMETERS and ready[place] < 0 and starts <= ends,
                 known.beside(node),
             )
         )  # fmt: skip
@@ -180,7 +180,7 @@ class _Kinds:
 
     def of(self, node: Node) -> CallContent:
         if node.op_type in GATHERS:
-            own = all(name in self.statistics for name in node.outputs)
+            own = node.made_by == "statistics" or all(name in self.statistics for name in node.outputs)
             return CallContent.OTHER if own else CallContent.PARAMETERS
         if any(name in self.gradients for name in node.inputs):
             return CallContent.GRADIENTS

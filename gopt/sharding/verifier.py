@@ -265,7 +265,7 @@ class ShardingInference:
             return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
         # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
         own = self.axes[axis] in self.program.mesh.data_axes
-        call = CollectiveUse(node.op_type, node.attributes, len(group) == 1, own)
+        call = CollectiveUse(node.op_type, node.attributes, len(group) == 1, own, node.made_by == "statistics")
         try:
             if inside and node.op_type == "Broadcast":
                 new = self.program.training.new_statistics

@@ -16,7 +16,8 @@ from gopt.ir.graph import ROLES, Graph
 
 def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata of the kept source: after sharding they cannot be recovered."""
-    named = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
+    kept = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
+    named = [name for name in kept if name not in training.counted]  # what counts samples is found again
     return RolesRecord(
         loss=training.loss,
         more_losses=training.losses[1:],
@@ -25,6 +26,7 @@ def roles_text(training: TrainingGraph) -> str:
         batch=tuple(training.batch),
         shared=tuple(training.shared.values()),
         statistics={**dict.fromkeys(named, ""), **training.reductions} or None,
+        draws=training.draws or None,
     ).text()
 
 
@@ -34,7 +36,10 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
     record = RolesRecord.parse(text, f"{name}: gopt.roles")
-    roles = RoleMap(record.losses, record.states, record.params, record.batch, record.shared, record.statistics or {})
+    roles = RoleMap(
+        record.losses, record.states, record.params, record.batch, record.shared, record.statistics or {},
+        record.draws or {},
+    )  # fmt: skip
     try:
         roles.check(graph)
     except OptionError as error:
@@ -73,4 +78,5 @@ def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:
         [*roles.batch, *(name for name in stored.batch if name not in roles.batch)],
         roles.shared or stored.shared,
         {**{name: rule for name, rule in stored.statistics.items() if name not in roles.params}, **roles.statistics},
+        {**stored.draws, **roles.draws},
     )

@@ -19,6 +19,7 @@ from gopt.offline.folder_contents import read_folder
 from gopt.option_records import changed
 from gopt.option_types import checked
 from gopt.runtime.session import Array
+from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.verbs.on_disk import TemporaryFolder
 from gopt.verbs.run_options import RunKeywords, RunOptions
@@ -28,12 +29,14 @@ from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
 @dataclass(frozen=True, slots=True)
 class Run(HtmlTable):
     """The result of a run. ``steps``: one record a step; ``path``: the checkpoint of the last one, which ``merge``,
-    ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is."""
+    ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is. ``draws``: the
+    seed of random numbers that the data did not give; None where the step draws none."""
 
     ranks: int
     steps: tuple[Progress, ...]
     folder: Path
     path: Path
+    draws: int | None = None
     _home: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -46,7 +49,8 @@ class Run(HtmlTable):
         return [each.loss for each in self.steps]
 
     def to_json(self) -> dict[str, Any]:
-        return {"ranks": self.ranks, "checkpoint": str(self.path), "steps": [each.to_json() for each in self.steps]}
+        return {"ranks": self.ranks, "checkpoint": str(self.path), "draws": self.draws,
+                "steps": [each.to_json() for each in self.steps]}  # fmt: skip
 
     @property
     def states(self) -> dict[str, Array]:
@@ -95,8 +99,9 @@ def run(
         told.append(progress)
         on_step(progress)
 
+    seed = seed_of(job, manifest_check.read_manifest(ranks)[0])
     count, last = _train(job, asked, RunHooks(tell))
-    return Run(count, tuple(told), ranks, root / step_dir(last), scratch)
+    return Run(count, tuple(told), ranks, root / step_dir(last), seed, scratch)
 
 
 def _train(job: Job, asked: RunOptions, hooks: RunHooks) -> tuple[int, int]:

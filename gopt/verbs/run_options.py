@@ -24,9 +24,10 @@ class RunOptions:
     """How a run trains.
 
     ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the
-    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``checkpoint``: a folder on disk;
-    one is written at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the
-    newest. ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
+    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``draws``: seed of the random
+    numbers that the data does not give; a resumed run keeps its own. ``checkpoint``: a folder on disk; one is written
+    at the end and ``every`` so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
+    ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
     along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
     without tiling and generated kernels, with the same bits. ``audit``: compare what ranks hold in common every so
     many steps, and before each checkpoint; 0 is never. ``trace``: the file for what every rank did when.
@@ -42,6 +43,7 @@ class RunOptions:
     settings: Mapping[str, float | str] = field(default_factory=dict)
     state: FilePath | None = None
     shuffle: int | None = None
+    draws: int | None = None
     checkpoint: FilePath | None = None
     every: int = 0
     keep: int = 2
@@ -63,9 +65,11 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, shuffle=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
+        check_least(self, shuffle=0, draws=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
         check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
         check_deadline(self.deadline)
+        if self.draws is not None and self.draws >= 2**64:
+            raise OptionError(f"--draws cannot be {self.draws}", "give a seed below 2**64")
         if self.checkpoint is None and (self.every or self.resume):
             raise OptionError(
                 f"--{'every' if self.every else 'resume'} needs --checkpoint CKPT", "name a folder for checkpoints"
@@ -81,6 +85,7 @@ class RunOptions:
         return Job(
             folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
+            draws=self.draws,
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
             tuning=self.tuning, audit=self.audit,
@@ -137,6 +142,7 @@ class RunKeywords(TypedDict, total=False):
     settings: Mapping[str, float | str]
     state: FilePath | None
     shuffle: int | None
+    draws: int | None
     checkpoint: FilePath | None
     every: int
     keep: int

@@ -10,6 +10,7 @@ import numpy as np
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.draws import DrawnInputs
 from gopt.verification import sampling
 from gopt.verification.compare import Values
 from gopt.verification.random_inputs import RandomInputs
@@ -33,12 +34,8 @@ class SampledBatches:
 
     def batch(self, number: int, part: int) -> Values:
         generator = np.random.default_rng([self.seed, 2, number, part])
-        types = self.training.graph.types
-        made = {
-            name: sampling.draw(types[name], generator, self.ranges.get(name))
-            for name in self.training.batch
-            if name not in self.random_inputs.fed
-        }
+        names = [name for name in self.training.batch if name not in self.random_inputs.fed]
+        made = sampling.draw_inputs(self.training, names, generator, self.ranges)
         return made | self.random_inputs.draw(self.seed, number, part)
 
     def plain(self) -> SampledBatches:
@@ -69,7 +66,8 @@ class UserBatches:
                     f"batch input {name!r} has the open shape {type}",
                     "give batches with --data, or fix the dimension in the step",
                 )
-        self._sources = [open_data(self.text, types, None) for _ in range(self.parts)]
+        drawn = DrawnInputs(types, self.training.draws, self.seed)
+        self._sources = [open_data(self.text, types, None, drawn) for _ in range(self.parts)]
 
     def batch(self, number: int, part: int) -> Values:
         for each in range(number + 1):  # a function yields them in order

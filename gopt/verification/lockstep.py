@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.analysis.statistic_points import StatisticReduction, path_nodes
+from gopt.analysis.statistic_points import Ring, RowQueue, StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node, clone
-from gopt.ir.types import numpy_dtype
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.engines.threads import run_ranks
@@ -58,11 +58,11 @@ def with_shared_means(graph: Graph, shared: SynchronisedValues) -> Graph:
 
 
 def with_reduced_statistics(
-    graph: Graph, reductions: Iterable[StatisticReduction], updated: Mapping[str, str]
+    graph: Graph, reductions: Iterable[StatisticReduction], updated: Mapping[str, str], ranks: int
 ) -> Graph:
     """The graph whose new statistics are made of values that the group ``shard`` reduces; all else reads a rank's own.
 
-    ``updated``: statistic -> its new value, an output.
+    ``updated``: statistic -> its new value, an output. ``ranks``: how many rows are gathered of.
     """
     producers, old = graph.producers(), list(graph.nodes)
     nodes, types = [clone(node) for node in old], dict(graph.types)
@@ -70,18 +70,15 @@ def with_reduced_statistics(
     for reduction in reductions if producers else ():
         for point in reduction.points:
             name = f"{point.value}.{point.reduce}"
-            if point.value not in producers and point.value not in graph.initializers:
-                raise InputError(
-                    f"the manifest says that ranks reduce {point.value!r}, which the source does not have",
-                    "verify the folder with the step that it was made from",
-                )
+            _check(graph, point.value, point.axis if point.reduce == "gather" else 0)
             if name not in types:
-                types[name] = types[point.value]
-                given = {"group": "shard", "reduce": point.reduce}
-                nodes.append(
-                    Node("AllReduce", [point.value], [name], domain=COMM, attributes=given, made_by=VERIFIER_CALL)
-                )
+                nodes += _met(types, point, name, ranks)
         new, renamed = updated[reduction.tensor], {p.value: f"{p.value}.{p.reduce}" for p in reduction.points}
+        if reduction.queue is not None:
+            _check(graph, reduction.queue.old, reduction.queue.axis)
+            joined = f"{reduction.tensor}.joined"
+            nodes += _joined(types, reduction.queue, list(renamed.values()), joined)
+            renamed = {reduction.queue.value: joined}
         for node in path_nodes(old, producers, list(renamed), new):
             read = [renamed.get(name, name) for name in node.inputs]
             renamed |= {name: f"{name}.of.{reduction.tensor}" for name in node.outputs if name}
@@ -99,6 +96,65 @@ def with_reduced_statistics(
         node.outputs = [own.get(name, name) for name in node.outputs]
     nodes += [Node("Identity", [own.get(value, value)], [name]) for name, value in made.items()]
     return replace(graph, nodes=nodes, types=types | {own[name]: types[name] for name in made})
+
+
+def _check(graph: Graph, value: str, axis: int) -> None:
+    """Raise InputError for a value, or a dimension of rows, that the source does not have."""
+    type = graph.types.get(value)
+    if type is None or (axis and axis >= len(type.shape or ())):
+        raise InputError(
+            f"the manifest says that ranks reduce {value!r}, which the source does not have so",
+            "verify the folder with the step that it was made from",
+        )
+
+
+def _met(types: dict[str, TensorType], point: StatisticPoint, name: str, ranks: int) -> list[Node]:
+    """The call that makes ``name`` of a value of every rank; places of a ring are known without one."""
+    type = types[point.value]
+    if point.ring is not None:
+        return _places(types, point, point.ring, name, ranks)
+    given: dict[str, Any] = {"group": "shard", "reduce": point.reduce}
+    types[name], op_type = type, "AllReduce"
+    if point.reduce == "gather":
+        sizes = [type.dims[point.axis]] * ranks
+        types[name], op_type = _sized(type, point.axis, sum(sizes)), "AllGather"
+        given = {"group": "shard", "axis": point.axis, "sizes": sizes}
+    return [Node(op_type, [point.value], [name], domain=COMM, attributes=given, made_by=VERIFIER_CALL)]
+
+
+def _places(types: dict[str, TensorType], point: StatisticPoint, ring: Ring, name: str, ranks: int) -> list[Node]:
+    """The places of the rows of all ranks, one rank behind the other."""
+    type, nodes, ahead = types[point.value], list[Node](), f"{name}.ahead"
+    parts = [f"{name}.{rank}" for rank in range(ranks)]
+    for rank, part in enumerate(parts):
+        step = _constant(types, f"{part}.step", np.array(rank * ring.step, numpy_dtype(type.dtype)))
+        nodes += [step, Node("Add", [point.value, f"{part}.step"], [part])]
+    rows = _constant(types, f"{name}.rows", np.array(ring.rows, numpy_dtype(type.dtype)))
+    types |= {name: _sized(type, point.axis, type.dims[point.axis] * ranks), **dict.fromkeys(parts, type)}
+    types[ahead] = types[name]
+    nodes += [Node("Concat", parts, [ahead], attributes={"axis": point.axis}), rows]
+    return [*nodes, Node("Mod", [ahead, f"{name}.rows"], [name])]
+
+
+def _joined(types: dict[str, TensorType], queue: RowQueue, rows: list[str], name: str) -> list[Node]:
+    """A queue of all rows, the old ones too, cut off at its oldest end."""
+    type, axis, size = types[queue.old], queue.axis, sum(types[each].dims[queue.axis] for each in (*rows, queue.old))
+    long, room = f"{name}.long", type.dims[axis]
+    types |= {name: type, long: _sized(type, axis, size)}
+    start = 0 if queue.front else size - room
+    ends = [f"{name}.start", f"{name}.stop", f"{name}.axis"]
+    nodes = [_constant(types, each, np.array([number])) for each, number in zip(ends, (start, start + room, axis))]
+    order = [*rows, queue.old] if queue.front else [queue.old, *rows]
+    return [*nodes, Node("Concat", order, [long], attributes={"axis": axis}), Node("Slice", [long, *ends], [name])]
+
+
+def _sized(type: TensorType, axis: int, size: int) -> TensorType:
+    return TensorType(type.dtype, (*type.dims[:axis], size, *type.dims[axis + 1 :]))
+
+
+def _constant(types: dict[str, TensorType], name: str, value: np.ndarray) -> Node:
+    types[name] = TensorType(str(value.dtype), value.shape)
+    return Node("Constant", [], [name], attributes={"value": onnx.numpy_helper.from_array(value)})
 
 
 @dataclass(frozen=True, slots=True)

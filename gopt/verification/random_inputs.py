@@ -15,38 +15,28 @@ import onnx
 
 from gopt.analysis.operators import RANDOM
 from gopt.analysis.training import TrainingGraph
+from gopt.documents.draws import Distribution, Draw
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.opset import opset_of
 from gopt.ir.scopes import bodies
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import TensorType, dtype_code, numpy_dtype
+from gopt.ir.types import TensorType, dtype_code
 from gopt.runtime.proto import as_node
+from gopt.runtime.training.draws import drawn
 from gopt.verification.compare import Values
 
-UNIFORM = "uniform"
-NORMAL = "normal"
 LEAST_OPSET = 13
 """From here on the operators that are written have one form."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomInput:
-    """An input that replaces a random node.
-
-    ``first``, ``second``: low and high, or mean and deviation. ``shared``: the node has a seed, so that every rank
-    draws the same.
-    """
+    """An input that replaces a random node. ``shared``: the node has a seed, so that every rank draws the same."""
 
     type: TensorType
-    law: str = UNIFORM
-    first: float = 0.0
-    second: float = 1.0
+    draw: Draw
     shared: bool = False
-
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
-        made = generator.uniform if self.law == UNIFORM else generator.normal
-        return np.asarray(made(self.first, self.second, self.type.dims)).astype(numpy_dtype(self.type.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +48,12 @@ class RandomInputs:
     def draw(self, seed: int, number: int, part: int) -> Values:
         """Draw the inputs of a data rank in a micro-step, counted over all steps."""
         return {
-            name: each.draw(np.random.default_rng([seed, 11, place, number, 0 if each.shared else part + 1]))
+            name: drawn(
+                each.draw, each.type,
+                np.random.default_rng([seed, 11, place, number, 0 if each.shared else part + 1]),
+            )
             for place, (name, each) in enumerate(self.fed.items())
-        }
+        }  # fmt: skip
 
 
 def find_random(graph: Graph) -> RandomInputs:
@@ -105,13 +98,13 @@ def _fed(node: Node, graph: Graph) -> RandomInput:
     wide = TensorType("float32", made.dims)
     if node.is_a("RandomUniform", "RandomUniformLike"):
         low, high = float(attributes.get("low", 0.0)), float(attributes.get("high", 1.0))
-        return RandomInput(made, UNIFORM, low, high, shared)
+        return RandomInput(made, Draw(Distribution.UNIFORM, low=low, high=high), shared)
     if node.is_a("RandomNormal", "RandomNormalLike"):
         mean, deviation = float(attributes.get("mean", 0.0)), float(attributes.get("scale", 1.0))
-        return RandomInput(made, NORMAL, mean, deviation, shared)
+        return RandomInput(made, Draw(Distribution.NORMAL, mean=mean, std=deviation), shared)
     if opset_of(graph.header) < LEAST_OPSET:
         raise _refusal(node, f"is of opset {opset_of(graph.header)}, and gopt feeds it from {LEAST_OPSET} on")
-    return RandomInput(wide, shared=shared)
+    return RandomInput(wide, Draw(Distribution.UNIFORM), shared)
 
 
 def feed_training(training: TrainingGraph, random_inputs: RandomInputs) -> TrainingGraph:

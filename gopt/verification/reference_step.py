@@ -88,7 +88,7 @@ class ReferenceProgram:
         if shared != SynchronisedValues():
             local = with_shared_means(local, shared)
         if met:
-            local = with_reduced_statistics(local, met, {s.tensor: s.updated for s in self.statistics})
+            local = with_reduced_statistics(local, met, {s.tensor: s.updated for s in self.statistics}, mesh.data_ranks)
         self._local = Executor(local, cache)
         self._update = Executor(update_graph(training, self.condition_outputs), cache)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import State, StateKind, TrainingGraph
+from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
+from gopt.runtime.training.draws import drawn
 
 DEFAULT_BOUND = 2
 HYPER = 0.01
@@ -24,7 +27,7 @@ INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Range of an integer input: at least 0 and below ``bound``, without ``masked``.
+    """Range of an integer input: at least ``low`` and below ``bound``, without ``masked``.
 
     ``masked``: values that the forward compares the input with (padding). ``ignored``: drawn now and then (a label's
     ``ignore_index``, which is not a class).
@@ -33,13 +36,14 @@ class Range:
     bound: int = DEFAULT_BOUND
     masked: frozenset[int] = frozenset()
     ignored: int | None = None
+    low: int = 0
 
     def draw(self, dims: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-        allowed = [each for each in sorted(self.masked) if 0 <= each < self.bound]
-        free = self.bound - len(allowed)
+        allowed = [each for each in sorted(self.masked) if self.low <= each < self.bound]
+        free = self.bound - self.low - len(allowed)
         if free < 1:
-            allowed, free = [], max(self.bound, 1)
-        values: np.ndarray = generator.integers(0, free, dims)
+            allowed, free = [], max(self.bound - self.low, 1)
+        values: np.ndarray = generator.integers(self.low, self.low + free, dims)
         for each in allowed:  # in ascending order: step over what is masked
             values = np.asarray(values + (values >= each))
         if self.ignored is not None and dims:
@@ -47,6 +51,35 @@ class Range:
             hidden[..., 0] = False
             values = np.where(hidden, self.ignored, values)
         return np.asarray(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """An index computed from an id: ``factor`` times the id, and from ``least`` to ``most`` more."""
+
+    factor: int = 1
+    least: int = 0
+    most: int = 0
+
+    def through(self, op_type: str, other: np.ndarray, first: bool) -> _Line | None:
+        """The line behind a node that computes with integers; ``first``: whether the line is its first operand."""
+        low, high = int(other.min()), int(other.max())
+        if op_type == "Add":
+            return _Line(self.factor, self.least + low, self.most + high)
+        if op_type == "Sub" and first:
+            return _Line(self.factor, self.least - high, self.most - low)
+        if op_type == "Mul" and low == high > 0:
+            return _Line(self.factor * low, self.least * low, self.most * low)
+        return None
+
+    def ids(self, length: int) -> tuple[int, int]:
+        """The least id and the bound of ids whose index lies on an axis of this length."""
+        return -(self.least // self.factor), (length - 1 - self.most) // self.factor + 1
+
+
+_PLAIN = _Line()
+_MOST = 10_000
+"""Values that an id is followed through."""
 
 
 def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
@@ -57,48 +90,71 @@ def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
 
 
 def index_bounds(training: TrainingGraph) -> dict[str, int]:
-    """For each integer batch input the number of things it can point at: the shortest axis it indexes."""
+    """For each integer batch input the bound of what it can point at."""
     return {name: each.bound for name, each in integer_ranges(training).items()}
 
 
 def _range(index: GraphIndex, start: str) -> Range:
-    types = index.graph.types
-    bounds: list[int] = []
+    bounds: list[tuple[int, int]] = []
     special: set[int] = set()
     bare = False  # something is looked up that no Where has replaced: -1 would be the last row, and is none to ignore
-    queue, seen = deque([(start, False)]), {(start, False)}
+    queue: deque[tuple[str, bool, _Line]] = deque([(start, False, _PLAIN)])
+    seen = {*queue}
     while queue:
-        name, replaced = queue.popleft()
+        name, replaced, line = queue.popleft()
         for node in index.users.get(name, ()):
-            data = types.get(node.inputs[0]) if node.inputs else None
-            axis = int(node.attributes.get("axis", 0))
-            if node.is_a("Gather", "GatherElements", "ScatterElements") and node.inputs[1] == name:
-                bare |= not replaced
-                if data is not None and data.static:
-                    bounds.append(data.dims[axis])
-            elif node.is_a("GatherND", "ScatterND") and node.inputs[1] == name:
-                bare |= not replaced
-                if data is not None and data.static:
-                    bounds.append(data.dims[0])
-            elif node.is_a("OneHot") and node.inputs[0] == name:
-                depth = constant(index, node.inputs[1])
-                if depth is not None:
-                    bounds.append(int(depth))
-            elif node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and data is not None and data.static:
-                bounds.append(data.dims[1])
+            looked_up = node.is_a(*_BY_SECOND) and node.inputs[1] == name
+            bare |= looked_up and not replaced
+            length = _indexed(index, node, name)
+            if length is not None:
+                bounds.append(line.ids(length))
                 if "ignore_index" in node.attributes:
                     special.add(int(node.attributes["ignore_index"]))
-            elif node.is_a("Equal"):
+            elif node.is_a("Equal") and line == _PLAIN:
                 other = constant(index, next((each for each in node.inputs if each != name), ""))
                 if other is not None and float(other).is_integer():
                     special.add(int(other))
-            elif node.is_a(*LAYOUT, *PASSING):
-                following = {(output, replaced or node.is_a("Where")) for output in node.outputs}
-                queue.extend(sorted(following - seen))
-                seen |= following
-    bound = min(bounds, default=DEFAULT_BOUND)
-    masked = frozenset(each for each in special if 0 <= each < bound)
-    return Range(bound, masked, min(special - masked, default=None) if bounds and not bare else None)
+            elif not looked_up:
+                behind = _behind(index, node, name, line)
+                if behind is not None and len(seen) < _MOST:
+                    new = {(output, replaced or node.is_a("Where"), behind) for output in node.outputs} - seen
+                    queue.extend(sorted(new, key=lambda each: each[0]))
+                    seen |= new
+    low, bound = max((low for low, _ in bounds), default=0), min((bound for _, bound in bounds), default=DEFAULT_BOUND)
+    low = max(low, 0)
+    if bounds and bound <= low:  # no id is right for all: paths that no batch takes
+        low, bound = 0, max(bound, 1)
+    masked = frozenset(each for each in special if low <= each < bound)
+    return Range(bound, masked, min(special - masked, default=None) if bounds and not bare else None, low)
+
+
+_BY_SECOND = ("Gather", "GatherElements", "ScatterElements", "GatherND", "ScatterND")
+"""Operators whose second operand has indices."""
+
+
+def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
+    """The length of the axis that a node indexes by a value; None where it does not, or the length is open."""
+    data = index.graph.types.get(node.inputs[0]) if node.inputs else None
+    fixed = data is not None and data.static
+    if node.is_a(*_BY_SECOND) and node.inputs[1] == name and data is not None and fixed:
+        return int(data.dims[0 if node.is_a("GatherND", "ScatterND") else int(node.attributes.get("axis", 0))])
+    if node.is_a("OneHot") and node.inputs[0] == name:
+        depth = constant(index, node.inputs[1])
+        return None if depth is None else int(depth)
+    if node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and data is not None and fixed:
+        return int(data.dims[1])
+    return None
+
+
+def _behind(index: GraphIndex, node: Node, name: str, line: _Line) -> _Line | None:
+    """The line behind a node, as far as ids are followed: arithmetic with constants, layout, casts, and of plain
+    ids what replaces some of them."""
+    if node.is_a("Add", "Sub", "Mul"):
+        other = index.constants.value(node.inputs[1 if node.inputs[0] == name else 0])
+        if other is None or other.dtype.kind not in "iu" or not other.size:
+            return None
+        return line.through(node.op_type, other, node.inputs[0] == name)
+    return line if node.is_a(*LAYOUT, "Cast") or (line == _PLAIN and node.is_a(*PASSING)) else None
 
 
 def constant(index: GraphIndex, name: str) -> float | None:
@@ -121,12 +177,24 @@ def draw(type: TensorType, generator: np.random.Generator, range: Range | None =
     return (range or Range()).draw(dims, generator).astype(numpy_dtype(type.dtype))
 
 
+def draw_inputs(
+    training: TrainingGraph, names: Iterable[str], generator: np.random.Generator, ranges: Mapping[str, Range]
+) -> dict[str, np.ndarray]:
+    """Batch inputs: random numbers from what the step says of them, others as ``draw``."""
+    types, draws = training.graph.types, training.draws
+    return {
+        name: drawn(draws[name], types[name], generator)
+        if name in draws
+        else draw(types[name], generator, ranges.get(name))
+        for name in names
+    }
+
+
 def draw_batch(
-    training: TrainingGraph, generator: np.random.Generator, bounds: dict[str, int]
+    training: TrainingGraph, generator: np.random.Generator, bounds: Mapping[str, int]
 ) -> dict[str, np.ndarray]:
     """One rank's batch; ``bounds``: see ``index_bounds``."""
-    types = training.graph.types
-    return {name: draw(types[name], generator, Range(bounds.get(name, DEFAULT_BOUND))) for name in training.batch}
+    return draw_inputs(training, training.batch, generator, {name: Range(each) for name, each in bounds.items()})
 
 
 def initial_state(training: TrainingGraph, state: State, generator: np.random.Generator) -> np.ndarray:

@@ -162,11 +162,7 @@ class _Measured:
         states = {s.tensor: sampling.initial_state(training, s, self.generator) for s in training.states}
         states |= {name: sampling.hyper(training.graph.types[name]) for name in training.hyper}
         ranges = sampling.without_ignored(sampling.integer_ranges(training))
-        types = training.graph.types
-        batches = [
-            {name: sampling.draw(types[name], self.generator, ranges.get(name)) for name in training.batch}
-            for _ in range(2)
-        ]
+        batches = [sampling.draw_inputs(training, training.batch, self.generator, ranges) for _ in range(2)]
         self.points = [self._wide({**states, **batch}, graph) for batch in batches]
         self._shake()
         self.gradients = [self._mean_gradients(point) for point in self.points]

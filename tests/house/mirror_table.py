@@ -119,7 +119,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
     **_each(
-        "runtime.parameter_server.job runtime.parameter_server.split_checkpoints "
+        "runtime.parameter_server.job "
         "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
         "runtime.parameter_server.trainer_messages runtime.parameter_server.outbox",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
@@ -226,7 +226,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.eager "
         "frontends.pytorch.eager_code "
-        "frontends.pytorch.hyper frontends.pytorch.randomness frontends.pytorch.schedules "
+        "frontends.pytorch.hyper frontends.pytorch.schedules "
         "frontends.pytorch.recorded_step frontends.pytorch.states frontends.pytorch.tracing "
         "cli.export cli.render_export",
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
@@ -325,7 +325,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("analysis.synchronised_values", _RECORDS, "numeric/test_synchronised.py", "docs/test_formats.py"),
     **_each(
         "analysis.statistic_points analysis.coupling.statistics analysis.coupling.sample_counts "
-        "analysis.coupling.divided_sums analysis.coupling.open_statistics passes.statistics.calls",
+        "analysis.coupling.divided_sums analysis.coupling.open_statistics passes.statistics.calls "
+        "analysis.coupling.gathered_rows analysis.coupling.ring_places passes.statistics.rows",
         "how ranks combine statistics", "numeric/test_roles_cases.py", "laws/test_kinds_roles.py",
     ),
     **_each("passes.shard.loss_weights", _SHARD, "numeric/test_loss_reduction.py", "golden/shard"),

@@ -10,7 +10,7 @@ from whole_gen import kinds
 from whole_gen.judge import drawn, judged
 from whole_gen.writer import Writer
 
-MODULES = ("whole_gen.kinds_roles", "whole_gen.kinds_statistics", "whole_gen.kinds_counts")
+MODULES = ("whole_gen.kinds_roles", "whole_gen.kinds_statistics", "whole_gen.kinds_counts", "whole_gen.kinds_rows")
 NAMES = sorted(name for name, step in kinds.load_all().items() if step.__module__ in MODULES)
 REFUSED = ("may be the new value", "may divide by their number", "a rate, or one over their number", "may replace any")
 """What a step may be refused for: all else is a defect."""

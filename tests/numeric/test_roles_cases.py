@@ -56,15 +56,25 @@ def test_an_update_cannot_read_what_ranks_hold_apart():
         gopt.shard(CASES / "roles/kfac_old.onnx", 2, statistics="local")
 
 
-def test_a_queue_of_rows_is_refused_once_and_its_hint_settles_it():
-    """The reference of verify keeps the statistics of each rank apart, as ranks do."""
+@pytest.mark.parametrize(("mesh", "stage"), [("shard=2", 1), ("shard=3", 3), ("dp=3", 0)])
+def test_a_queue_is_refused_once_and_its_hint_gathers_the_rows(mesh, stage):
     path = CASES / "roles/moco.onnx"
     with pytest.raises(UnsupportedError, match="keeps rows of single samples, by Concat") as caught:
-        gopt.shard(path, 2)
-    assert "--statistics queue=local" in caught.value.hints[0]
-    with pytest.raises(UnsupportedError, match="--statistics queue=gather is not supported"):
-        gopt.shard(path, 2, statistics="queue=gather")
-    assert gopt.verify(gopt.shard(path, 2, statistics="queue=local"), steps=2).outcome == "equal"
+        gopt.shard(path, mesh)
+    assert caught.value.hints[0].startswith("--statistics queue=gather: ranks gather the rows of all; local keeps")
+    sharded = gopt.shard(path, mesh, statistics="queue=gather", stage=stage)
+    assert sharded.program.reductions["queue"].rule == "gather" and gopt.verify(sharded, steps=2).outcome == "equal"
+
+
+def test_a_queue_has_room_for_the_rows_of_all_ranks():
+    with pytest.raises(UnsupportedError, match="4 ranks bring 12 rows in a step, and 'queue' has 9"):
+        gopt.shard(CASES / "roles/moco.onnx", 4, statistics="queue=gather")
+
+
+def test_ranks_may_keep_queues_of_their_own():
+    """The reference of verify keeps the statistics of each rank apart, as ranks do."""
+    sharded = gopt.shard(CASES / "roles/moco.onnx", 2, statistics="queue=local")
+    assert gopt.verify(sharded, steps=2).outcome == "equal"
 
 
 @pytest.mark.parametrize("name", ["b3_rows_set", "c05_maxnorm_mask"])

@@ -18,9 +18,11 @@ import gopt
 from gopt import api
 from gopt.artifact.checkpoint_index import INDEX_FILE, open_index, rank_states_file
 from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.artifact.server_entries import Mode, PullAt, ServerPlanEntry
-from gopt.errors import GoptError, InputError, OptionError
+from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
+from gopt.ir.types import TensorType
 from gopt.offline.diff import diff
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.inspect_folder import inspect_folder
@@ -179,6 +181,30 @@ def test_a_checkpoint_of_a_run_that_lost_trainers_is_merged_and_resharded(
     (tmp_path / "left.onnx").unlink()
     gopt.seal(step)
     merge(step, tmp_path / "left.onnx")
+
+
+@pytest.mark.parametrize("edit", ["lacks", "other type", "in common"])
+def test_the_files_of_trainers_that_do_not_count_are_compared(tmp_path: Path, edit: str) -> None:
+    home = split("cnn_sgd", tmp_path / "a", trainers=3, servers=2)
+    draw = np.random.default_rng(0)
+    batch = {"x": draw.random((24, 1, 8, 8)).astype("f4"), "y": np.zeros(24, "i8")}
+    step = gopt.run(home, batch, 1, settings={"lr": 0.1}, checkpoint=tmp_path / "kept").path
+    path, index = step / rank_states_file(2), open_index(step)
+    values = {name: np.array(tensor.numpy()) for name, tensor in load_state(path).items()}
+    state = next(iter(values))
+    if edit == "lacks":
+        del values[state]
+    elif edit == "other type":
+        values[state] = values[state].astype("f8")
+    else:  # running statistics are each trainer's own; here the manifest says that all have one
+        manifest = tmp_path / "kept/manifest.json"
+        manifest.write_text(manifest.read_text().replace(', "local": true', ""))
+    types = {name: TensorType(str(value.dtype), value.shape) for name, value in values.items()}
+    path.write_bytes(b"".join(safetensors_chunks(types, values.values())))
+    digest = index.of_run(read_manifest(tmp_path / "kept")[0]).digest()
+    (step / INDEX_FILE).write_text(replace(index, manifest=digest).text())
+    with pytest.raises(RunError, match=rf"rank_000[12]\.safetensors has .*{state}"):
+        merge(step, tmp_path / "back.onnx")
 
 
 def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -163,6 +163,18 @@ WRONG = [
 ]
 
 
+def test_rows_that_statistics_keep_are_joined():
+    """Each member has rows of its own samples, and all get those of all."""
+    generator = np.random.default_rng(7)
+    chunks: Chunks = [generator.standard_normal((2, 3)) for _ in range(MEMBERS)]
+    attributes = {"axis": 0, "sizes": [2] * MEMBERS}
+    call = CollectiveUse("AllGather", attributes, statistic=True)
+    whole = np.concatenate(chunks)
+    found = execute("AllGather", attributes, chunks, whole)
+    assert convert(call, Operand("x", PER_MEMBER)) == REPLICATED
+    assert found is not None and agrees(found, REPLICATED, whole)
+
+
 @pytest.mark.parametrize(("op_type", "attributes", "placement", "expected"), WRONG, ids=str)
 def test_what_is_wrong_is_refused(op_type, attributes, placement, expected):
     with pytest.raises(Mismatch) as caught:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -14,7 +16,9 @@ from onnx import ModelProto
 from plants import attribute, gradient_calls
 
 import gopt
-from gopt.errors import InputError, OptionError
+from gopt.analysis.role_map import RoleMap
+from gopt.documents.draws import Distribution, Draw
+from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.load import load
 from gopt.verification.batches import SampledBatches
 from gopt.verification.compare import Values
@@ -166,6 +170,74 @@ def test_what_the_backward_alone_compares_ids_with_is_no_label_to_ignore():
     ranges = integer_ranges(training)
     assert ranges["x"].ignored is None
     assert ranges["y"].ignored == -100
+
+
+def arithmetic(b: Builder, random: np.random.Generator, value: str, shape: tuple[int, ...]) -> tuple[str, Any]:
+    """A value behind some integer arithmetic and layout, and the same in NumPy."""
+    steps = []
+    for _ in range(random.integers(1, 5)):
+        kind = random.choice(["Add", "Sub", "from", "Mul", "offsets", "Cast", "Reshape", "plain"])
+        number = int(random.integers(1, 5))
+        if kind in ("Add", "Sub", "Mul"):
+            value = b.op(kind, value, b.const(number, "int64"))
+            steps.append({"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}[kind])
+            steps[-1] = functools.partial(lambda made, other, x: made(x, other), steps[-1], number)
+        elif kind == "from":
+            value = b.op("Add", b.const(number, "int64"), value)
+            steps.append(functools.partial(np.add, number))
+        elif kind == "offsets":
+            other = random.integers(0, 6, shape[-1])
+            value = b.op("Add", value, b.const(other, "int64"))
+            steps.append(functools.partial(np.add, other))
+        elif kind == "Cast":
+            value = b.op("Cast", b.op("Cast", value, to=6), to=7)
+        elif kind == "Reshape":
+            value = b.op("Reshape", b.op("Unsqueeze", value, b.const([0], "int64")), b.const(shape, "int64"))
+    return value, lambda x: functools.reduce(lambda held, step: step(held), steps, x)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ids_behind_arithmetic_stay_in_range(seed, tmp_path):
+    """Every id of the range is on the axis behind the arithmetic, and next to no other is."""
+    random, b = np.random.default_rng(seed), Builder()
+    shape, rows = (4, 3), int(random.integers(60, 900))
+    ids, table = b.input("ids", shape, "int64"), b.parameter("table", (rows, 2))
+    value, same = arithmetic(b, random, ids, shape)
+    if random.random() < 0.5:
+        found = b.op("Gather", table, value)
+    else:
+        found = b.op("OneHot", value, b.const(rows, "int64"), b.const([0.0, 1.0]))
+    b.output("loss", b.op("ReduceSum", found, keepdims=0), ())
+    graph = load(b.save(tmp_path / "g.onnx"), own=True)
+    own = integer_ranges(SimpleNamespace(graph=graph, batch=["ids"]))["ids"]
+    every = range(rows + 20)
+    right = [
+        each for each in every if same(np.full(shape, each)).min() >= 0 and same(np.full(shape, each)).max() < rows
+    ]
+    ids_of_range = [each for each in every if own.low <= each < own.bound]
+    assert {*ids_of_range} <= {*right} and len(right) - len(ids_of_range) <= 12, (
+        "offsets that are added are bounded apart"
+    )
+    assert {*np.unique(own.draw((20_000,), random))} <= {*range(own.low, own.bound)}
+
+
+def test_an_index_computed_from_a_uniform_draw_is_in_range(tmp_path):
+    """As PyTorch's integers were exported: a normal number would be an index out of the table, and an error."""
+    b = Builder()
+    u, x, w = b.input("u", (8,)), b.input("x", (8, 2)), b.parameter("w", (2, 2))
+    rows = b.op("Cast", b.op("Floor", b.op("Mul", u, b.const(2000.0))), to=7)
+    table = b.const(np.random.default_rng(0).standard_normal((2000, 2)))
+    out = b.op("Add", b.op("MatMul", x, w), b.op("Gather", table, rows))
+    b.output("loss", b.op("Mul", b.op("ReduceSum", b.op("Mul", out, out), keepdims=0), b.const(0.5)), ())
+    gradient = b.op("MatMul", b.op("Transpose", x, perm=[1, 0]), out)
+    b.output("w_out", b.op("Sub", w, b.op("Mul", gradient, b.const(0.1))), (2, 2))
+    path = b.save(tmp_path / "step.onnx")
+    with pytest.raises(RunError, match="out of range"):
+        Verifier(sharded(path)).run()
+    roles = RoleMap(draws={"u": Draw(Distribution.UNIFORM)})
+    gopt.shard(gopt.load(path, roles=roles), 2, stage=0).write(tmp_path / "told")
+    result = Verifier(tmp_path / "told").run()
+    assert result.equal, result.to_json()
 
 
 # --- the user's own -------------------------------------------------------------------------------------------------

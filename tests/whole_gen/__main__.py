@@ -32,9 +32,10 @@ def main() -> None:
                 return of_seed(seed, samples, scale, servers="servers" in sys.argv, only=only)
             return written(seed, samples, scale)
 
+        how: object = ""
         try:
             if "servers" in sys.argv:
-                how: object = drawn_split(seed)
+                how = drawn_split(seed)
                 found = judged_split(make, drawn_split(seed), seed, told=seed % 2 == 0, verify=verify)
             else:
                 how = setting = drawn(seed, meshes, make(4, 1))

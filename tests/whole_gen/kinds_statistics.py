@@ -1,4 +1,4 @@
-"""Statistics that look like something else: a scalar beside the loss, rows of a table, a queue."""
+"""Statistics that look like something else: a scalar beside the loss, rows of a table."""
 
 from __future__ import annotations
 
@@ -88,28 +88,3 @@ def rows_written(w: Writer) -> None:
     w.gradients["table"] = w.gradients.pop(written.name)
     w.out("loss", loss)
     w.becomes(table, written - g * 0.1)
-
-
-@kind
-def queue_of_rows(w: Writer) -> None:
-    """The last keys of samples are compared with the next ones; ranks do not gather them."""
-    w.options["accumulate"] = 1
-    x, other = w.fed("x", [3]), w.fed("other", [3])
-    w0 = parameter(w, "w0", 3, 2)
-    queue = w.state("queue", w.draw("queue", (200, 2)))
-    w.told = True
-    w.refusal = "keeps rows of single samples"
-    key = w.op("Tanh", w.op("MatMul", other, w.const(w.draw("k", (3, 2)))))
-    h = w.op("Tanh", x @ w0)
-    near = h @ queue.turn(1, 0)
-    loss = (near * near).mean() - (h * key).mean()
-    (g,) = gradients(loss, [w0])
-    w.out("loss", loss)
-    w.becomes(w0, w0 - g * 0.1)
-    count = key.shape[0]
-    if w.pick("front", "back") == "front":
-        kept = w.op("Slice", queue, w.const(np.array([0])), w.const(np.array([-count])), w.const(np.array([0])))
-        w.becomes(queue, w.op("Concat", key, kept, axis=0))
-    else:
-        kept = w.op("Slice", queue, w.const(np.array([count])), w.const(np.array([2**31])), w.const(np.array([0])))
-        w.becomes(queue, w.op("Concat", kept, key, axis=0))

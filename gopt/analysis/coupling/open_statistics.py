@@ -7,6 +7,8 @@ from dataclasses import dataclass
 RULES = ("mean", "sum", "max", "min", "root", "local")
 ROWS = ("local", "root")
 """Rules of a statistic that keeps rows of single samples."""
+GATHERED = ("gather", *ROWS)
+"""Rules of one whose rows ranks can gather."""
 WHOLE = ("mean", "root", "local")
 """Rules that combine new values whole, whatever makes them."""
 INTEGERS = ("sum", "max", "min", "root", "local")

@@ -6,17 +6,20 @@ those of the ranks. They are reduced, and all that lies behind them is computed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import isclose
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.divided_sums import DividedSums
+from gopt.analysis.coupling.gathered_rows import gathered_rows
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
-from gopt.analysis.coupling.open_statistics import INTEGERS, ROWS, RULES, OpenStatistic, Unclear
+from gopt.analysis.coupling.open_statistics import GATHERED, INTEGERS, ROWS, RULES, OpenStatistic, Unclear
 from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import LAYOUT
-from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
+from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
@@ -53,18 +56,41 @@ def statistic_reductions(
             found[state.tensor] = StatisticReduction(state.tensor, "sum", (point,))
             continue
         try:
-            found[state.tensor] = _reduction(context, counts, state, training.reductions.get(state.tensor, ""))
+            if training.reductions.get(state.tensor) == "gather":
+                found[state.tensor] = gathered_rows(context, counts, training, state)
+            else:
+                found[state.tensor] = _reduction(context, counts, state, training.reductions.get(state.tensor, ""))
         except Unclear as error:
-            unclear[state.tensor] = error.statistic
+            unclear[state.tensor] = _or_gathered(context, counts, training, state, error.statistic)
+    written = _written(training, found)
+    context.found = [fact for fact in context.found if fact in known or fact.value not in written]
     return found, unclear
+
+
+def _or_gathered(
+    context: CouplingContext, counts: SampleCounts, training: TrainingGraph, state: State, why: OpenStatistic
+) -> OpenStatistic:
+    """The same where its rows can be gathered: that comes first among the rules."""
+    try:
+        gathered_rows(context, counts, training, state)
+    except Unclear:
+        return why
+    return replace(why, rules=GATHERED)
+
+
+def _written(training: TrainingGraph, found: Mapping[str, StatisticReduction]) -> set[str]:
+    """The values behind gathered rows: their samples are those of all ranks."""
+    rows = [each for each in found.values() if each.rule == "gather"]
+    producers, updated = training.graph.producers() if rows else {}, training.state_of()
+    paths = [path_nodes(training.graph.nodes, producers, [p.value for p in each.points], updated[each.tensor].updated)
+             for each in rows]  # fmt: skip
+    return {name for path in paths for node in path for name in node.outputs}
 
 
 def _reduction(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
     """How a statistic is combined: as it follows the batch, or as the user says, with a note where the two differ."""
     if stated in ("root", "local"):
         return StatisticReduction(state.tensor, stated)
-    if stated == "gather":
-        raise Unclear("gopt does not gather rows of ranks", ROWS)
     if not stated:
         return _followed(context, counts, state, "")
     try:
@@ -190,8 +216,7 @@ class _Walk:
                 return self.stated
             joined = self._joins_rows(name)
             if joined is not None:
-                what = f"{name!r} keeps rows of single samples, by {joined.op_type} {joined.label!r}"
-                raise Unclear(f"{what}, and gopt does not gather rows of ranks", ROWS)
+                raise Unclear(f"{name!r} keeps rows of single samples, by {joined.op_type} {joined.label!r}", ROWS)
             where = f" ({node.op_type})" if node is not None else ""
             raise Unclear(f"the samples cannot be followed to {name!r}{where}")
         if mark.kind not in REDUCED and mark.kind is not Relation.UNKNOWN:

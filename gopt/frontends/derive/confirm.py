@@ -250,4 +250,4 @@ def _batches(training: TrainingGraph, data: str, seed: int) -> Iterator[Values]:
     ranges = sampling.without_ignored(sampling.integer_ranges(training))
     for number in count():
         generator = np.random.default_rng([seed, number])
-        yield {name: sampling.draw(kind, generator, ranges.get(name)) for name, kind in types.items()}
+        yield sampling.draw_inputs(training, types, generator, ranges)

@@ -22,7 +22,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.narrow_noise import NarrowNoise
 from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
-from gopt.frontends.pytorch.randomness import Draw, ReplayedDraws, draw_names
+from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_names
 from gopt.frontends.pytorch.states import Kind, find_places
 from gopt.frontends.pytorch.tracing import EPOCH, SCALE, TRACKER
 from gopt.ir.graph import Graph
@@ -89,8 +89,9 @@ def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def compare(
-    graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[Draw], hyper: FedOptions
-) -> ExportCheck:
+    graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
+    hyper: FedOptions,
+) -> ExportCheck:  # fmt: skip
     """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 

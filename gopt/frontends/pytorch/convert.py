@@ -10,14 +10,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import onnx
 import onnx_ir
 import onnx_ir.passes.common as common
 import onnxscript.optimizer
 import torch
 
+from gopt.documents.draws import Distribution
 from gopt.frontends.functional_step import LOSS, UPDATED
-from gopt.frontends.pytorch.randomness import Distribution, Draw, draw_names
+from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
 from gopt.frontends.pytorch.tracing import TracedStep
 
 OPSET = 20
@@ -108,22 +110,38 @@ def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     model.graph.input.extend(kept)
 
 
-def with_random_nodes(model: onnx.ModelProto, draws: Sequence[Draw]) -> None:
-    """Replace each input of random numbers by a random node without a seed."""
+def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> None:
+    """Replace each input of random numbers by a random node without a seed, and what makes integers of its numbers."""
     names = draw_names(len(draws))
     inputs = {each.name for each in model.graph.input}
     without_inputs(model, names)
-    nodes = [
-        onnx.helper.make_node(
-            "RandomUniform" if draw.distribution is Distribution.UNIFORM else "RandomNormal", [], [name],
-            name=name, shape=draw.shape,
-        )
-        for name, draw in zip(names, draws)
-        if name in inputs
-    ]  # fmt: skip
+    nodes = [node for name, each in zip(names, draws) if name in inputs for node in _random_nodes(model, name, each)]
     rest = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([*nodes, *rest])
+
+
+def _random_nodes(model: onnx.ModelProto, name: str, drawn: DrawnInput) -> list[onnx.NodeProto]:
+    """Nodes that draw what an input held."""
+    draw, make = drawn.draw, onnx.helper.make_node
+    if draw.distribution is Distribution.NORMAL:
+        return [make("RandomNormal", [], [name], name=name, shape=drawn.shape)]
+    if draw.distribution is Distribution.UNIFORM:
+        return [make("RandomUniform", [], [name], name=name, shape=drawn.shape)]
+    uniform, part = f"{name}.uniform", f"{name}.part"
+    if draw.distribution is Distribution.PERMUTATION:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(drawn.shape[-1:]), f"{name}.count"))
+        return [
+            make("RandomUniform", [], [uniform], name=uniform, shape=drawn.shape),
+            make("TopK", [uniform, f"{name}.count"], [part, name], name=name),
+        ]
+    return [
+        make(
+            "RandomUniform", [], [uniform], name=uniform, shape=drawn.shape, low=float(draw.low), high=float(draw.high)
+        ),
+        make("Floor", [uniform], [part], name=part),
+        make("Cast", [part], [name], name=name, to=onnx.TensorProto.INT64),
+    ]
 
 
 def unread_inputs(model: onnx.ModelProto) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
+from gopt.documents.draws import Draw
+from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError, RunError, UnsupportedError
 from gopt.frontends.pytorch.check import ExportCheck, FedOptions, compare
 from gopt.frontends.pytorch.convert import (
@@ -24,6 +26,7 @@ from gopt.frontends.pytorch.convert import (
 )
 from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe
 from gopt.frontends.pytorch.options import Draws, ExportOptions
+from gopt.frontends.pytorch.randomness import named
 from gopt.frontends.pytorch.recorded_step import RecordedStep
 from gopt.frontends.pytorch.shapes import check_trained, without_values
 from gopt.frontends.pytorch.tracing import TracedStep
@@ -51,6 +54,8 @@ class Exported(HtmlTable):
     inputs: tuple[str, ...]
     checked: ExportCheck | None
     notes: tuple[str, ...]
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    """Input of random numbers -> what ``gopt run`` draws it from."""
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt export --json`` prints."""
@@ -62,6 +67,7 @@ class Exported(HtmlTable):
                 "eager_losses": list(self.checked.eager_losses), "worst": self.checked.worst,
                 "worst_state": self.checked.worst_state,
             },
+            "draws": {name: to_document(draw) for name, draw in self.draws.items()},
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -98,7 +104,7 @@ def export(
     return Exported(
         str(Path(output)), data, len(graph.nodes), step.parameters, len(traced.states),
         sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
-        tuple(step.notes),
+        tuple(step.notes), {name: draw for name, draw in named(step.draws).items() if name in fed},
     )  # fmt: skip
 
 

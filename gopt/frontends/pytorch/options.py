@@ -33,9 +33,9 @@ class Draws(Enum):
     """Where random numbers, such as those of dropout, come from."""
 
     INPUTS = "inputs"
-    """Inputs ``draw_0``, ``draw_1``, …: a step is a function, and two runs can be compared."""
+    """Inputs ``draw_0``, ``draw_1``, … with what they are drawn from: ``gopt run`` draws them by a seed."""
     NODES = "nodes"
-    """Random nodes without a seed: nothing to feed, and ``gopt verify`` cannot confirm the step."""
+    """Random nodes without a seed: each run draws others. ``gopt verify`` makes inputs of them."""
 
 
 class Dynamic(Enum):

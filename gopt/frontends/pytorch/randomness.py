@@ -7,49 +7,54 @@ import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gopt.documents.draws import Distribution, Draw
 from gopt.errors import GoptError, UnsupportedError
 
 aten = torch.ops.aten
 
 
-class Distribution(Enum):
-    """The distribution of an input of random numbers."""
-
-    UNIFORM = "uniform"
-    """From 0 (included) to 1 (excluded)."""
-    NORMAL = "normal"
-    """Mean 0, deviation 1."""
-
-
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """An input of random numbers, in float32."""
+class DrawnInput:
+    """An input of random numbers: integers in int64, others in float32."""
 
-    distribution: Distribution
+    draw: Draw
     shape: tuple[int, ...]
 
     def values(self, generator: torch.Generator) -> torch.Tensor:
         """Fresh numbers."""
-        make = torch.rand if self.distribution is Distribution.UNIFORM else torch.randn
-        return make(self.shape, generator=generator)
+        draw, kind = self.draw, self.draw.distribution
+        if kind is Distribution.INTEGERS:
+            return torch.randint(int(draw.low), int(draw.high), self.shape, generator=generator)
+        if kind is Distribution.PERMUTATION:
+            return torch.randperm(self.shape[0], generator=generator)
+        if kind is Distribution.NORMAL:
+            return torch.randn(self.shape, generator=generator)
+        return torch.rand(self.shape, generator=generator)
+
+
+UNIFORM, NORMAL, PERMUTATION = map(Draw, (Distribution.UNIFORM, Distribution.NORMAL, Distribution.PERMUTATION))
 
 
 def draw_names(count: int) -> list[str]:
     return [f"draw_{place}" for place in range(count)]
 
 
+def named(draws: Sequence[DrawnInput]) -> dict[str, Draw]:
+    """Input of random numbers -> what it is drawn from."""
+    return {name: each.draw for name, each in zip(draw_names(len(draws)), draws)}
+
+
 class _Source(TorchDispatchMode):
     """Replaces random operators of ATen by the numbers of ``next``; raises UnsupportedError for other random
     operators."""
 
-    def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
+    def next(self, draw: Draw, shape: Sequence[int]) -> torch.Tensor:
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,24 +103,26 @@ class RecordedDraws(_Source):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.found: list[Draw] = []
+        self.found: list[DrawnInput] = []
         self._generator = torch.Generator().manual_seed(seed)
 
-    def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
-        self.found.append(Draw(distribution, tuple(int(size) for size in shape)))
+    def next(self, draw: Draw, shape: Sequence[int]) -> torch.Tensor:
+        self.found.append(DrawnInput(draw, tuple(int(size) for size in shape)))
         return self.found[-1].values(self._generator)
 
 
 class ReplayedDraws(_Source):
-    """Returns the numbers of inputs, in order."""
+    """Returns the numbers of inputs, in order. ``expected``: what they were drawn from, where that is known."""
 
-    def __init__(self, values: Sequence[torch.Tensor]) -> None:
+    def __init__(self, values: Sequence[torch.Tensor], expected: Sequence[DrawnInput] = ()) -> None:
         super().__init__()
-        self._values = values
+        self._values, self._expected = values, expected
         self.taken = 0
 
-    def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
-        if self.taken == len(self._values) or tuple(self._values[self.taken].shape) != tuple(shape):
+    def next(self, draw: Draw, shape: Sequence[int]) -> torch.Tensor:
+        taken = self.taken
+        other = taken == len(self._values) or tuple(self._values[taken].shape) != tuple(shape)
+        if other or (self._expected and self._expected[taken].draw != draw):
             raise UnsupportedError(
                 "the step draws other random numbers when it runs again",
                 "draw them outside and put them into the batch",
@@ -125,11 +132,11 @@ class ReplayedDraws(_Source):
 
 
 def _uniform(source: _Source, x: torch.Tensor) -> torch.Tensor:
-    return source.next(Distribution.UNIFORM, x.shape)
+    return source.next(UNIFORM, x.shape)
 
 
 def _normal(source: _Source, x: torch.Tensor) -> torch.Tensor:
-    return source.next(Distribution.NORMAL, x.shape)
+    return source.next(NORMAL, x.shape)
 
 
 def _bernoulli_in_place(source: _Source, x: Any, p: Any = 0.5, generator: Any = None) -> Any:
@@ -152,11 +159,11 @@ def _dtype(options: dict[str, Any], default: torch.dtype | None = None) -> torch
 
 
 def _rand(source: _Source, size: Any, **options: Any) -> Any:
-    return source.next(Distribution.UNIFORM, size).to(_dtype(options))
+    return source.next(UNIFORM, size).to(_dtype(options))
 
 
 def _randn(source: _Source, size: Any, **options: Any) -> Any:
-    return source.next(Distribution.NORMAL, size).to(_dtype(options))
+    return source.next(NORMAL, size).to(_dtype(options))
 
 
 def _rand_like(source: _Source, x: Any, **options: Any) -> Any:
@@ -190,12 +197,12 @@ def _exponential_in_place(source: _Source, x: Any, lambd: float = 1.0, generator
 
 
 def _integers(source: _Source, low: int, high: int, size: Any, **options: Any) -> Any:
-    drawn = source.next(Distribution.UNIFORM, size)
-    return torch.floor(drawn * (high - low) + low).to(options.get("dtype") or torch.int64)
+    drawn = source.next(Draw(Distribution.INTEGERS, low=low, high=high), size)
+    return drawn.to(options.get("dtype") or torch.int64)
 
 
 def _permutation(source: _Source, count: int, **options: Any) -> Any:
-    return torch.argsort(source.next(Distribution.UNIFORM, (count,))).to(options.get("dtype") or torch.int64)
+    return source.next(PERMUTATION, (count,)).to(options.get("dtype") or torch.int64)
 
 
 def _integers_like(source: _Source, x: torch.Tensor, low: int, high: int, **options: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
 import torch
 
+from gopt.documents.draws import Draw
 from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
@@ -25,8 +26,8 @@ from gopt.frontends.pytorch.eager_steps import EagerSteps, eager_steps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.first_steps import first_steps_apart
 from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists
-from gopt.frontends.pytorch.options import ExportOptions
-from gopt.frontends.pytorch.randomness import Draw, RecordedDraws, no_draws_of_python
+from gopt.frontends.pytorch.options import Draws, ExportOptions
+from gopt.frontends.pytorch.randomness import DrawnInput, RecordedDraws, named, no_draws_of_python
 from gopt.frontends.pytorch.reads import line_of
 from gopt.frontends.pytorch.samples import dimensions, resized, samples_of
 from gopt.frontends.pytorch.schedules import in_graph
@@ -50,7 +51,7 @@ class RecordedStep:
     recipe: Recipe
     options: ExportOptions
     seen: EagerSteps
-    draws: list[Draw]
+    draws: list[DrawnInput]
     scheduled: bool
     notes: list[str]
     parameters: int = 0
@@ -141,6 +142,7 @@ class RecordedStep:
         for sizes in pairs_of_sizes(dimensions(self.recipe)):
             advance(f"tracing {sizes[0]} and {sizes[1]} samples")
             first, second = map(self._with_samples, sizes)
+            _refuse_sized_draws(first.draws, second.draws)
             traced, other = first.trace(), second.trace()
             models = first.convert(traced, name), second.convert(other, name)
             try:
@@ -222,8 +224,18 @@ class RecordedStep:
             f"the code compares {name} with a number: the step holds on the side of {float(traced.hyper[name]):g} alone"
             for name in traced.fixed
         ]
-        _add_roles(model, traced)
+        _add_roles(model, traced, named(self.draws) if self.options.draws is Draws.INPUTS else {})
         return model
+
+
+def _refuse_sized_draws(one: Sequence[DrawnInput], two: Sequence[DrawnInput]) -> None:
+    """Raise UnsupportedError where integers are drawn below a number that the number of samples decides."""
+    for name, draw, other in zip(named(one), named(one).values(), named(two).values()):
+        if draw != other:
+            raise UnsupportedError(
+                f"--dynamic batch: {name} is drawn from {draw} or {other}, as the number of samples is",
+                "draw torch.rand, and compute the integers from it; torch.randperm holds for any size",
+            )
 
 
 def _no_form(error: BaseException) -> UnsupportedError:
@@ -248,8 +260,9 @@ def _line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:400]
 
 
-def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
-    """Write states and batch as metadata, which gopt reads first."""
+def _add_roles(model: onnx.ModelProto, traced: TracedStep, draws: Mapping[str, Draw]) -> None:
+    """Write states, batch and draws as metadata, which gopt reads first. ``draws``: those that are inputs."""
     inputs = {each.name for each in model.graph.input}
     states = {name: f"{name}{UPDATED}" for name in traced.states}
-    add_roles(model, LOSS, states, [name for name in (*traced.batch, *traced.draws) if name in inputs])
+    drawn = {name: draw for name, draw in draws.items() if name in inputs}
+    add_roles(model, LOSS, states, [name for name in (*traced.batch, *drawn) if name in inputs], draws=drawn)

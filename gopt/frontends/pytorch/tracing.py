@@ -33,7 +33,7 @@ from gopt.frontends.pytorch.hyper import Hyper, hyper_inputs
 from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists, run_optimizers, started
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
-from gopt.frontends.pytorch.randomness import Draw, ReplayedDraws, draw_names
+from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_names
 from gopt.frontends.pytorch.reads import assumptions, no_reads
 from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
@@ -90,7 +90,7 @@ def _extra_states(
 
 
 def trace(
-    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, draws: Sequence[Draw],
+    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, draws: Sequence[DrawnInput],
     scheduled: bool, way: OptimizerTracing,
 ) -> TracedStep:  # fmt: skip
     """Trace one step. ``scheduled``: whether the scheduler's rate is computed in the graph."""
@@ -123,7 +123,7 @@ def trace(
             own_outputs = returned(recipe, names) if options.outputs else no_outputs()
             with (
                 readable(examples, fixed, recipe.optimizers),
-                ReplayedDraws([values[name] for name in drawn]),
+                ReplayedDraws([values[name] for name in drawn], draws),
                 own_outputs as own,
             ):
                 with swapped(recipe, [*carried, *constant], values, hyper, scheduled, way):

@@ -116,6 +116,8 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
         return "absent value"
     if node.op_type in ALONG_AXIS and node.made_by == "tensor-parallel":
         return "a mapping of a dimension: a packed call would not be a mapping of it"
+    if node.op_type == "AllGather" and node.made_by == "statistics":
+        return "rows of samples: ranks hold no parts of them"
     if node.op_type == "ReduceScatter" and not spans_data_axes(node, data_axes(graph)):
         return "a mapping of the source: members have parts of a dimension"
     unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]

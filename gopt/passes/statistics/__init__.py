@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
-from gopt.analysis.coupling.open_statistics import ROWS, RULES, WHOLE, OpenStatistic
+from gopt.analysis.coupling.open_statistics import GATHERED, ROWS, RULES, WHOLE, OpenStatistic
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
@@ -95,7 +95,10 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
     """How each statistic is combined: as the user says, and the others by the policy."""
     states = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
     found = analyse_couplings(training)
-    asked = states if policy is StatisticPolicy.AUTO else [name for name in states if name in training.reductions]
+    rings = {p.ring.pointer for each in found.statistics.values() for p in each.points if p.ring is not None}
+    asked = states
+    if policy is not StatisticPolicy.AUTO:
+        asked = [name for name in states if name in training.reductions or name in rings]
     unclear = [name for name in asked if name in found.unclear]
     if unclear:
         raise _unclear(training, {name: found.unclear[name] for name in unclear})
@@ -124,7 +127,12 @@ def _unclear(training: TrainingGraph, unclear: Mapping[str, OpenStatistic]) -> U
         hints.append("write the number of samples as the size (Shape) of a batch input, and ranks add it up")
     rules = WHOLE if said and why.rules == RULES else why.rules
     named = ",".join(f"{name}={rules[0] if name == first else each.rules[0]}" for name, each in unclear.items())
-    if why.rules == ROWS:
+    if why.rules == GATHERED:
+        hints.append(
+            f"--statistics {named}: ranks gather the rows of all; local keeps each rank's own, and root those of the "
+            "first rank"
+        )
+    elif why.rules == ROWS:
         hints.append(f"--statistics {named}: local keeps each rank's own, and root those of the first rank")
     else:
         others = f"{', '.join(rules[1:-1])} or {rules[-1]}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.statistic_points import path_nodes
+from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.passes.statistics.rows import RowCalls
 from gopt.program import Accumulator, SpmdProgram
 
 
@@ -66,9 +67,9 @@ class StatisticCalls:
 
         ``held``: statistic -> the nodes of the update, by first output, that read its old value after micro-steps.
         """
-        points = {s.tensor: self.program.reductions[s.tensor].points for s in states}
+        reductions = {s.tensor: self.program.reductions[s.tensor] for s in states}
         paths = {
-            s.tensor: path_nodes(self.nodes, self.producers, [self._own(p.value) for p in points[s.tensor]], s.updated)
+            s.tensor: path_nodes(self.nodes, self.producers, list(map(self._own, reductions[s.tensor].cut)), s.updated)
             for s in states
         }
         for state in states:
@@ -78,8 +79,40 @@ class StatisticCalls:
                 self.rewriter.rewire(reader, name, local)
             self.producers[local], self.local[name] = self.producers[name], local
         for state in states:
-            values = {self._own(p.value): self._call(state, self._own(p.value), p.reduce) for p in points[state.tensor]}
+            reduction = reductions[state.tensor]
+            if reduction.rule == "gather":
+                values = self._gathered(state, reduction, held)
+            else:
+                values = {self._own(p.value): self._call(state, self._own(p.value), p.reduce) for p in reduction.points}
             self._emit(state, values, paths[state.tensor], held.get(state.tensor, ()))
+
+    def _gathered(self, state: State, reduction: StatisticReduction, held: Container[str]) -> dict[str, str]:
+        """The values that are read for a rank's own: the rows of all ranks, or the queue in which they are."""
+        if state.tensor in held:
+            raise UnsupportedError(
+                f"the update of parameters reads the statistic {state.tensor!r}, into which each micro-step of "
+                "--accumulate writes rows",
+                "leave --accumulate out",
+            )
+        emitted = RowCalls(self.program, self.group, self.rewriter, state.tensor)
+        rows = {p.value: self._rows(emitted, state, p) for p in reduction.points}
+        if reduction.queue is not None:
+            joined = emitted.queue(reduction.queue, list(rows.values()), f"gopt.statistics.of.{state.tensor}")
+            return {self._own(reduction.queue.value): joined}
+        return {self._own(name): made for name, made in rows.items()}
+
+    def _rows(self, emitted: RowCalls, state: State, point: StatisticPoint) -> str:
+        """The rows of all ranks; one call for all statistics that keep them."""
+        value, key = self._own(point.value), f"{point.reduce} along {point.axis}"
+        if (value, key) not in self.reduced:
+            made = f"gopt.statistics.reduced{len(self.reduced)}"
+            if point.ring is not None:
+                emitted.places(value, made, point.axis, point.ring)
+            else:
+                self.calls += 1
+                emitted.rows(value, made, point.axis, self._producer(state, value, "rows"))
+            self.reduced[value, key] = made
+        return self.reduced[value, key]
 
     def _own(self, name: str) -> str:
         return self.local.get(name, name)
@@ -109,13 +142,7 @@ class StatisticCalls:
             return made
         if self.constants.value(value) is not None:
             return self.reduced.setdefault((value, reduce), self._times_ranks(value))
-        producer = self.producers.get(value)
-        if producer is None:
-            raise UnsupportedError(
-                f"statistic {state.tensor!r} follows {value!r}, which this mesh splits: its {reduce} over ranks is not "
-                "supported",
-                "leave out the axes that split the computation",
-            )
+        producer = self._producer(state, value, reduce)
         made = f"gopt.statistics.reduced{len(self.reduced)}"
         self.calls += 1
         self.rewriter.add(
@@ -124,6 +151,17 @@ class StatisticCalls:
         )  # fmt: skip
         self.reduced[value, reduce] = made
         return made
+
+    def _producer(self, state: State, value: str, what: str) -> Node | None:
+        """The node that makes a value; None for an input."""
+        producer = self.producers.get(value)
+        if producer is None and value not in self.graph.inputs:
+            raise UnsupportedError(
+                f"statistic {state.tensor!r} follows {value!r}, which this mesh splits: its {what} over ranks is not "
+                "supported",
+                "leave out the axes that split the computation",
+            )
+        return producer
 
     def _times_ranks(self, value: str) -> str:
         type, many = self.graph.types[value], f"gopt.statistics.ranks{len(self.reduced)}"

@@ -24,6 +24,7 @@ from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.roster import Roster
 from gopt.runtime.parameter_server.faults import FaultOptions
 from gopt.runtime.session import Array
+from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job
@@ -32,7 +33,8 @@ from gopt.runtime.training.startup import startup_values
 
 @dataclass(frozen=True, slots=True)
 class ServerJob:
-    """A job and its split. ``trainers``: the number of trainers in this run."""
+    """A job and its split. ``trainers``: the number of trainers in this run; ``manifest`` is for it, ``written`` is the
+    folder's own."""
 
     job: Job
     manifest: Manifest
@@ -41,6 +43,7 @@ class ServerJob:
     roles: Roles | None = None
     """Which process has which roles; None: one each, trainers first."""
     faults: FaultOptions = field(default_factory=FaultOptions)
+    written: Manifest | None = None
 
     @classmethod
     def read(cls, job: Job, trainers: int | None = None, roles: str | None = None) -> ServerJob:
@@ -69,13 +72,18 @@ class ServerJob:
         if found is not None:
             count = found.trainers if trainers is None else count
             found.check_counts(count, plan.servers)
-        return cls(job, manifest.with_trainers(count), plan, count, found)
+        return cls(job, manifest.with_trainers(count), plan, count, found, written=manifest)
 
     def processes(self, started: int) -> tuple[int, ...]:
         """The process of each endpoint; raises OptionError where a launcher started another number."""
         roles = self.roles or Roles.default(self.trainers, self.servers)
         roles.check_processes(started)
         return (*roles.trainer_ranks, *roles.server_ranks)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the random numbers of the job, as ``seed_of``."""
+        return seed_of(self.job, self.manifest)
 
     @property
     def servers(self) -> int:
@@ -162,7 +170,8 @@ def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
     job = server_job.job
     mine: dict[str, Any] = {
         "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,
-        "--set": sorted(job.settings.items()), "--accumulate": server_job.manifest.accumulate,
+        "--set": sorted(job.settings.items()), "--draws": server_job.seed,
+        "--accumulate": server_job.manifest.accumulate,
         "the byte order": sys.byteorder, "checkpoints": job.checkpoint is not None, "--resume": job.resume,
         "--nan, --stop, --on-trainer-loss or --staleness": str(server_job.faults),
     }  # fmt: skip

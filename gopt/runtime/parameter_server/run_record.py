@@ -22,7 +22,7 @@ from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.disk.files import digest_of, is_regular_file, reason
 from gopt.disk.staging import replace_file
-from gopt.documents.records import from_document, key, to_document
+from gopt.documents.records import OPTIONAL, from_document, key, to_document
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.load import load
 from gopt.runtime.messages.endpoint import Endpoint
@@ -62,6 +62,7 @@ class JobRecord:
     state: ReadFile | None
     settings: Mapping[str, str]
     shuffle: int | None
+    draws: int | None = field(default=None, metadata=OPTIONAL)
     startup: bool
     every: int
     nan: OnNan
@@ -74,8 +75,9 @@ class JobRecord:
         return cls(
             trainers=server_job.trainers, steps=job.steps, data=ReadFile.of(job.data),
             state=None if job.state is None else ReadFile.of(job.state), settings=dict(job.settings),
-            shuffle=job.shuffle, startup=job.startup, every=job.every if job.checkpoint is not None else 0,
-            nan=faults.nan, stop=faults.stop, staleness=faults.staleness,
+            shuffle=job.shuffle, draws=server_job.seed, startup=job.startup,
+            every=job.every if job.checkpoint is not None else 0, nan=faults.nan, stop=faults.stop,
+            staleness=faults.staleness,
         )  # fmt: skip
 
     def server_job(self, folder: Path, checkpoint: Path, record: Path) -> ServerJob:
@@ -83,8 +85,8 @@ class JobRecord:
         OptionError for what the folder cannot run."""
         job = Job(
             folder=folder, data=self.data.name, steps=self.steps, settings=self.settings, shuffle=self.shuffle,
-            state=None if self.state is None else self.state.name, startup=self.startup, every=self.every,
-            checkpoint=checkpoint, record=record,
+            draws=self.draws, state=None if self.state is None else self.state.name, startup=self.startup,
+            every=self.every, checkpoint=checkpoint, record=record,
         )  # fmt: skip
         found = ServerJob.read(job, self.trainers)
         faults = FaultOptions(self.nan, self.stop, staleness=self.staleness)

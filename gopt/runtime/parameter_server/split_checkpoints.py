@@ -13,19 +13,22 @@ from gopt.runtime.training.checkpoint import NOTHING, Checkpoints
 
 
 class SplitCheckpoints:
-    """When an endpoint writes a checkpoint, and the one from which it starts. ``step``: the rounds before the start."""
+    """When an endpoint writes a checkpoint, and the one from which it starts. ``step``: the rounds before the start.
+    ``ahead``: of the data, as of ``MicroStep``."""
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
         self._job, self._number = server_job.job, endpoint
         job = server_job.job
         self.checkpoints: Checkpoints | None = None
         if job.checkpoint is not None:
-            self.checkpoints = Checkpoints(job.checkpoint, job.folder, server_job.manifest, job.keep)
+            written, trainers = server_job.written or server_job.manifest, server_job.trainers
+            self.checkpoints = Checkpoints(job.checkpoint, job.folder, written, job.keep, trainers, server_job.seed)
             self.checkpoints.check(job.resume)
         elif job.resume:
             raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")
         steps = self.checkpoints.steps() if self.checkpoints is not None and job.resume else []
         self.step = steps[-1] if steps else 0
+        self.ahead = self.checkpoints.start_from(self.step) if self.checkpoints is not None and steps else 0
         self._saved = self.step
 
     def load(self) -> dict[str, Array] | None:
@@ -52,7 +55,7 @@ class SplitCheckpoints:
         """The value that this endpoint saved beside its states in the newest checkpoint; None where there is none."""
         if self.checkpoints is None or not self.step:
             return None
-        return self.checkpoints.load_extra(self._number, self.step, name)
+        return self.checkpoints.load_extra(self.step, name)
 
     def save(
         self, engine: EndpointEngine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array],

@@ -79,7 +79,7 @@ class PushPullTrainer:
         graphs = server_job.graphs(endpoint.number)
         self.graphs = {phase: self.messages.prepare(graph) for phase, graph in graphs.items()}
         self._hyper = hyper_parameters(manifest, job.settings)
-        self.data = TrainerData(server_job, endpoint.number)
+        self.data = TrainerData(server_job, endpoint.number, self.checkpoints.ahead)
         self._copies = [state for state in self.entry.state if state.copy and not state.local]
         kept = [state for state in self.entry.state if not state.copy or state.local]
         loaded = self.checkpoints.load() if job.resume else None

@@ -8,16 +8,18 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.training.data import ArraySource, Batch, DataEndedError, MicroStep, open_data
+from gopt.runtime.training.draws import DrawnInputs
 
 
 class TrainerData:
-    """The batches of one trainer. ``idle``: it has none for the current step, nor for later ones.
+    """The batches of one trainer. ``idle``: it has none for the current step, nor for later ones. ``ahead``: as of
+    ``MicroStep``.
 
     Raises InputError for arrays that fit no input, and OptionError for a function that cannot be found.
     """
 
-    def __init__(self, server_job: ServerJob, number: int) -> None:
-        self._number, self._parts = number, server_job.trainers
+    def __init__(self, server_job: ServerJob, number: int, ahead: int) -> None:
+        self._number, self._parts, self._ahead_by = number, server_job.trainers, ahead
         self._job = server_job.job
         self._times = max(server_job.manifest.schedule.values())
         """Micro-steps of a step."""
@@ -30,7 +32,8 @@ class TrainerData:
                 )
         self._types: dict[str, TensorType] = {each.name: each.type for each in inputs}
         once = server_job.faults.stop is not None
-        self._source = open_data(self._job.data, self._types, self._job.shuffle, once=once)
+        drawn = DrawnInputs.of(server_job.manifest, server_job.seed)
+        self._source = open_data(self._job.data, self._types, self._job.shuffle, drawn, once=once)
         self._ahead: list[Batch] = []
         self._taken: int | None = None
         """The step whose batches were taken ahead."""
@@ -49,9 +52,8 @@ class TrainerData:
         """The batch of a micro-step. Raises InputError where the data has ended."""
         if self._ahead:
             return self._ahead[turn]
-        place = MicroStep(step * self._times + turn, self._number, self._parts)
         try:
-            return self._source.batch(place)
+            return self._source.batch(self._place(step, turn))
         except DataEndedError as error:
             raise InputError(
                 f"trainer {self._number}: {error.message}", "yield more, take fewer --steps, or add --stop first or all"
@@ -62,14 +64,16 @@ class TrainerData:
         if step == self._taken or self.idle:
             return not self.idle
         self._ahead, self._taken = [], step
-        place = [MicroStep(step * self._times + turn, self._number, self._parts) for turn in range(self._times)]
         try:
-            self._ahead = [self._source.batch(each) for each in place]
+            self._ahead = [self._source.batch(self._place(step, turn)) for turn in range(self._times)]
         except DataEndedError:
             self.idle = True
         return not self.idle
 
+    def _place(self, step: int, turn: int) -> MicroStep:
+        return MicroStep(step * self._times + turn, self._number, self._parts, self._ahead_by)
+
     def epoch(self, step: int) -> dict[str, float]:
         """How often the samples of a file were used after a step, as ``{"epoch": 1.5}``; empty for other data."""
         whole = self._source.batches if isinstance(self._source, ArraySource) else None
-        return {} if not whole else {"epoch": round(step * self._times * self._parts / whole, 4)}
+        return {} if not whole else {"epoch": round((step * self._times * self._parts + self._ahead_by) / whole, 4)}

@@ -7,7 +7,7 @@ A crash at any moment leaves earlier checkpoints unchanged.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from gopt.artifact.checkpoint_index import (
     CheckpointIndex,
     check_states_file,
     complete_steps,
+    open_index,
     rank_states_file,
     read_index,
     step_dir,
@@ -45,6 +46,7 @@ from gopt.runtime.training.checkpoint_folder import (
     remove_step,
     unwritable,
 )
+from gopt.sanitize import show
 
 exchanged(FileEntry)
 NOTHING: Mapping[str, Array] = MappingProxyType({})
@@ -61,15 +63,25 @@ class Agreement(Protocol):
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of one job in the folder ``root``. ``folder``: the sharded step. ``keep``: how many
-    checkpoints stay."""
+    """The checkpoints of one job in the folder ``root``. ``folder``: the sharded step, with its manifest. ``keep``: how
+    many checkpoints stay. ``trainers``: of a split, the number in this run."""
 
     root: Path
     folder: Path
     manifest: Manifest
     keep: int = 2
+    trainers: int | None = None
+    draws: int | None = None
+    """The seed of the random numbers that the job draws; None where it draws none."""
     run: str = field(default="", init=False)
     """The identity of the job, on the first rank while the folder is open."""
+    _own: Manifest = field(init=False)
+    """The manifest for this run's trainers."""
+    _ahead: int = field(default=0, init=False)
+    _loaded: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._own = self.manifest if self.trainers is None else self.manifest.with_trainers(self.trainers)
 
     def check(self, resume: bool) -> None:
         """Raise OptionError where the folder cannot have this run's checkpoints, RunError while another job has
@@ -117,7 +129,8 @@ class Checkpoints:
         """
         try:
             with ExitStack() as opened:
-                mine = {name: to_host(held[name]) for name in self._written_by(engine.rank)}
+                written = _writers(self._own, engine.rank).get(engine.rank, ())
+                mine = {name: to_host(held[name]) for name in written}
                 self._save(engine, step, {**mine, **extra}, opened)
         except _WriteFailedError as refused:
             engine.gather(None)  # the first rank has removed its files: from now on ranks may end the job
@@ -143,23 +156,62 @@ class Checkpoints:
         def finish() -> None:
             if made:
                 files = dict(each for each in entries if each is not None)
-                index = CheckpointIndex(step=step, manifest=self.manifest.digest(), run=self.run, files=files)
+                dealt = self._dealt(step) + self._ahead if self._ahead else None
+                index = CheckpointIndex(
+                    step=step,
+                    manifest=self._own.digest(),
+                    run=self.run,
+                    batches=dealt,
+                    draws=self.draws,
+                    files=files,
+                )
                 write_new(staged / INDEX_FILE, index.text().encode())
                 made[0].commit()
                 prune(self.root, self.keep)
 
         _on_all_ranks(engine, target, finish)
 
+    def start_from(self, step: int) -> int:
+        """By how many batches the data is ahead of this run's trainers at a step, after which the run goes on.
+
+        Raises RunError where a trainer has no file, and another's values are not its own.
+        """
+        folder = self.path(step)
+        index = open_index(folder)
+        of_run = index.of_run(self.manifest)
+        self._check_own(folder, of_run, index.files)
+        dealt = self._dealt(step, of_run) if index.batches is None else index.batches
+        self._ahead = dealt - self._dealt(step)
+        return self._ahead
+
+    def _check_own(self, folder: Path, of_run: Manifest, files: Collection[str]) -> None:
+        apart = [each for each in self._own.states_of(self._own.ranks[0]) if each.local and each.copy]
+        lost = next((rank for rank in range(of_run.mesh.ranks) if rank_states_file(rank) not in files), None)
+        if self.trainers is not None and lost is not None and apart:
+            raise RunError(
+                f"trainer {lost} was lost before checkpoint {folder}, and no other file has its own value of "
+                f"{show(apart[0].pieces[0].tensor)}, which goes its own way between two exchanges",
+                f"let all begin from the servers' values: gopt reshard {folder} --trainers {self.trainers} -o DIR",
+            )
+
+    def _dealt(self, step: int, manifest: Manifest | None = None) -> int:
+        """Batches that trainers get in so many steps."""
+        manifest = manifest or self._own
+        return step * max(manifest.schedule.values()) * manifest.mesh.ranks
+
     def load(self, rank: int, step: int) -> dict[str, Array]:
         """The states of one rank as they were saved. The size and digest of each file are checked first.
 
-        Raises RunError for a checkpoint of another sharded step, or a damaged one.
+        A trainer without a file gets the values of the first one that has a file. Raises RunError for a checkpoint of
+        another sharded step, or a damaged one.
         """
         folder = self.path(step)
-        files = read_index(folder, self.manifest, identity(self.root)).files
+        index = read_index(folder, self.manifest, identity(self.root))
+        files, of_run = index.files, index.of_run(self.manifest)
+        source = self._loaded = self._source(rank, of_run, files)
         found: dict[str, Array] = {}
-        own = {rank: list[str]()} if rank_states_file(rank) in files else {}  # load_extra reads it
-        for writer, names in (own | self._writers(rank)).items():
+        own = {source: list[str]()} if rank_states_file(source) in files else {}  # load_extra reads it
+        for writer, names in (own | _writers(of_run, source)).items():
             path = folder / rank_states_file(writer)
             check_states_file(path, files.get(path.name))
             try:
@@ -171,30 +223,37 @@ class Checkpoints:
                 ) from error
         return found
 
-    def load_extra(self, rank: int, step: int, name: str) -> Array | None:
-        """The value that a rank saved under a name beside its states, or None; call it after ``load``."""
-        tensor = load_state(self.path(step) / rank_states_file(rank)).get(name)
+    def _source(self, rank: int, of_run: Manifest, files: Collection[str]) -> int:
+        """The rank of a checkpoint whose values a rank takes: of a trainer without a file, the first with one."""
+        if self.trainers is None:
+            return rank
+        if rank >= self.trainers:
+            return rank - self.trainers + of_run.mesh.ranks
+        there = [each for each in range(of_run.mesh.ranks) if rank_states_file(each) in files]
+        return rank if rank in there else next(iter(there), 0)
+
+    def load_extra(self, step: int, name: str) -> Array | None:
+        """The value that the rank that was loaded last saved under a name beside its states, or None."""
+        tensor = load_state(self.path(step) / rank_states_file(self._loaded)).get(name)
         return None if tensor is None else tensor.copied()
 
-    def _writers(self, rank: int) -> dict[int, list[str]]:
-        """The first rank that holds each state of a rank -> those states. It writes them for all ranks with the same
-        values."""
-        owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
-        for other in self.manifest.ranks:
-            for state in other.state:
-                owner.setdefault(_key(state), other.rank)
-        found: dict[int, list[str]] = {}
-        for state in self.manifest.common.state:
-            found.setdefault(rank if state.local else 0, []).append(state.input)
-        apart = self.manifest.parameter_server is not None
-        for state in self.manifest.ranks[rank].state:
-            if apart and state.copy and not state.local:
-                continue  # what a trainer has of a parameter, it pulls
-            found.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
-        return found
 
-    def _written_by(self, rank: int) -> list[str]:
-        return self._writers(rank).get(rank, [])
+def _writers(manifest: Manifest, rank: int) -> dict[int, list[str]]:
+    """The first rank that holds each state of a rank -> those states. It writes them for all ranks with the same
+    values."""
+    owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
+    for other in manifest.ranks:
+        for state in other.state:
+            owner.setdefault(_key(state), other.rank)
+    found: dict[int, list[str]] = {}
+    for state in manifest.common.state:
+        found.setdefault(rank if state.local else 0, []).append(state.input)
+    apart = manifest.parameter_server is not None
+    for state in manifest.ranks[rank].state:
+        if apart and state.copy and not state.local:
+            continue  # what a trainer has of a parameter, it pulls
+        found.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
+    return found
 
 
 def _key(state: LocalState) -> tuple[str, tuple[Piece, ...]]:

@@ -19,6 +19,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
+from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
 from gopt.runtime.training.sample_rows import FileRows, SampleFile, Samples
 from gopt.sanitize import listed
 
@@ -32,11 +33,25 @@ _LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class MicroStep:
-    """Index of a micro-step from the start of training, and the data rank that reads it."""
+    """Index of a micro-step from the start of training, and the data rank that reads it.
+
+    ``ahead``: by how many batches the data is ahead of ``number`` x ``parts``, after steps with other ``parts``.
+    """
 
     number: int
     part: int
     parts: int
+    ahead: int = 0
+
+    @property
+    def place(self) -> int:
+        """The index of its batch among those of all parts."""
+        return self.number * self.parts + self.part + self.ahead
+
+    @property
+    def turn(self) -> int:
+        """How many batches its part has had before, rounded up where the others' had more than it has now."""
+        return self.number + -(-self.ahead // self.parts)
 
 
 class DataEndedError(InputError):
@@ -60,6 +75,8 @@ class ArraySource:
     """Seed of an order that changes in every pass over the samples; None: stored order."""
     once: bool = False
     """Whether the data ends with its samples; else they are dealt out again."""
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs of which there are no arrays."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     @property
@@ -73,16 +90,16 @@ class ArraySource:
 
     def batch(self, turn: MicroStep) -> Batch:
         """The batch of a micro-step. Raises DataEndedError where samples are used once, and too few are left."""
-        if self.once and self.batches is not None and turn.number * turn.parts + turn.part >= self.batches:
+        if self.once and self.batches is not None and turn.place >= self.batches:
             raise DataEndedError(f"the data has {self.batches} batches")
-        return {name: self._take(name, turn) for name in self.types}
+        return {name: self._take(name, turn) for name in self.types} | self.drawn.batch(turn.number, turn.part)
 
     def _take(self, name: str, turn: MicroStep) -> Array:
         array, dims = self.arrays[name], self.types[name].dims
         if isinstance(array, np.ndarray) and array.shape == dims:
             return array
         size = _taken(dims, array.shape)
-        place = (turn.number * turn.parts + turn.part) * size
+        place = turn.place * size
         rows = self._rows(place, size, len(array))
         return np.ascontiguousarray(array[rows]).reshape(dims)
 
@@ -108,6 +125,8 @@ class IterableSource:
 
     make: Callable[..., Iterator[Mapping[str, Any]]]
     types: Mapping[str, TensorType]
+    drawn: DrawnInputs = NO_DRAWS
+    """Inputs that are drawn where a batch has none."""
     _iterator: Iterator[Mapping[str, Any]] | None = None
     _next: int = 0
 
@@ -121,8 +140,12 @@ class IterableSource:
             if not isinstance(given, Mapping):
                 raise InputError(f"batch {self._next} of the data is of type {_class_of(given)}", _YIELD)
             self._next += 1
-            if self._next > turn.number:  # a resumed run passes over what it has seen
-                return {name: _fitted(name, type, given.get(name)) for name, type in self.types.items()}
+            if self._next > turn.turn:  # a resumed run passes over what it has seen
+                own = {
+                    name: _fitted(name, type, given.get(name)) for name, type in self.types.items()
+                    if name in given or name not in self.drawn.draws
+                }  # fmt: skip
+                return own | self.drawn.batch(turn.number, turn.part, own)
 
 
 def check_data(text: str) -> None:
@@ -135,16 +158,19 @@ def check_data(text: str) -> None:
 
 
 def open_data(
-    text: str, types: Mapping[str, TensorType], shuffle: int | None, *, once: bool = False
-) -> ArraySource | IterableSource:
+    text: str, types: Mapping[str, TensorType], shuffle: int | None, drawn: DrawnInputs = NO_DRAWS, *,
+    once: bool = False,
+) -> ArraySource | IterableSource:  # fmt: skip
     """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``. ``once``: the samples of a file are used once.
+    ``drawn``: inputs that are drawn where the data has none.
 
     The function takes the index of the part and the number of parts, and yields dictionaries from input to array.
     Raises InputError for arrays that fit no input, OptionError for a function that cannot be found.
     """
     if text.endswith(FILES):
         held = load_state(text)
-        missing = [name for name in types if name not in held]
+        missing = [name for name in types if name not in held and name not in drawn.draws]
+        types = {name: type for name, type in types.items() if name in held or name in missing}
         if missing:
             raise InputError(
                 f"{text} has no array {missing[0]!r}",
@@ -153,13 +179,13 @@ def open_data(
         for name, type in types.items():
             _check_samples(text, name, type, held[name].type)
         _check_rows(text, types, {name: held[name].type.dims for name in types}, shuffle is not None)
-        return ArraySource(types, _samples(text, types, held), shuffle, once)
+        return ArraySource(types, _samples(text, types, held), shuffle, once, drawn.without(types))
     if shuffle is not None:
         raise OptionError(
             "--shuffle needs a file of samples, but --data names a function",
             "shuffle in the function, or name a .npz file",
         )
-    return IterableSource(load_function(text), types)
+    return IterableSource(load_function(text), types, drawn)
 
 
 Shape = tuple[int, ...]

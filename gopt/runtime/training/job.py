@@ -26,6 +26,8 @@ class Job:
     """Hyper-parameter -> a number or a schedule."""
     state: str | None = None
     shuffle: int | None = None
+    draws: int | None = None
+    """The seed of the random numbers that are drawn; None: of the run that is continued, else the default."""
     checkpoint: Path | None = None
     every: int = 0
     """Steps between checkpoints; 0 is one at the end."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gopt.documents.draws import Draw
+from gopt.documents.records import to_document
 from gopt.runtime.training.job import Progress
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ class RunResult:
 
     ``asked``: the step of the training at which the run was to end; ``resumed``: the one that it continued from, None
     where it started from the beginning. ``checkpoint``: the folder of checkpoints. Of a split, ``roles``: the number of
-    trainers and servers, ``servers``: the counts of each server.
+    trainers and servers, ``servers``: the counts of each server. ``draws``: the inputs of random numbers; those that
+    the data did not give were drawn from ``seed``.
     """
 
     folder: Path
@@ -53,6 +56,9 @@ class RunResult:
     servers: Sequence[ServerSummary] = ()
     record: Path | None = None
     """The record of the order of messages, where one was written."""
+
+    seed: int | None = None
+    draws: Mapping[str, Draw] = field(default_factory=dict)
 
     @cached_property
     def losses(self) -> list[float]:
@@ -88,6 +94,9 @@ class RunResult:
             record["roles"] = dict(self.roles)
         if self.servers:
             record["servers"] = [each.to_json() for each in self.servers]
+        if self.draws:
+            drawn = {name: to_document(draw) for name, draw in self.draws.items()}
+            record["draws"] = {"seed": self.seed, "inputs": drawn}
         if self.record is not None:
             record["record"] = str(self.record)
         return record

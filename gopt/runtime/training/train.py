@@ -26,6 +26,7 @@ from gopt.runtime.training.audit import audit
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.draws import DrawnInputs, seed_of
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
@@ -66,9 +67,11 @@ class Trainer:
         check_rank(self.manifest, self.record, self._graphs, job.folder)
         self._hyper = hyper_parameters(self.manifest, job.settings)
         self.types = self._batch_types()
-        self.data: BatchSource = open_data(job.data, self.types, job.shuffle)
-        self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
-        if self.checkpoints is not None:
+        seed = seed_of(job, self.manifest)
+        self.data: BatchSource = open_data(job.data, self.types, job.shuffle, DrawnInputs.of(self.manifest, seed))
+        self.checkpoints: Checkpoints | None = None
+        if job.checkpoint:
+            self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep, draws=seed)
             self.checkpoints.check(job.resume)
         self.held = self._start()
         """State -> its value; once steps run, the device's."""

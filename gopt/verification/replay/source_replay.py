@@ -26,6 +26,7 @@ from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.key_state import BlockState
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.draws import DrawnInputs
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.verification.compare import Values, allowance, distance, finite, ratio
 from gopt.verification.reference_graphs import subgraph, update_graph
@@ -171,7 +172,8 @@ class SourceReplay:
         if trainer not in self._batches:
             job = self.server_job.job
             once = self.server_job.faults.stop is not None
-            self._batches[trainer] = open_data(job.data, self._types, job.shuffle, once=once)
+            drawn = DrawnInputs.of(self.server_job.manifest, self.server_job.seed)
+            self._batches[trainer] = open_data(job.data, self._types, job.shuffle, drawn, once=once)
         place = MicroStep(number * self._times + turn, trainer, self.server_job.trainers)
         return {name: np.array(value) for name, value in self._batches[trainer].batch(place).items()}
 

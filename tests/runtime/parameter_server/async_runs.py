@@ -107,11 +107,11 @@ class FailingTrainer(AsyncTrainer):
 
 def run_split(
     folder: Path, data: str, steps: int, *, order: Order | None = None, bound: int | None = None,
-    failing: int | None = None, settings: Mapping[str, str] | None = None,
+    failing: int | None = None, settings: Mapping[str, str] | None = None, trainers: int | None = None,
     faults: FaultOptions | None = None, **given: object,
 ) -> Run:  # fmt: skip
     job = Job(folder=folder, data=data, steps=steps, settings=dict(settings or {}), **given)  # type: ignore[arg-type]
-    found = Run(replace(ServerJob.read(job), faults=faults or FaultOptions()))
+    found = Run(replace(ServerJob.read(job, trainers), faults=faults or FaultOptions()))
     hub = ThreadHub(found.job.roster(), Settings(deadline=60), order)
 
     def work(endpoint: Endpoint) -> None:
@@ -161,11 +161,13 @@ Slot = int | tuple[int, int]
 def interpret(
     run: Run, training: TrainingGraph, update: object, data: str, hyper: Mapping[str, Array] | None = None,
     touched: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda batch: {},
+    before: Mapping[Slot, Mapping[str, Array]] | None = None, ahead: int = 0,
 ) -> dict[Slot, dict[str, Array]]:  # fmt: skip
     """Key -> the source's states as they are for it, after what each server received in order. One thing at a time,
     whole tensors, the source's own operators; a push of a key takes what its own piece needs of the result.
 
-    ``touched``: the rows of tables that a batch looks up, where updates run on these alone."""
+    ``touched``: the rows of tables that a batch looks up, where updates run on these alone. ``before``: what an earlier
+    run left, from which this one goes on; ``ahead``: by how many batches its data is then ahead."""
     plan, trainers = run.job.plan, run.job.trainers
     assert plan.mode is Mode.ASYNC and callable(update)
     keys: dict[int, list[tuple[int, KeyEntry]]] = {}
@@ -174,6 +176,7 @@ def interpret(
     start = update.start()  # type: ignore[attr-defined]
     parts = [(table, server) for table, entry in enumerate(plan.tables) for server in entry.servers]
     held: dict[Slot, dict[str, Array]] = {number: dict(start) for number in (*range(len(plan.keys)), *parts)}
+    held |= {number: dict(states) for number, states in (before or {}).items()}
     counters = {state.tensor for state in training.states if state.tensor == "step"}
     accepted = dict.fromkeys(held, 0)
     gradients, source = SourceGradients(training), _data(run, data)
@@ -206,7 +209,7 @@ def interpret(
                     continue
                 if slot not in made:
                     made[slot] = gradients(
-                        known[event.source], source.batch(MicroStep(event.round, event.source, trainers))
+                        known[event.source], source.batch(MicroStep(event.round, event.source, trainers, ahead))
                     )
                 rows = event.kind is Kind.PUSH_ROWS
                 for number in [(event.key, server)] if rows else [number for number, _ in keys[event.key]]:
