@@ -47,7 +47,7 @@ class VariantRunner:
     silent: set[str] = field(default_factory=set)
     """Gradients that were zero when noise was looked for: they are noise or not once they are no longer zero."""
     left: list[Doubt] = field(default_factory=list)
-    """What left the numbers in the source in the last run."""
+    """The values that left the numbers in the source in the last run."""
     last: Values = field(default_factory=dict)
     """The source's states behind the last step."""
 

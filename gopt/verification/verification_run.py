@@ -121,7 +121,7 @@ class VerificationRun:
         return False
 
     def _counters_on(self) -> Values:
-        """What the source makes of the states that follow neither batch nor gradients, such as a counter of steps."""
+        """The new values of states that follow neither batch nor gradients, such as a counter of steps."""
         training, made = self.verifier.training, self.runner.last
         follows = descendants(GraphIndex(training.graph), [*training.batch, *training.gradients.values()])
         counters = [state.tensor for state in training.states if state.updated not in follows]

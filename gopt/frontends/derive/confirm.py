@@ -175,13 +175,15 @@ class _Slopes:
     _looks: int = 0
 
     def __post_init__(self) -> None:
-        self.forward = Forward(self.training, refuse_call)
+        self.forward = Forward(self.training, refuse_call, sparing=True)
 
     def disagreeing(self, names: Sequence[str], amount: float) -> list[str]:
         """The members of ``names`` of whose groups some do not agree with slopes of the loss, near the points."""
         self._looks += 1
         generator = np.random.default_rng([self.seed, 5, self._looks])
-        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale, level=self._level)
+        check = SlopeCheck(
+            self.forward.loss, self.forward.moved, self.forward.precision, generator, self.scale, level=self._level
+        )
         looks = self._at(self._near(amount), names)
         right = {name for group, _ in check.agreeing(looks, names) for name in group}
         return [name for name in names if name not in right]

@@ -249,7 +249,7 @@ class _GradientChecker:
         if place is None:
             return parts
         check = SlopeCheck(
-            lambda point: forward.loss(point, place), forward.precision, self.slope_meter.generator,
+            lambda point: forward.loss(point, place), forward.moved, forward.precision, self.slope_meter.generator,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
             level=max(abs(float(each[place])) for each in levels),
         )  # fmt: skip
