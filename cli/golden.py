@@ -11,6 +11,13 @@ from .terminal import print_json
 def command() -> None:
     """Keep what gopt makes of models as short texts, so that changes are reviewed.
 
+    DIR holds gopt-golden.toml, which names a case for each text:
+
+    \b
+      [case.mlp]
+      model = "mlp_adamw.onnx"
+      options = ["--ranks", "4", "--stage", "1"]
+
     \b
     Example:
       gopt golden update goldens

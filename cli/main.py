@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from itertools import pairwise
@@ -17,6 +18,7 @@ from gopt.errors import GoptError, OptionError, StoppedError
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
+from .elsewhere import meant_by
 from .empty_values import without_empty_values
 from .reproducer_option import recording, save_failure, tell_failure, with_reproducer
 from .terminal import flush_stdout, print_error, quiet_libraries
@@ -44,7 +46,9 @@ COMMANDS = {
     "reproduce": "Run the command of a reproducer again, and say whether it fails in the same way.",
     "reduce": "Make a smaller model on which a command fails in the same way.",
     "passes": "List every pass with its options and defaults.",
-    "help": "Show the help of a command.",
+    "demo": "Write a sample step and data: a first step to shard, verify and train.",
+    "doctor": "Show versions and what is missing: MPI, GPUs, PyTorch, and how to get it.",
+    "help": "Show the help of a command, or a page on a topic.",
 }
 
 
@@ -71,11 +75,11 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def check_command(name: str, ctx: click.Context) -> None:
-    """Raise UsageError, with the nearest name, where there is no such command."""
+def check_command(name: str, ctx: click.Context, others: Sequence[str] = ()) -> None:
+    """Raise UsageError, with the nearest name, where there is no such command. ``others``: what else was possible."""
     if name in COMMANDS:
         return
-    hint = did_you_mean(name, COMMANDS) or f"there are {', '.join(COMMANDS)}"
+    hint = did_you_mean(name, [*COMMANDS, *others]) or f"there are {', '.join([*COMMANDS, *others])}"
     raise click.UsageError(f"no command is called {name!r}: {hint}", ctx)
 
 
@@ -148,8 +152,8 @@ def run(arguments: list[str]) -> int:
 def _of_usage(error: click.ClickException, arguments: list[str]) -> tuple[str, tuple[str, ...]]:
     """The message and the hints for an error in the arguments; of names like an unknown option's, the nearest."""
     if isinstance(error, click.NoSuchOption):
-        near = tuple(f"did you mean {name}?" for name in (error.possibilities or ())[:1])
-        return f"there is no option {error.option_name}", near
+        meant = meant_by(error.option_name, error.ctx.command if error.ctx else None, error.possibilities or ())
+        return f"there is no option {error.option_name}", (meant,) if meant else ()
     message = error.format_message()
     if isinstance(error, click.UsageError) and error.ctx is not None and message.startswith("Got unexpected extra"):
         return message, tuple(

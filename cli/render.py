@@ -24,6 +24,7 @@ from gopt.sanitize import clean, listed
 from .verbosity import Verbosity, verbosity
 
 if TYPE_CHECKING:
+    from gopt.analysis.coupling import Coupling
     from gopt.offline.inference.write import Inference
     from gopt.offline.merge import Merged
     from gopt.offline.seal import Sealed
@@ -118,20 +119,30 @@ def render_report(report: Report, output: Path | None) -> None:
         out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     kinds = ", ".join(f"{check.name} {check.count}" for check in report.checks)
-    passed = f": {kinds}" if verbosity() is Verbosity.VERBOSE else ""
     gone, new = total(report.removed_ops), total(report.added_ops)
     out.print(f"operators: {gone} of the source removed, {new} added; gopt explain DIR NAME shows one of them")
-    out.print(f"all {sum(check.count for check in report.checks)} checks of the sharding passed{passed}")
-    for note in report.notes:
-        out.print(f"note: {note}")
+    if verbosity() is Verbosity.VERBOSE:
+        out.print(f"all {sum(check.count for check in report.checks)} checks of the sharding passed: {kinds}")
+    print_notes(out, report.notes, report.couplings)
     whole = len(report.ranks) == report.mesh.ranks
     done = f"written to {output}" + (f"; gopt verify {output} proves it" if whole else "")
     out.print(done if output else "nothing written (--dry-run)")
 
 
+def print_notes(out: Console, notes: Iterable[str], couplings: Iterable[Coupling] = ()) -> None:
+    """Print a line for each note; with ``--verbose`` also of couplings so usual that no note is made of them."""
+    if verbosity() is Verbosity.VERBOSE:
+        from gopt.analysis.coupling import CouplingKind, of_kind
+
+        notes = [*notes, *of_kind(couplings, CouplingKind.IGNORED)]
+    for note in notes:
+        out.print(f"note: {note}")
+
+
 def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
     if not found:
         return
+    why = verbosity() is Verbosity.VERBOSE
     rows = [
         (
             bucket.name,
@@ -140,11 +151,11 @@ def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
             "" if bucket.classes is None else bucket.classes,
             format_bytes(bucket.nbytes),
             bucket.dtype,
-            bucket.closed_because,
+            *([bucket.closed_because] if why else []),
         )
         for bucket in few(found)
     ]
-    columns = ("name", "update", "tensors", "classes", "size", "dtype", "closed because")
+    columns = ("name", "update", "tensors", "classes", "size", "dtype", *(["closed because"] if why else []))
     out.print(table("Buckets", columns, rows, (2, 3, 4)))
     print_left(out, len(found) - len(rows), where="report.json")
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 from gopt.sanitize import listed
 
-from .render import calls_text, console, print_left, print_ranks, table
+from .render import calls_text, console, print_left, print_notes, print_ranks, table
 from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def render_inspection(found: Inspection) -> None:
         out.print(Text(text))
     held = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in found.bytes.items() if n)
     out.print(f"bytes: {held}")
-    for note in found.notes:
-        out.print(Text(f"note: {note}"))
+    print_notes(out, found.notes, found.couplings)
 
 
 def _print_draws(out: Console, draws: Mapping[str, Draw] | None) -> None:
@@ -170,8 +169,7 @@ def render_folder(found: FolderInspection) -> None:
     balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in found.balance.items())
     counts = f"{found.removed_ops} ops removed, {found.added_ops} added"
     out.print(f"balance (max / mean): {balance}; {counts}")
-    for note in found.notes:
-        out.print(Text(f"note: {note}"))
+    print_notes(out, found.notes)
 
 
 def _between(sizes: Sequence[int]) -> str:

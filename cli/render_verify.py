@@ -50,6 +50,8 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
     for engine in dict.fromkeys(each.engine for each in result.engines if each.engine):
         values = sum(each.values for each in result.engines if each.engine == engine)
         out.print(f"one step of the source by a second engine, {engine}: {values} values")
+    if result.large_batch is not None:
+        out.print(Text(result.large_batch.line(), "bold red" if result.large_batch.unnoted else ""))
     unconfirmed = list(result.open())
     for each in unconfirmed[:MOST]:
         out.print(Text.assemble((f"{each.name} is not confirmed", "yellow"), f": {each.why}"))

@@ -35,13 +35,14 @@ class ShardRequest:
     @classmethod
     def of(cls, model: str, given: dict[str, Any]) -> ShardRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
-        from gopt.preflight import check_mesh
+        from gopt.preflight import check_mesh, check_stage
 
         config = read_config(given["config"])
         axes = axis_table(given["axis"], config)
         mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
         check_mesh(mesh)
         options = shard_options(given, config, split_link(given, mesh))
+        check_stage(mesh, options.asked_stage)
         roles = role_map(
             given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
             given["statistics"],

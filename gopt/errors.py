@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from signal import Signals
 
 
@@ -14,12 +15,27 @@ class GoptError(Exception):
         super().__init__(message)
         self.message = message
         self.hints = hints
+        self._in_python = message
+
+    def spell(self, spelled: Callable[[str], str]) -> None:
+        """Say in tracebacks what Python's keywords are called; ``message`` and ``hints`` name options of commands."""
+        if self._in_python is self.message:
+            self._in_python = spelled(self.message)
+            for hint in self.hints:
+                self.add_note(f"hint: {spelled(hint)}")
+
+    def __str__(self) -> str:
+        return self._in_python
 
 
 class OptionError(GoptError):
     """The request itself is wrong: an option, a pipeline, a folder that exists."""
 
     exit_code = 2
+
+
+class KeywordError(OptionError, TypeError):
+    """A keyword that a function does not have."""
 
 
 class InputError(GoptError):

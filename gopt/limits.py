@@ -89,6 +89,8 @@ axis and pad; a larger one is an input there."""
 FOLDED_ELEMENTS = 1 << 16
 """Elements of a value that an analysis computes from constants: what a file of a few bytes describes may be of any
 size, and is not made."""
+LARGE_BATCH_BYTES = 4 << 30
+"""Of all values of a step with the samples of all ranks, as verify evaluates it once: most are freed on the way."""
 DIMENSIONS = 64
 """Dimensions of a tensor: NumPy's own limit."""
 NAME_LENGTH = 4096

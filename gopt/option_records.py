@@ -10,7 +10,8 @@ from enum import Enum
 from numbers import Integral
 from typing import Any, TypeVar
 
-from gopt.errors import OptionError
+from gopt.errors import GoptError, OptionError
+from gopt.keyword_texts import keyword_text
 from gopt.option_types import fits, unknown, wrong
 from gopt.sanitize import show
 
@@ -33,6 +34,22 @@ def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
         if name not in known:
             raise unknown(name, known)
     return replace(options, **changes)
+
+
+def spelled(kind: type[R]) -> type[R]:
+    """A record whose refusals name its fields, not the options of commands, to a reader of Python."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def named(self: Any, *given: Any, **changes: Any) -> None:
+        try:
+            make(self, *given, **changes)
+        except GoptError as error:
+            error.spell(functools.partial(keyword_text, known=changes))
+            raise
+
+    setattr(kind, "__init__", named)  # noqa: B010 - mypy takes no assignment to a method
+    return kind
 
 
 def check_types(record: Any, *, but: Collection[str] = ()) -> None:

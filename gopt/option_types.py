@@ -13,7 +13,8 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
-from gopt.errors import OptionError
+from gopt.errors import GoptError, KeywordError, OptionError
+from gopt.keyword_texts import keyword_text
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean, nearest
 
@@ -54,23 +55,28 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> R:
         hints, known = _hints(function), _keywords(function)
-        for name in named:
-            if name not in known:
-                raise unknown(name, known, f"gopt.{function.__name__}: ", _of_record(hints.get("options")))
-        for name, value in signature.bind(*given, **named).arguments.items():
-            if name in hints and not fits(value, hints[name]):
-                raise wrong(f"gopt.{function.__name__}: {name}", value, hints[name])
-        return function(*given, **named)
+        try:
+            for name in named:
+                if name not in known:
+                    raise unknown(name, known, f"gopt.{function.__name__}: ", _of_record(hints.get("options")))
+            for name, value in signature.bind(*given, **named).arguments.items():
+                if name in hints and not fits(value, hints[name]):
+                    raise wrong(f"gopt.{function.__name__}: {name}", value, hints[name])
+            return function(*given, **named)
+        except GoptError as error:
+            error.spell(functools.partial(keyword_text, known={*known, *_of_record(hints.get("options"))}))
+            raise
 
     return call
 
 
-def unknown(name: str, known: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> OptionError:
+def unknown(name: str, known: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> KeywordError:
     """The refusal of a keyword that is no option, with the nearest that is, or all. ``fields``: of the record that
     options are given in -> how to write one."""
     field = nearest(name, fields)
     near = did_you_mean(name, known) or (f"write {fields[field]}" if field is not None else None)
-    return OptionError(f"{where}no option {name!r}", near or _by_words(name, known) or f"there are {', '.join(known)}")
+    hint = near or _by_words(name, known) or f"there are {', '.join(known)}"
+    return KeywordError(f"{where}no option {name!r}", hint)
 
 
 def _by_words(name: str, known: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.external_data import show
 from gopt.ir.types import known
-from gopt.mesh import Mesh
+from gopt.mesh import SHARD, Mesh
 from gopt.passes import PASSES
 from gopt.program import SpmdProgram
 
@@ -22,6 +22,19 @@ def check_mesh(mesh: Mesh) -> None:
         raise UnsupportedError(
             "mesh axis 'pp' is not supported: gopt does not split a step into pipeline stages", "use tp, shard or dp"
         )
+
+
+def check_stage(mesh: Mesh, stage: object) -> None:
+    """Raise OptionError for a stage that was asked for on a mesh whose ranks share out no states."""
+    others = [name for name in mesh.data_axes if name != SHARD]
+    if stage is None or stage in (0, "0") or mesh.data_ranks == 1 or len(others) < len(mesh.data_axes):
+        return
+    named = [(SHARD if name == others[-1] else name, size) for name, size in mesh.axes]
+    meant = ",".join(f"{name}={size}" for name, size in named)
+    raise OptionError(
+        f"--stage {stage} shards nothing on the mesh {mesh}: ranks share out states along an axis {SHARD!r} alone",
+        f"write --mesh {meant}, or --stage 0 to keep all states on every rank",
+    )
 
 
 def check_axes(mesh: Mesh, training: TrainingGraph) -> None:

@@ -131,8 +131,8 @@ PROVOKED: dict[str, tuple[dict[str, int], Provoke]] = {
 """Limit -> values at which what stands behind is refused."""
 WITH_OTHERS = {"PART_SHARE": "PARTS", "FUNCTION_GROWTH": "FUNCTION_NODES", "ARCHIVE_GROWTH": "ARCHIVE_FREE"}
 """Limits that grow with a file, and the one that is raised in their place."""
-NOTHING_REFUSED = {"FOLDED_ELEMENTS"}
-"""Limits past which an analysis knows less."""
+NOTHING_REFUSED = {"FOLDED_ELEMENTS", "LARGE_BATCH_BYTES"}
+"""Limits past which an analysis knows less, and a check compares less."""
 
 
 def test_every_limit_is_provoked() -> None:

@@ -1,4 +1,4 @@
-"""Options of the Python verbs that are none, or hold what no option holds: refused by name, never a TypeError."""
+"""Options of the Python verbs that are none, or hold what no option holds: refused by name, as TypeErrors of gopt."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def test_a_record_of_another_kind_is_refused(options):
     ],
 )
 def test_a_misspelt_keyword_of_every_verb_is_refused_by_name(verb, keyword, hint):
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(TypeError) as caught:
         getattr(gopt, verb)(**{keyword: 1})
+    assert isinstance(caught.value, OptionError) and caught.value.__notes__ == [f"hint: {hint}"]
     assert (str(caught.value), caught.value.hints) == (f"gopt.{verb}: no option {keyword!r}", (hint,))
 
 

@@ -174,6 +174,15 @@ def test_ranks_that_share_no_states_are_said_to(tmp_path):
     assert not any("shards states" in note for note in gopt.shard(gopt.load(MLP), 2).report().to_json()["notes"])
 
 
+@pytest.mark.parametrize(("mesh", "meant"), [("dp=4", "shard=4"), ("dp=2,tp=2", "shard=2,tp=2")])
+def test_a_command_refuses_a_stage_that_shards_nothing(mesh, meant, capsys):
+    for how in (["--stage", "3"], ["-O", "shard.stage=1"]):
+        assert main(["shard", str(MLP), "--mesh", mesh, "--dry-run", *how]) == 2
+        said = capsys.readouterr().err
+        assert f"shards nothing on the mesh {mesh}" in said and f"write --mesh {meant}, or --stage 0" in said
+    assert main(["shard", str(MLP), "--mesh", mesh, "--dry-run", "--stage", "0"]) == 0
+
+
 def with_calls(folder: Path, group: str) -> Path:
     """A step that reduces its own gradients over an axis."""
     b = Builder()

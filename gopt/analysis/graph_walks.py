@@ -57,6 +57,13 @@ class GraphIndex:
         return name in self.scalars
 
 
+def copied_from(index: GraphIndex, name: str) -> str:
+    """The value that a value is, through copies."""
+    while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
+        name = node.inputs[0]
+    return name
+
+
 def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[str]]:
     """All nodes (by id) that the values depend on, and every value read on the way, the values included."""
     nodes: set[int] = set()

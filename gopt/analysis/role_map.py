@@ -17,6 +17,9 @@ STATISTIC_RULES = ("mean", "sum", "max", "min", "gather", "root", "local")
 STATISTIC_WORDS = ("auto", "mean", "root", "local", "sync")
 """How all statistics are combined."""
 
+_LISTED = 8
+"""Outputs that a hint lists, at most."""
+
 
 def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
     """Parse ``sync`` or ``ema=sum,amax=max``, or both: the word for all statistics, and those that are named.
@@ -105,9 +108,12 @@ class RoleMap:
         told = [(f"--states {name}={output}", output) for name, output in self.states.items()]
         for option, name in (*told, *((f"--loss {name}", name) for name in losses)):
             if name not in graph.outputs:
+                scalars = [each for each, kind in graph.outputs.items() if _may_be_loss(kind)]
+                few = option.startswith("--loss") and 0 < len(scalars) <= _LISTED
+                all_of_them = f"outputs of one number: {', '.join(map(repr, scalars))}" if few else ""
+                other = all_of_them or "gopt inspect MODEL --text lists the graph's outputs"
                 raise OptionError(
-                    f"{option}: the model has no output {name!r}",
-                    did_you_mean(name, graph.outputs) or "gopt inspect MODEL --text lists the graph's outputs",
+                    f"{option}: the model has no output {name!r}", did_you_mean(name, graph.outputs) or other
                 )
         for name in losses:
             if not _may_be_loss(graph.outputs[name]):

@@ -18,9 +18,15 @@ from gopt.analysis.coupling.sample_counts import SampleCounts
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
+from gopt.ir.constant_folding import Constants
+from gopt.ir.types import numpy_dtype
 
 _FAR = 32
 """Nodes of a counter's update."""
+_FEW = 64
+"""Elements of a counter."""
+_TRIED = (16.0, 32.0, 80.0)
+"""Old values of a counter at which its new value is computed."""
 
 
 def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> None:
@@ -48,17 +54,56 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
         if sized and counts is None:
             counts = SampleCounts(_marked(training))
         certain = sized and counts is not None and counts.counts_samples(term)
+        number = _number(index, term)
         if said == "sum" or (certain and not said):
             state.kind, state.of = StateKind.STATISTIC, None
             training.counted[state.tensor] = term
-        elif not said and _is_batch(index, sizes, term):
+        elif certain:
+            training.doubted[state.tensor] = (
+                f"{state.tensor!r} counts samples, by the shape of an input, and ranks do not add it up, as "
+                "--statistics says"
+            )
+        elif not said and sized and counts is not None and counts.of(term).lost:
             raise UnsupportedError(
-                f"each step adds {_number(index, term):g} to {state.tensor!r}, which is the size of a batch: ranks "
-                "together add more if it counts samples",
-                f"if it does, let ranks add it up: --statistics {state.tensor}=sum; if not, say "
-                f"--statistics {state.tensor}=mean",
+                f"what each step adds to {state.tensor!r} is computed from the size of a batch: ranks together add "
+                "more if it counts samples", *_hints(state.tensor),
+            )  # fmt: skip
+        elif not said and not sized and _is_size(sizes, number):
+            raise UnsupportedError(
+                f"each step adds {number:g} to {state.tensor!r}, which is the size of a batch"
+                f"{'' if _is_one_of(sizes, number) else ', less one'}: ranks together add more if it counts samples",
+                *_hints(state.tensor),
+            )
+        elif not said and not sized and (of := _share_of(sizes, number)):
+            training.doubted[state.tensor] = (
+                f"each step adds {number:g} to {state.tensor!r}, and ranks together add no more: it counts no share "
+                f"of the {of} samples of a batch"
             )
     _refuse_read(index, training)
+
+
+def _hints(name: str) -> tuple[str, ...]:
+    return (
+        f"if it does, let ranks add it up: --statistics {name}=sum; if not, say --statistics {name}=mean",
+    )  # fmt: skip
+
+
+def _added_in_all(index: GraphIndex, state: State) -> float | None:
+    """Each step's addition to a state, by its new value at several old ones; None where that is not always the same."""
+    type = index.graph.types[state.tensor]
+    if not type.static or type.elements > _FEW or numpy_dtype(type.dtype).kind not in "fiu":
+        return None
+    found = []
+    for old in _TRIED:
+        given = {state.tensor: np.full(type.dims, old, numpy_dtype(type.dtype))}
+        new = Constants(index.graph, index.producers, given).value(state.updated)
+        if new is None or new.shape != type.dims:
+            return None
+        more = new.astype(np.float64) - old
+        if not more.size or not np.allclose(more, more.flat[0], rtol=1e-4, atol=1e-6 * old):
+            return None
+        found.append(float(more.flat[0]))
+    return found[0] if all(isclose(each, found[0], rel_tol=1e-3, abs_tol=1e-3) for each in found) else None
 
 
 def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[int], state: State) -> None:
@@ -66,6 +111,9 @@ def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[in
     one."""
     if training.reductions.get(state.tensor, "") not in ("", "sum"):
         return
+    in_all = _added_in_all(index, state) if state.kind is not StateKind.STATISTIC else None
+    if in_all is not None and _is_size(sizes, in_all):
+        raise _other_form(state.tensor, in_all, "")
     stack, seen = [state.updated], set[str]()
     found, own = "", False
     while stack:
@@ -85,12 +133,16 @@ def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[in
             elif node.is_a("Add", "Sub", "Sum", "Where") and _is_batch(index, sizes, each):
                 found = found or each
     if found and own:
-        raise UnsupportedError(
-            f"each step counts {state.tensor!r} on by {_number(index, found):g} ({found!r}), which is the size of a "
-            "batch, and not by a plain sum",
-            f"add the size of an input (Shape) to {state.tensor}, and ranks add it up; if it counts no samples, say "
-            f"--statistics {state.tensor}=mean",
-        )
+        raise _other_form(state.tensor, _number(index, found), f" ({found!r})")
+
+
+def _other_form(name: str, number: float, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"each step counts {name!r} on by {number:.6g}{what}, which is the size of a batch, or that less one, and not "
+        "by a plain sum",
+        f"add the size of an input (Shape) to {name}, and ranks add it up; if it counts no samples, say "
+        f"--statistics {name}=mean",
+    )
 
 
 def _marked(training: TrainingGraph) -> CouplingContext:
@@ -121,8 +173,25 @@ def _batch_sizes(training: TrainingGraph) -> set[int]:
 
 def _is_batch(index: GraphIndex, sizes: set[int], term: str) -> bool:
     """Return whether a constant that no shape says is the size of a batch."""
-    number = abs(_number(index, term))
-    return any(isclose(number, size, rel_tol=1e-6) for size in sizes) and not _is_sized(index, term)
+    return _is_one_of(sizes, _number(index, term)) and not _is_sized(index, term)
+
+
+def _is_size(sizes: set[int], number: float) -> bool:
+    """Return whether a number is the size of a batch, or that less one: their degrees of freedom."""
+    less = {size - 1 for size in sizes if size > 2}
+    return _is_one_of(sizes | less, number)
+
+
+def _is_one_of(sizes: set[int], number: float) -> bool:
+    return any(isclose(abs(number), size, rel_tol=1e-5) for size in sizes)
+
+
+def _share_of(sizes: set[int], number: float) -> int:
+    """The number of samples of which a number is a share by a whole number of samples, as epochs are; 0 where it is
+    none."""
+    if not 0 < number < 1:
+        return 0
+    return next((size for size in sorted(sizes) if isclose(size / number, round(size / number), rel_tol=1e-6)), 0)
 
 
 def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:

@@ -65,6 +65,8 @@ class TrainingGraph:
     """Statistic -> how the user says that it is combined over ranks."""
     counted: dict[str, str] = field(default_factory=dict)
     """Statistic that counts samples -> the value that each step adds to it."""
+    doubted: dict[str, str] = field(default_factory=dict)
+    """State that ranks do not add up -> why it may count samples all the same."""
     draws: Mapping[str, Draw] = field(default_factory=dict)
     """Batch input of random numbers -> what it is drawn from."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gopt.analysis.counters import counts_steps
-from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.graph_walks import GraphIndex, copied_from
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others
 from gopt.analysis.role_map import RoleMap
@@ -22,7 +22,7 @@ def refuse_unchanged(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap
     for output, name in pairs.items():
         if name in index.graph.initializers or name in roles.states:
             continue
-        if _source(index, output) == name:
+        if copied_from(index, output) == name:
             raise OpenPairsError(
                 f"output {output!r} is input {name!r} unchanged, which has no stored value: the data flow does not say "
                 "whether it is a state or fed anew in each step",
@@ -61,10 +61,3 @@ def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
         fed=() if scalar else pairs,
         rather_fed=True,
     )
-
-
-def _source(index: GraphIndex, name: str) -> str:
-    """The value that a value is, through copies."""
-    while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
-        name = node.inputs[0]
-    return name

@@ -95,11 +95,11 @@ def filled(sizes: Sequence[int], attributes: Mapping[str, Any]) -> np.ndarray | 
 
 class Constants:
     """The constants of a graph, each computed when it is asked for: what the file stores, and what nodes make of
-    constants alone, of at most ``limits.FOLDED_ELEMENTS`` elements."""
+    constants alone, of at most ``limits.FOLDED_ELEMENTS`` elements. ``given``: values that are taken for constants."""
 
-    def __init__(self, graph: Graph, producers: Mapping[str, Node]) -> None:
+    def __init__(self, graph: Graph, producers: Mapping[str, Node], given: Mapping[str, np.ndarray] = {}) -> None:
         self._graph, self._producers = graph, producers
-        self._known: dict[str, np.ndarray | None] = {}
+        self._known: dict[str, np.ndarray | None] = dict(given)
 
     def value(self, name: str) -> np.ndarray | None:
         """The value of a constant; None for inputs, states, computed values, texts, and what would be too large."""

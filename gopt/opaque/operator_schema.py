@@ -96,7 +96,7 @@ class OperatorSchema:
                 if slot.name not in table and not slot.optional:
                     raise InputError(
                         f"{self.op_type} {label!r} has no {slot.name}",
-                        "docs/optimizers.md lists the operators that gopt knows",
+                        "gopt help optimizers lists the operators that gopt knows",
                     )
         return given
 
@@ -105,7 +105,7 @@ class OperatorSchema:
             if len(names) > len(slots):
                 raise InputError(
                     f"{self.op_type} {label!r} has {len(names)} values, it takes {len(slots)}",
-                    "docs/optimizers.md lists the operators that gopt knows",
+                    "gopt help optimizers lists the operators that gopt knows",
                 )
             found = {slot.name: name for slot, name in zip(slots, names) if name}
             each = {slot.name for slot in slots if slot.each}

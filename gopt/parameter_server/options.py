@@ -9,7 +9,7 @@ from gopt import limits
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
-from gopt.option_records import check_least, check_types
+from gopt.option_records import check_least, check_types, spelled
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
@@ -20,6 +20,7 @@ WIDE = ("float32", "float64")
 """Types that ``wire`` replaces."""
 
 
+@spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitOptions:
     """The options of ``gopt split``. Raises OptionError for a bad value, and for options that do not compose.

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from gopt.analysis.role_map import parse_statistics
 from gopt.errors import OptionError
-from gopt.option_records import check_types
+from gopt.option_records import check_types, spelled
 from gopt.option_types import is_whole
 from gopt.passes import find
 from gopt.pipeline import Pipeline, build_pipeline
@@ -27,6 +27,7 @@ PASS_OPTIONS = {
 """Field -> the pass and the option that it sets."""
 
 
+@spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
     """How a step is sharded. A field that is None leaves the pass its default.
@@ -70,6 +71,11 @@ class ShardOptions:
     def named_statistics(self) -> dict[str, str]:
         """The states that ``statistics`` names, and how ranks combine them."""
         return parse_statistics(self.statistics or "")[1]
+
+    @property
+    def asked_stage(self) -> object:
+        """The stage that was asked for; None where no option names one."""
+        return self.stage if self.stage is not None else self.passes.get("shard", {}).get("stage")
 
     def passes_to_run(self) -> Pipeline:
         """The pipeline of these options. Raises OptionError for an option that is given twice, or has no pass."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gopt.errors import OptionError
-from gopt.option_records import check_deadline, check_least, check_types, check_words
+from gopt.option_records import check_deadline, check_least, check_types, check_words, spelled
 from gopt.runtime.training.job import Job
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FilePath = str | os.PathLike[str]
 
 
+@spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How a run trains.

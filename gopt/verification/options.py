@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from gopt.option_records import check_deadline, check_least, check_types
+from gopt.option_records import check_deadline, check_least, check_types, spelled
 
 
+@spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
     """How ranks are compared with their source.

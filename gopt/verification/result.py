@@ -12,6 +12,7 @@ from gopt.sanitize import and_more, listed
 from gopt.verification.engine_check import EngineCheck
 from gopt.verification.gradient_check import GradientCheck, Verdict
 from gopt.verification.gradient_sample import GradientSample
+from gopt.verification.large_batch import LargeBatchCheck
 
 
 class Outcome(str, Enum):
@@ -86,7 +87,8 @@ class Verification(HtmlTable):
     in tolerances: see ``Difference``. ``failures``: every value that was out of tolerance, by kind and name.
     ``sample``: which gradients were looked at, None where all were. ``doubts``: what could not be confirmed. ``noise``:
     states whose gradient is rounding noise, which were judged by the gradients that the ranks really had. ``engines``:
-    what a second engine made of one step of the source.
+    what a second engine made of one step of the source. ``large_batch``: how the ranks' first step compares with the
+    source's on all their samples at once; None where one batch is all, and with trainers and servers.
     """
 
     tolerance: float
@@ -101,6 +103,7 @@ class Verification(HtmlTable):
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     sample: GradientSample | None = None
     engines: list[EngineCheck] = field(default_factory=list)
+    large_batch: LargeBatchCheck | None = None
 
     def __repr__(self) -> str:
         words = {Outcome.EQUAL: "equal", Outcome.DIFFERENT: "NOT equal", Outcome.UNCONFIRMED: "NOT confirmed"}
@@ -111,7 +114,8 @@ class Verification(HtmlTable):
     def outcome(self) -> Outcome:
         """A difference outweighs a doubt."""
         rewritten = any(each.difference is not None and each.difference.rewritten for each in self.engines)
-        if any(each.fails for each in self.worst.values()) or self.refuted() or rewritten:
+        apart = self.large_batch is not None and self.large_batch.unnoted
+        if any(each.fails for each in self.worst.values()) or self.refuted() or rewritten or apart:
             return Outcome.DIFFERENT
         return Outcome.UNCONFIRMED if any(self.open()) else Outcome.EQUAL
 
@@ -131,6 +135,8 @@ class Verification(HtmlTable):
                 return f"{each.kind} {each.name!r} differs"
         for refuted in self.refuted():
             return f"the gradient of {refuted.parameter!r} is refuted"
+        if self.large_batch is not None and self.large_batch.unnoted:
+            return self.large_batch.reason()
         return next((f"{each.name!r} is not confirmed: {each.why}" for each in self.open()), "")
 
     def open(self) -> Iterator[Doubt]:
@@ -203,6 +209,7 @@ class Verification(HtmlTable):
             ("outcome", self.outcome.value), ("tolerance", self.tolerance), ("steps", self.steps),
             ("ranks", self.ranks), ("compared", self.compared), ("failing values", len(self.failures)),
             *((f"worst, {name}", text) for name, text in worst.items()),
+            *([("large batch", self.large_batch.line())] if self.large_batch is not None else []),
             ("gradients checked", len(self.gradients)), ("unconfirmed", len(list(self.open()))),
             *(("note", note) for note in self.notes),
         ]  # fmt: skip
@@ -219,6 +226,7 @@ class Verification(HtmlTable):
             "gradients": [each.to_json() for each in self.gradients],
             "sample": None if self.sample is None else self.sample.to_json(),
             "engines": [each.to_json() for each in self.engines],
+            "large_batch": None if self.large_batch is None else self.large_batch.to_json(),
             "unconfirmed": [each.to_json() for each in self.open()], "noise": self.noise, "notes": self.notes,
         }  # fmt: skip
 

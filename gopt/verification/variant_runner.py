@@ -44,6 +44,8 @@ class VariantRunner:
     observed: Observations
     seed: int
     noise: set[str] = field(default_factory=set)
+    measured: tuple[ReferenceStep, Sensitivity] | None = None
+    """The first plain step, and how far rounding moves it."""
     silent: set[str] = field(default_factory=set)
     """Gradients that were zero when noise was looked for: they are noise or not once they are no longer zero."""
     left: list[Doubt] = field(default_factory=list)
@@ -86,6 +88,7 @@ class VariantRunner:
         """Measure which gradients are noise, once."""
         if variant is PLAIN and number == 1:
             found = measure_sensitivity(self.reference, variant, states, settings, batches, step, self.units, self.seed)
+            self.measured = step, found
             self.noise.update(found.noise(step))
             self.silent.update(name for name, mean in step.means.items() if not norm(mean))
 

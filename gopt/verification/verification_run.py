@@ -16,6 +16,7 @@ from gopt.verification.all_ranks import Tamper
 from gopt.verification.batches import Batches, SampledBatches
 from gopt.verification.compare import Values, floating
 from gopt.verification.conditions import Coverage
+from gopt.verification.joined_step import MeasuredStep, check_large_batch
 from gopt.verification.observations import Observations
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, StartOverride
@@ -91,6 +92,7 @@ class VerificationRun:
         """Everything that is to be seen once: gradients of all sizes, an infinite one, conditions both ways."""
         sound = self._plain()
         self._tell_noise()
+        self._hold_large_batch()
         if sound:
             if self.verifier.mesh.data_ranks > 1:  # else no call takes a gradient that could be changed on its way
                 self._sizes()
@@ -130,6 +132,17 @@ class VerificationRun:
             for name in counters
             if not np.array_equal(made[name], self.start[name]) and np.isfinite(made[name]).all()
         }
+
+    def _hold_large_batch(self) -> None:
+        """Compare the first step with the source's on all batches at once."""
+        verifier, made = self.verifier, self.runner.measured
+        given = self.given(1)
+        if made is None or len(given) * len(given[0]) == 1 or verifier.manifest.parameter_server is not None:
+            return
+        self.result.large_batch = check_large_batch(
+            verifier.reference, MeasuredStep(*made, self.result.noise), self.start, self.settings, given,
+            self.result.tolerance, verifier.reductions,
+        )  # fmt: skip
 
     def _sizes(self) -> None:
         self.one(CLIP_INACTIVE)

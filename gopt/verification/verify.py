@@ -21,6 +21,7 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.startup import why_unusable
+from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_source
 from gopt.artifact.integrity import check_files
@@ -145,6 +146,13 @@ class Verifier:
         return AllRanks(
             self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types, self.boxes
         )  # fmt: skip
+
+    @property
+    def reductions(self) -> list[StatisticReduction]:
+        """How ranks combine each statistic."""
+        if self.manifest.reductions or self.manifest.statistics != "root":
+            return list(self.manifest.reductions)
+        return [StatisticReduction(state.tensor, "root") for state in self.reference.statistics]
 
     @property
     def parts(self) -> int:

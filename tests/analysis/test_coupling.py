@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from forwards import (
     CLASSES,
@@ -25,6 +26,7 @@ from forwards import (
     tokens,
     total,
 )  # fmt: skip
+from gopt.cli.main import main
 from helpers import FIXTURES
 from written_steps import NET, Written, saved, sgd
 
@@ -279,6 +281,23 @@ def test_a_batch_of_one_is_never_called_fine_where_it_is_not(case: Case, tmp_pat
         assert found <= {"unknown"}
 
 
+@pytest.mark.parametrize(("ignored", "kind"), [(-100, "ignored_labels"), (-1, "ignored_labels"), (3, "weighted_loss")])
+def test_labels_that_are_ignored_are_no_note(ignored, kind, tmp_path, capsys):
+    """A class that does not count is a choice of the model; a negative number is none."""
+    model = onnx.load(FIXTURES / "mlp_adamw.onnx")
+    for each in model.graph.initializer:
+        if each.name == "val_0":
+            each.CopyFrom(onnx.numpy_helper.from_array(np.array(ignored), each.name))
+    onnx.save(model, tmp_path / "step.onnx")
+    found = gopt.shard(tmp_path / "step.onnx", 2).report()
+    assert [each.kind.value for each in found.couplings] == [kind]
+    assert found.couplings[0].exact == "--loss-reduction weighted:sum_1 is exact"
+    assert any("one large batch" in each for each in found.notes) is (kind == "weighted_loss")
+    for words, told in (([], kind == "weighted_loss"), (["-v"], True)):
+        assert main(["inspect", str(tmp_path / "step.onnx"), *words]) == 0
+        assert ("one large batch" in capsys.readouterr().out) is told, words
+
+
 LARGEST = "  a_x = Abs(x)\n  top = ReduceMax<keepdims = 0>(a_x, first)\n  stat_out = Max(stat, top)\n"
 AVERAGE = (
     "  own = ReduceMean<keepdims = 0>(x, first)\n  part = Mul(own, quarter)\n  rest = Mul(stat, quarter)\n"
@@ -291,7 +310,7 @@ def test_a_statistic_follows_the_batch_by_a_rule(body, rule, tmp_path):
     """The mean of the ranks' maxima is not the maximum."""
     step = Written(NET + body + sgd(), {"stat": ("float", (3,))})
     found = analyse_couplings(gopt.load(saved(step.model(), tmp_path)).training)
-    assert found.statistics["stat"].rule == rule and not found.unclear
+    assert found.statistics.known["stat"].rule == rule and not found.statistics.unclear
 
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"mesh": "shard=2,h=2"}, {"loss_reduction": "sum"}, {}])

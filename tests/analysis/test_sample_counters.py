@@ -13,12 +13,12 @@ from gopt.analysis.training import StateKind
 from gopt.errors import UnsupportedError
 
 
-def counted(tmp_path, added, **statistics):
-    """A step with a state ``seen`` to which each step adds what ``added`` writes."""
+def counted(tmp_path, added, form=None, **statistics):
+    """A step with a state ``seen`` to which each step adds what ``added`` writes, or which ``form`` counts on."""
     b = Builder()
     sgd(b, perceptron(b, (3, 5, 2)))
     seen = b.state("seen", np.float32(3))
-    b.output("seen_out", b.op("Add", seen, added(b)), ())
+    b.output("seen_out", form(b, seen) if form else b.op("Add", seen, added(b)), ())
     return gopt.load(b.save(tmp_path / "step.onnx"), roles=RoleMap(statistics=statistics)).training
 
 
@@ -49,7 +49,7 @@ def test_the_rows_of_a_batch_are_counted(tmp_path):
 def test_what_follows_no_number_of_samples_counts_none(added, tmp_path):
     training = counted(tmp_path, added)
     assert not training.counted
-    known = analyse_couplings(training).statistics
+    known = analyse_couplings(training).statistics.known
     assert training.state_of()["seen"].kind is StateKind.SCALAR or known["seen"].rule == "mean"
 
 
@@ -59,3 +59,30 @@ def test_a_constant_of_the_batch_size_is_asked_for_and_the_answer_settles_it(tmp
     assert "--statistics seen=sum" in caught.value.hints[0] and "--statistics seen=mean" in caught.value.hints[0]
     assert counted(tmp_path, the_batch_size, seen="sum").state_of()["seen"].kind is StateKind.STATISTIC
     assert counted(tmp_path, the_batch_size, seen="mean").state_of()["seen"].kind is StateKind.SCALAR
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda b, n: b.op("Add", b.op("Add", n, b.const(1.0)), b.const(3.0)),
+        lambda b, n: b.op("Add", n, b.const(3.0)),
+        lambda b, n: b.op("Mul", b.op("Add", b.op("Div", n, b.const(4.0)), b.const(1.0)), b.const(4.0)),
+    ],
+    ids=["in parts", "less one", "reversed"],
+)
+def test_the_size_of_a_batch_is_asked_for_in_whatever_form_it_is_added(form, tmp_path):
+    with pytest.raises(UnsupportedError, match="the size of a batch") as caught:
+        counted(tmp_path, None, form)
+    assert "--statistics seen=mean" in caught.value.hints[0]
+    assert not counted(tmp_path, None, form, seen="mean").counted
+
+
+def test_a_share_of_the_batch_is_noted(tmp_path):
+    training = counted(tmp_path, lambda b: b.const(0.004))
+    assert "ranks together add no more" in training.doubted["seen"]
+    assert not counted(tmp_path, lambda b: b.const(-0.004)).doubted
+
+
+def test_a_count_by_a_shape_that_the_user_calls_none_is_noted(tmp_path):
+    training = counted(tmp_path, rows, seen="mean")
+    assert "by the shape of an input" in training.doubted["seen"]

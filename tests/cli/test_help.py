@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+
 import click
 import pytest
 from click.testing import CliRunner
+from gopt.cli import elsewhere
+from gopt.cli.help import topics
 from gopt.cli.main import COMMANDS, Commands, group, main
+from helpers import ROOT
+
+from gopt.offline import environment
+from gopt.offline.environment import Environment, Finding
 
 
 def commands() -> list[tuple[str, ...]]:
@@ -52,6 +62,84 @@ def test_no_summary_is_cut_off(words: tuple[str, ...]) -> None:
     lines = help_of(words)
     listed = lines[lines.index("Commands:") + 1 :]
     assert listed and [line for line in listed if line.endswith("...")] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["shard", "x", "--zero", "3"], "did you mean --stage N?"),
+        (["shard", "x", "--world-size", "3"], "did you mean --ranks N?"),
+        (["shard", "x", "--bucket_mb", "3"], "did you mean --bucket-mb?"),
+        (["shard", "x", "--lr", "3"], "gopt run DIR --set lr=1e-3"),
+        (["run", "x", "--lr", "3"], "did you mean --set lr=1e-3?"),
+        (["run", "x", "--epochs", "3"], "did you mean --steps K?"),
+        (["derive", "x", "--learning-rate", "3"], "did you mean --lr X?"),
+        (["verify", "x", "--batch-size", "3"], "the batch has the size"),
+    ],
+)
+def test_options_of_other_tools_and_commands_are_understood(words, meant, capsys):
+    assert main(words) == 2
+    assert meant in capsys.readouterr().err
+
+
+def test_what_is_meant_is_an_option_of_some_command() -> None:
+    context = click.Context(group)
+    known = {option for name in COMMANDS for param in group.get_command(context, name).params for option in param.opts}
+    assert {written.split()[0] for written in elsewhere.MEANT} <= known
+
+
+@pytest.mark.parametrize("topic", topics())
+def test_a_topic_is_a_short_page(topic, capsys):
+    assert main(["help", topic]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and [line for line in lines if len(line) > 80] == []
+    assert topic in " ".join(help_of(("help",))), "the help of help lists it"
+
+
+def test_no_message_names_a_page_that_a_wheel_lacks() -> None:
+    """Docstrings may: they stand beside the pages."""
+    named = re.compile(r"docs/[a-z-]+\.md|gopt help ([a-z-]+)")
+    known, found = {*COMMANDS, *topics()}, []
+    for path in (*(ROOT / "gopt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                found += [(path.name, each[0]) for each in named.finditer(node.value) if each[1] not in known]
+    assert found == []
+
+
+def test_an_unknown_topic_names_the_nearest(capsys):
+    assert main(["help", "role"]) == 2
+    assert "did you mean 'roles'?" in capsys.readouterr().err
+
+
+def test_the_demo_is_a_step_that_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert (ROOT / "cli/demo_files/step.onnx").read_bytes() == (ROOT / "fixtures/mlp_adamw.onnx").read_bytes()
+    assert main(["demo"]) == 0
+    first = {path.name: path.read_bytes() for path in (tmp_path / "gopt-demo").iterdir()}
+    commands = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  gopt ")]
+    assert [words[1] for words in commands] == ["shard", "verify", "run"]
+    for words in commands:
+        assert main([*words[1:], "-q"]) == 0, words
+    assert main(["demo"]) == 2
+    assert main(["demo", "--force", "--json"]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "gopt-demo").iterdir()} == first
+    (tmp_path / "gopt-demo/mine.txt").write_text("kept")
+    assert main(["demo", "--force"]) == 2 and (tmp_path / "gopt-demo/mine.txt").exists()
+
+
+def test_the_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
+    missing = Finding("torch", "", "gopt export", "pip install 'gopt[torch]'")
+    monkeypatch.setattr(environment, "examine", lambda: Environment((missing, Finding("onnx", "1.19", "all"))))
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "missing" in said and "torch: pip install 'gopt[torch]'" in said
+    broken = Finding("ONNX Runtime", "", "gopt run", "pip install onnxruntime-gpu", required=True)
+    monkeypatch.setattr(environment, "examine", lambda: Environment((broken,)))
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["sound"] is False
 
 
 @pytest.mark.parametrize(

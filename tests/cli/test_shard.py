@@ -235,8 +235,12 @@ def test_ranks_of_which_the_same_is_told_are_one_row(capsys, monkeypatch):
 def test_lines_are_wrapped_at_the_width_of_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["shard", MODEL, "--ranks", "2", "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.endswith(" checks of the sharding passed") for line in lines)
+    plain = capsys.readouterr().out
+    assert main(["shard", MODEL, "--ranks", "2", "--dry-run", "-v"]) == 0
+    told = capsys.readouterr().out
+    for what in (" checks of the sharding passed", "closed because"):
+        assert what in told and what not in plain, what
+    lines = [*plain.splitlines(), *told.splitlines()]
     assert [line for line in lines if len(line) > 80] == []
 
 

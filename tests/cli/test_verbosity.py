@@ -46,6 +46,8 @@ def case(name: str, made: Path) -> list[str]:
         "load-state": ["load-state", MODEL, str(made / "d.safetensors"), "-o", str(made / "l.onnx"), "--force"],
         "import": ["import", ARTIFACTS, "-o", str(made / "step.onnx"), "--force"],
         "report": ["report", out, "--html", str(made / "page.html"), "--force"],
+        "demo": ["demo", str(made / "demo"), "--force"],
+        "doctor": ["doctor"],
     }[name]
 
 
@@ -56,7 +58,7 @@ CASES = {
     "verify": "gopt-verification", "run": "gopt-run",
     "passes": "gopt-passes", "explain": "gopt-explanation", "merge a state dict": "gopt-merge",
     "load-state": "gopt-load-state", "import": "gopt-import",
-    "report": "gopt-report-page",
+    "report": "gopt-report-page", "demo": "gopt-demo", "doctor": "gopt-doctor",
 }  # fmt: skip
 
 

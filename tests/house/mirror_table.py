@@ -108,6 +108,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_bar", "a bar of rich", "cli/test_render_progress.py"),
     **_each("cli.shard_request", "reads the options of a command", "cli/test_shard.py", "verbs/test_verbs_shard.py"),
     **_each("parameter_server.role_sizes", "figures of the report", "offline/test_inspect_split.py"),
+    **_each("analysis.coupling.ignored_labels", "one kind of coupling", "analysis/test_coupling.py"),
+    **_each("cli.demo cli.doctor cli.elsewhere", "small commands, and hints on options", "cli/test_help.py"),
     **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
     **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
             "test_gopt.py", "cli/test_shard.py"),
@@ -414,6 +416,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- verification ---
     **_each("verification.engine_check", _RECORDS, "verification/test_second_engine.py"),
+    **_each("verification.large_batch", _RECORDS, "verification/test_joined_step.py"),
+    **_each("verification.joined_graph", "the source for all samples at once", "verification/test_joined_step.py"),
     **_each(
         "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "

@@ -17,6 +17,7 @@ LAYERS = (
         "gopt.notebook",
         "gopt.suggestions",
         "gopt.option_records",
+        "gopt.keyword_texts",
         "gopt.option_types",
         "gopt.progress",
         "gopt.documents",

@@ -138,3 +138,11 @@ def test_a_rule_against_the_data_flow_is_noted():
     sharded = gopt.shard(COUNTS / "std2.onnx", 2, statistics="s=sum")
     told = [each for each in open_couplings(sharded.program) if each.kind is CouplingKind.REDUCTION]
     assert "by mean, and ranks combine it by sum" in told[0].what and "--statistics s=mean" in told[0].exact
+
+
+@pytest.mark.parametrize("rule", ["mean", "root", "local"])
+def test_a_rule_for_all_statistics_against_the_data_flow_is_noted(rule):
+    states = {"acc": "acc_out", "s": "s_out", "cnt": "cnt_out"}
+    sharded = gopt.shard(gopt.load(COUNTS / "sumcount_shape.onnx", roles=RoleMap(states=states)), 2, statistics=rule)
+    told = {each.value for each in open_couplings(sharded.program) if each.kind is CouplingKind.REDUCTION}
+    assert set(states.values()) <= told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,5 +86,6 @@ def test_a_parameter_that_is_made_from_its_master_is_refused() -> None:
     [({"accumulate": 2}, "--mode geo"), ({"compensation": 1.0}, "--mode async"), ({"count": "push"}, "--mode async")],
 )
 def test_options_that_do_not_go_with_it_are_refused(given: dict[str, object], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError) as refused:
         options(**given)
+    assert re.search(message, refused.value.message)

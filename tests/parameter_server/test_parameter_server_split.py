@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -136,8 +137,9 @@ def test_the_report_says_what_each_role_lost(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_compose_are_refused(given: dict[str, object], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError) as refused:
         options(**given)
+    assert re.search(message, refused.value.message)
 
 
 def test_what_is_shown_of_a_batch_beside_a_gradient_may_be_left_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ BATCH = {"x": np.ones((16, 32), np.float32), "y": np.arange(16) % 4}
 
 @pytest.mark.parametrize("given", [{"every": 1}, {"resume": True}])
 def test_checkpoints_need_a_folder(given):
-    with pytest.raises(OptionError, match="needs --checkpoint"):
+    with pytest.raises(OptionError, match="needs checkpoint"):
         RunOptions(**given)
 
 

@@ -49,7 +49,7 @@ def test_what_does_not_go_together():
     sharded = gopt.shard(source("mlp_sgd"), 2)
     with pytest.raises(gopt.OptionError, match="belongs to an output folder"):
         gopt.run(sharded, batch(), 1, checkpoint="kept")
-    with pytest.raises(gopt.OptionError, match="--resume needs --checkpoint"):
+    with pytest.raises(gopt.OptionError, match="resume needs checkpoint"):
         gopt.run(sharded, batch(), 1, resume=True)
     with pytest.raises(gopt.OptionError, match="steps=0"):
         gopt.run(sharded, batch(), 0)

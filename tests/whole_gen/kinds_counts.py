@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from whole_gen.derivatives import gradients
 from whole_gen.forwards import parameter
@@ -239,7 +242,10 @@ def counted_otherwise(w: Writer) -> None:
     w.out("loss", loss)
     w.becomes(w0, w0 - g * 0.1)
     many, sure = _number(w, x)
-    how = w.pick("decay behind", "backwards", "bounded", "while", "twice")
+    one = w.const(np.array(1, w.dtype))
+    how = w.pick(
+        "decay behind", "backwards", "bounded", "while", "twice", "parts", "one less", "less one", "share", "reversed"
+    )
     if how == "decay behind":
         new = (seen + many) * 0.9
     elif how == "backwards":
@@ -248,7 +254,115 @@ def counted_otherwise(w: Writer) -> None:
         new = w.op("Min", seen + many, w.const(np.array(5000, w.dtype), "stored"))
     elif how == "while":
         new = w.op("Where", w.op("Less", seen, w.const(np.array(5000, w.dtype), "stored")), seen + many, seen)
+    elif how == "parts":
+        new = seen + one + (many - 1.0 if sure else w.const(np.array(x.shape[0] - 1, w.dtype)))
+    elif how == "one less":
+        new = seen + (many - 1.0)
+    elif how == "less one":
+        new = seen - 1.0 + many
+    elif how == "share":
+        new = seen + (many * 0.001 if sure else w.const(np.array(x.shape[0] / 1000, w.dtype)))
+    elif how == "reversed":
+        new = (seen / many + 1.0) * many
     else:
         new = seen + many + many
-    w.refusal = "" if sure else LITERAL
+    w.refusal = "" if sure and how not in ("parts", "one less", "less one", "reversed") else LITERAL
     w.becomes(seen, new)
+
+
+@kind
+def chosen_divisor(w: Writer) -> None:
+    """A sum over samples is divided or multiplied by a factor that control flow chooses: one, or one that counts."""
+    w.options["accumulate"] = 1
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    s, step = w.state("s", w.draw("s", (3,), 0.5, 1.5)), w.state("step", np.array(7.0, w.dtype))
+    d = (x / ((s * s) + 0.7)) @ w0 - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    w.becomes(step, step + 1.0)
+    by = w.pick("divide", "multiply")
+    many = float(x.shape[0]) if by == "divide" else 1.0 / x.shape[0]
+    limit = w.pick(5.0, 8.0)
+    which = w.pick("step", "constant")
+    flag = w.op("Less", step, w.const(np.array(limit, w.dtype))) if which == "step" else w.const(np.array(False))
+    factor = _chosen(w, flag, many, w.pick("inside", "outside", "made"))
+    seen = x.sum(0) / factor if by == "divide" else x.sum(0) * factor
+    w.refusal = f"{LITERAL}|chosen by"
+    w.becomes(s, s * 0.9 + seen * 0.1)
+
+
+def _chosen(w: Writer, flag: Value, many: float, where: str) -> Value:
+    """One where a flag is set, else a number: a constant of the body or of the outer graph, or computed in the body."""
+    info = [helper.make_tensor_value_info("chosen", helper.np_dtype_to_tensor_dtype(np.dtype(w.dtype)), [])]
+
+    def node(op: str, *inputs: str, out: str, **attributes: Any) -> onnx.NodeProto:
+        return helper.make_node(op, list(inputs), [out], **attributes)
+
+    def fixed(number: float, out: str) -> onnx.NodeProto:
+        return node("Constant", out=out, value=numpy_helper.from_array(np.array(number, w.dtype)))
+
+    then = helper.make_graph([fixed(1.0, "chosen")], "then", [], info)
+    outer: list[Value] = []
+    if where == "inside":
+        nodes = [fixed(many, "chosen")]
+    elif where == "outside":
+        outer = [w.const(np.array(many, w.dtype), "stored")]
+        nodes = [node("Identity", outer[0].name, out="chosen")]
+    else:
+        nodes = [fixed(many / 2, "half"), node("Add", "half", "half", out="chosen")]
+    info = [helper.make_tensor_value_info("chosen", helper.np_dtype_to_tensor_dtype(np.dtype(w.dtype)), [])]
+    other = helper.make_graph(nodes, "other", [], info)
+    found: Value = w.captured("If", [flag], outer, then_branch=then, else_branch=other)
+    return found
+
+
+@kind
+def kept_divisor(w: Writer) -> None:
+    """A sum over samples is divided or multiplied by a state that no step changes, and that holds a count."""
+    w.options["accumulate"] = 1
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    many = float(x.shape[0])
+    by = w.pick("divide", "multiply", "root", "times mean")
+    held = {"divide": many, "multiply": 1.0 / many, "root": many**0.5, "times mean": many}[by]
+    shape = w.pick((), (1,), (3,))
+    s, n = w.state("s", w.draw("s", (3,), 0.5, 1.5)), w.state("n", np.full(shape, held, w.dtype))
+    w.told = True
+    d = (x / ((s * s) + 0.7)) @ w0 - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    if by == "times mean":
+        seen = x.mean(0) * n
+    elif by == "multiply":
+        seen = x.sum(0) * n
+    else:
+        seen = x.sum(0) / n
+    w.refusal = LITERAL
+    w.becomes(s, s * 0.9 + seen * 0.1)
+    w.becomes(n, w.op("Identity", n))
+
+
+@kind
+def stated_for_all(w: Writer) -> None:
+    """One rule for all statistics, where data flow says another for a count of samples and a sum."""
+    w.options |= {"accumulate": 1, "statistics": w.pick("mean", "root", "local")}
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    w0 = parameter(w, "w0", 3, 2)
+    seen, s = w.state("seen", w.draw("seen", (), 3.0, 9.0)), w.state("s", w.draw("s", (3,), 0.5, 1.5))
+    w.told = True
+    d = (x / (seen * 0.1 + 1.0) / ((s * s) + 0.7)) @ w0 - y
+    loss = (d * d).mean()
+    (g,) = gradients(loss, [w0])
+    w.out("loss", loss)
+    w.becomes(w0, w0 - g * 0.1)
+    many, sure = _number(w, x)
+    if not sure:
+        many = w.op("Shape", x, start=0, end=1).to(w.dtype).reshape()
+    how = w.pick("count", "sum", "both")
+    w.becomes(seen, seen + many if how != "sum" else seen + 1.0)
+    w.becomes(s, s * 0.9 + (x.sum(0) if how != "count" else x.mean(0)) * 0.1)

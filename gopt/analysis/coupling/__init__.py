@@ -6,8 +6,10 @@ from gopt.analysis.coupling.marks import Coupling, CouplingKind
 from gopt.analysis.coupling.step_couplings import (
     COUPLINGS,
     analyse_couplings,
+    couplings_as_run,
     find_couplings,
     notes,
+    of_kind,
     open_couplings,
     refuse_other_sums,
     refuse_unlike,
@@ -17,6 +19,7 @@ from gopt.analysis.coupling.step_couplings import (
 )
 
 __all__ = [
-    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings",
-    "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
+    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "couplings_as_run", "find_couplings",
+    "notes", "of_kind",
+    "open_couplings", "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
 ]  # fmt: skip

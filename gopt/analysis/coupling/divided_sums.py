@@ -96,8 +96,8 @@ class DividedSums:
                     literal = behind.term or behind.factor or (each if self._may_divide(node, each) else "")
                     if literal:
                         raise Unclear(
-                            f"the constant {literal!r} in front of {name!r}, a sum over samples, may divide by their "
-                            "number", literal=literal,
+                            f"{self.counts.told(literal)} in front of {name!r}, a sum over samples, may divide by "
+                            "their number", literal=literal,
                         )  # fmt: skip
                 elif each not in seen and marks[each].kind in (Relation.SUM, Relation.SAMPLES):
                     seen.add(each)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.gradient_units import Unit
+from gopt.analysis.coupling.ignored_labels import counts_labels
 from gopt.analysis.coupling.joint_gradients import BackwardReading
 from gopt.analysis.coupling.marks import REDUCED, Coupling, CouplingKind, Relation
 from gopt.analysis.graph_walks import ancestors
@@ -28,13 +29,14 @@ class GradientReading:
     sums), UNKNOWN (cannot be followed).
 
     ``sure``: whether constants tell a sum from a mean. ``cause``: a statistic that makes it JOINT, '' where that is a
-    sum of terms that are reduced differently.
+    sum of terms that are reduced differently. ``labels``: whether the count is the number of labels not ignored.
     """
 
     relation: Relation
     by: str = ""
     sure: bool = True
     cause: str = ""
+    labels: bool = False
 
     def fits(self, rule: LossRule, by: str) -> bool:
         """Return whether ranks that combine it by a rule get the gradient of one large batch."""
@@ -62,7 +64,9 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
         else:
             if unit.by and unit.by not in trained:
                 trained[unit.by] = not ancestors(context.index, [unit.by])[1].isdisjoint(states)
-            known[value] = _reading(unit, trained.get(unit.by, False))
+            found = _reading(unit, trained.get(unit.by, False))
+            labels = found.relation is Relation.WEIGHTED and counts_labels(context.index, training.batch, unit.by)
+            known[value] = replace(found, labels=labels)
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
     if not any(each is not None and each.relation is not Relation.UNKNOWN for each in known.values()):
         return {}
@@ -164,6 +168,9 @@ def _told(reading: GradientReading, who: str, rule: LossRule, weight: str, exact
         by = f" {reading.by!r}" if reading.by else ", which the operator does not output"
         equal = "all ranks have equal weight" if rule is LossRule.MEAN else ranks
         hint = hint or ("" if reading.by else "write the division out in the model")
+        if reading.labels and kind is CouplingKind.WEIGHTED:
+            what = f"{who} are divided by the number of the rank's own labels that are not ignored{by}: {equal}"
+            return CouplingKind.IGNORED, f"{what}, also where these numbers differ", hint
         return kind, f"{who} are divided by a count of the rank's own batch{by}: {equal}", hint
     what = "sums" if reading.relation is Relation.SUM else "means"
     return kind, f"{who} are {what} over the samples, and {ranks}", hint

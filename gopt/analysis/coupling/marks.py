@@ -99,6 +99,8 @@ class CouplingKind(str, Enum):
     """A value reduced over samples flows back into values of single samples."""
     WEIGHTED = "weighted_loss"
     """The loss is divided by a count that depends on the batch."""
+    IGNORED = "ignored_labels"
+    """The count is the number of labels that are not ignored: no note is made of it."""
     SUMMED = "summed_loss"
     IN_BATCH = "in_batch"
     """Samples are multiplied or compared with samples."""

@@ -1,8 +1,13 @@
-"""Statistics of which nothing says how ranks combine them, and the rules that a user may state."""
+"""Statistics of which nothing says how ranks combine them, the rules that a user may state, and notes on these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gopt.analysis.coupling.marks import Coupling, CouplingKind
+from gopt.analysis.statistic_points import StatisticReduction
+from gopt.analysis.training import TrainingGraph
 
 RULES = ("mean", "sum", "max", "min", "root", "local")
 ROWS = ("local", "root")
@@ -32,3 +37,49 @@ class Unclear(Exception):
     def __init__(self, reason: str, rules: tuple[str, ...] = RULES, literal: str = "") -> None:
         super().__init__(reason)
         self.statistic = OpenStatistic(reason, rules, literal)
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticRules:
+    """How the statistics of a step are combined over ranks: those ``known``, as the user says or as they follow the
+    batch; the others are ``unclear``, each with the reason. ``followed``: as they follow the batch, whatever the user
+    says; none where that is not known."""
+
+    known: dict[str, StatisticReduction] = field(default_factory=dict)
+    unclear: dict[str, OpenStatistic] = field(default_factory=dict)
+    followed: dict[str, StatisticReduction] = field(default_factory=dict)
+
+
+_COMBINED = {"root": "ranks take the first rank's", "local": "each rank keeps its own"}
+
+
+def statistic_couplings(
+    training: TrainingGraph, rules: StatisticRules, statistics: Iterable[StatisticReduction]
+) -> Iterator[Coupling]:  # fmt: skip
+    """The statistics that ranks combine otherwise than they follow the samples, and states that may count samples."""
+    states, producers = training.state_of(), {n: node.op_type for node in training.graph.nodes for n in node.outputs}
+    for each in statistics:
+        name, own = each.tensor, rules.followed.get(each.tensor)
+        new, by_name = states[name].updated, name in training.reductions
+        if own is None and by_name and each.rule not in _COMBINED:
+            continue  # the user says what gopt cannot tell
+        if own is not None and own.rule == each.rule and _reduced_at(own, new) == _reduced_at(each, new):
+            continue
+        how = "in a way that gopt cannot tell" if own is None else f"by {own.rule}"
+        ranks = _COMBINED.get(each.rule, f"ranks combine {'it' if by_name else 'its new values'} by {each.rule}")
+        exact = own.rule if own is not None else ""
+        yield Coupling(
+            CouplingKind.REDUCTION, new, producers.get(new, ""),
+            f"the statistic {name!r} follows all samples {how}, and {ranks}, as --statistics says",
+            f"--statistics {name}={exact} is exact" if exact in RULES else "",
+        )  # fmt: skip
+    for name, what in training.doubted.items():
+        new = states[name].updated
+        yield Coupling(
+            CouplingKind.REDUCTION, new, producers.get(new, ""), what,
+            f"--statistics {name}=sum lets ranks add it up",
+        )  # fmt: skip
+
+
+def _reduced_at(reduction: StatisticReduction, updated: str) -> set[str]:
+    return {each.value for each in reduction.points} or {updated}

@@ -7,17 +7,22 @@ wrote the number of samples out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, isclose
 
 import numpy as np
+import onnx
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Relation, products
-from gopt.analysis.graph_walks import ancestors
-from gopt.analysis.operators import LAYOUT, elementwise, value_reads
-from gopt.ir.constant_folding import Constants
+from gopt.analysis.graph_walks import ancestors, copied_from
+from gopt.analysis.operators import LAYOUT, control_flow, elementwise, value_reads
+from gopt.analysis.training import State
+from gopt.ir.constant_folding import Constants, constant_array
 from gopt.ir.graph import Node
+from gopt.ir.nodes import nested
+from gopt.ir.scopes import bodies
 
 _MOST = 64
 """Elements of a constant that are looked at."""
@@ -30,8 +35,9 @@ class SizesBehind:
     """Numbers of samples that a value is made of which follows no sample.
 
     ``counts``: the values behind it, or itself, that are proportional to it; ``divisors``: those that sums over samples
-    are multiplied or divided by alone. ``term``: a constant that is added or divided, and may be a function of it;
-    ``factor``: one that is multiplied by. ``lost``: a value that follows it in a way that gopt does not know.
+    are multiplied or divided by alone. ``term``: a constant that is added or divided, and may be a function of it, or
+    what stands for such a constant: a state that no step changes, a choice; ``factor``: a constant that is multiplied
+    by. ``lost``: a value that follows it in a way that gopt does not know.
     """
 
     counts: frozenset[str] = frozenset()
@@ -59,7 +65,7 @@ _TIMES = (2, 3, 64)
 """Batches that are tried: a bound on a size shows in a large one."""
 
 
-class _Multiplied(Constants):
+class Multiplied(Constants):
     """The constants of a step that has so many times the samples."""
 
     def __init__(self, context: CouplingContext, times: int) -> None:
@@ -79,11 +85,16 @@ class SampleCounts:
     values have met since they were reduced; results are kept."""
 
     context: CouplingContext
-    _multiplied: list[_Multiplied] = field(init=False)
+    states: Sequence[State] = ()
+    _kept: set[str] = field(init=False)
+    """States that no step changes."""
+    _multiplied: list[Multiplied] = field(init=False)
     _known: dict[str, SizesBehind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._multiplied = [_Multiplied(self.context, times) for times in _TIMES]
+        index = self.context.index
+        self._kept = {each.tensor for each in self.states if copied_from(index, each.updated) == each.tensor}
+        self._multiplied = [Multiplied(self.context, times) for times in _TIMES]
 
     def of(self, name: str) -> SizesBehind:
         """The numbers of samples behind a value; those behind its operands are found first, without recursion."""
@@ -124,14 +135,14 @@ class SampleCounts:
 
     def _of(self, name: str, node: Node | None, operands: list[str]) -> SizesBehind:
         if node is None:
-            return _NOTHING
+            return SizesBehind(term=name) if name in self._kept and self._may_be_held(name) else _NOTHING
         follows = name in self.context.marks
         proportional = None if follows else self._count(name)
         if proportional is not None:
             return SizesBehind(frozenset([name])) if proportional else _NOTHING
         if not follows and self._sized(node):
             return SizesBehind(lost=name)
-        found = _NOTHING
+        found = SizesBehind(term=name) if not follows and self._may_choose(node) else _NOTHING
         for each in operands:
             behind = self._known[each]
             if follows and behind.counts and self._divides(node, each):
@@ -173,6 +184,37 @@ class SampleCounts:
         """Return whether a node reads the size of a value of samples, directly."""
         return any(name in self.context.marks for name in node.reads)
 
+    def _may_be_held(self, name: str) -> bool:
+        """Return whether a state that no step changes may hold a function of the number of samples."""
+        tensor = self.context.index.graph.initializers.get(name)
+        return tensor is None or self._may_count(np.asarray(tensor.numpy()), "fiuV")
+
+    def _may_choose(self, node: Node) -> bool:
+        """Return whether bodies of control flow may make a function of the number of samples: they hold such a
+        constant, or compute."""
+        proto = node.proto if control_flow(node) else None
+        inner = list(nested(body for each in bodies(proto) for body in each.node)) if proto is not None else []
+        stored = [each for owner in (proto, *inner) if owner is not None for body in bodies(owner)
+                  for each in body.initializer]  # fmt: skip
+        values = [constant_array({each.name: onnx.helper.get_attribute_value(each) for each in made.attribute})
+                  for made in inner if made.op_type == "Constant"]  # fmt: skip
+        values += [onnx.numpy_helper.to_array(each) for each in stored]
+        computes = any(each.op_type not in ("Constant", "Identity") for each in inner)
+        return computes or any(each is None or self._may_count(each, "fiuV") for each in values)
+
+    def _may_count(self, value: np.ndarray, kinds: str) -> bool:
+        sizes = self.sizes()
+        return any(may_count(each, self.context.batch, sizes) for each in few_elements(value, kinds))
+
+    def told(self, name: str) -> str:
+        """Say in words which value stands for a number of samples."""
+        node = self.context.index.producers.get(name)
+        if node is not None and control_flow(node):
+            return f"{name!r}, which is chosen by {node.op_type},"
+        if name in self._kept:
+            return f"the state {name!r}, which no step changes,"
+        return f"the constant {name!r} ({self.context.scalar(name):.6g})"
+
     def written_out(self, node: Node, name: str) -> bool:
         """Return whether an operand is a constant that may be a function of the number of samples."""
         exponent = node.is_a("Pow") and name != node.inputs[0]
@@ -183,8 +225,7 @@ class SampleCounts:
         value = self.context.constant(name)
         if value is None or any(each in self.context.marks for each in needed):
             return False  # a dimension that follows no sample, read from a shape
-        found, sizes = few_elements(value, "fiuV" if elementwise(node) else "fV"), self.sizes()
-        return any(may_count(each, self.context.batch, sizes) for each in found)
+        return self._may_count(value, "fiuV" if elementwise(node) else "fV")
 
     def sizes(self) -> tuple[int, ...]:
         """Dimensions of the batch's inputs beside that of the samples."""

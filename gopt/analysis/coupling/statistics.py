@@ -14,7 +14,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.divided_sums import DividedSums
 from gopt.analysis.coupling.gathered_rows import gathered_rows
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
-from gopt.analysis.coupling.open_statistics import GATHERED, INTEGERS, ROWS, RULES, OpenStatistic, Unclear
+from gopt.analysis.coupling.open_statistics import GATHERED, INTEGERS, ROWS, OpenStatistic, StatisticRules, Unclear
 from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind
 from gopt.analysis.graph_walks import ancestors
@@ -33,38 +33,41 @@ _EPSILON = 1e-2
 _AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
 
 
-def statistic_reductions(
-    context: CouplingContext, training: TrainingGraph
-) -> tuple[dict[str, StatisticReduction], dict[str, OpenStatistic]]:
-    """Statistic -> how it is combined over ranks; and the others, each with the reason why that is not known.
+def statistic_rules(context: CouplingContext, training: TrainingGraph) -> StatisticRules:
+    """How the statistics of a step are combined over ranks.
 
     ``context`` has the marks of the forward. What is told of the nodes behind it is told of the statistic.
     """
     states = [state for state in training.states if state.kind is StateKind.STATISTIC]
-    found: dict[str, StatisticReduction] = {}
-    unclear: dict[str, OpenStatistic] = {}
+    found = StatisticRules()
     if not states:
-        return found, unclear
+        return found
     behind, _ = ancestors(context.index, [state.updated for state in states])
     known, context.found = context.found, []
     propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
     context.found = known + [fact for fact in context.found if fact.kind in _OF_STATISTICS]
-    counts = SampleCounts(context)
+    counts = SampleCounts(context, training.states)
     for state in states:
-        if state.tensor in training.counted:
-            point = StatisticPoint(training.counted[state.tensor], "sum")
-            found[state.tensor] = StatisticReduction(state.tensor, "sum", (point,))
-            continue
+        name, stated = state.tensor, training.reductions.get(state.tensor, "")
         try:
-            if training.reductions.get(state.tensor) == "gather":
-                found[state.tensor] = gathered_rows(context, counts, training, state)
+            if name in training.counted:
+                point = StatisticPoint(training.counted[name], "sum")
+                found.followed[name] = StatisticReduction(name, "sum", (point,))
             else:
-                found[state.tensor] = _reduction(context, counts, state, training.reductions.get(state.tensor, ""))
+                found.followed[name] = _followed(context, counts, state, "")
         except Unclear as error:
-            unclear[state.tensor] = _or_gathered(context, counts, training, state, error.statistic)
-    written = _written(training, found)
+            found.unclear[name] = _or_gathered(context, counts, training, state, error.statistic)
+        if name in found.followed and stated in ("", found.followed[name].rule):
+            found.known[name] = found.followed[name]
+        elif stated:
+            try:
+                found.known[name] = _stated(context, counts, training, state, stated)
+                found.unclear.pop(name, None)
+            except Unclear as error:
+                found.unclear[name] = _or_gathered(context, counts, training, state, error.statistic)
+    written = _written(training, found.known)
     context.found = [fact for fact in context.found if fact in known or fact.value not in written]
-    return found, unclear
+    return found
 
 
 def _or_gathered(
@@ -87,25 +90,15 @@ def _written(training: TrainingGraph, found: Mapping[str, StatisticReduction]) -
     return {name for path in paths for node in path for name in node.outputs}
 
 
-def _reduction(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
-    """How a statistic is combined: as it follows the batch, or as the user says, with a note where the two differ."""
+def _stated(
+    context: CouplingContext, counts: SampleCounts, training: TrainingGraph, state: State, stated: str
+) -> StatisticReduction:
+    """How a statistic is combined, as the user says."""
     if stated in ("root", "local"):
         return StatisticReduction(state.tensor, stated)
-    if not stated:
-        return _followed(context, counts, state, "")
-    try:
-        own = _followed(context, counts, state, "")
-    except Unclear:
-        return _followed(context, counts, state, stated)
-    if own.rule != stated:
-        context.couple(
-            CouplingKind.REDUCTION, context.index.producers[state.updated],
-            f"the statistic {state.tensor!r} follows all samples by {own.rule}, and ranks combine it by {stated}, as "
-            "--statistics says", f"--statistics {state.tensor}={own.rule} is exact" if own.rule in RULES else "",
-            state.updated,
-        )  # fmt: skip
-        return _followed(context, counts, state, stated)
-    return own
+    if stated == "gather":
+        return gathered_rows(context, counts, training, state)
+    return _followed(context, counts, state, stated)
 
 
 def _followed(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
@@ -203,8 +196,7 @@ class _Walk:
 
     def _refuse_literal(self, name: str, where: str) -> None:
         if not self.stated:
-            number = self.context.scalar(name)
-            raise Unclear(f"the constant {name!r} ({number:.6g}) {where}, and may be a number of samples", literal=name)
+            raise Unclear(f"{self.counts.told(name)} {where}, and may be a number of samples", literal=name)
 
     def _rule(self, name: str, mark: Mark, old: float | None) -> str:
         """How ranks combine a value; '' where what it is made of must say. Raises Unclear."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -17,9 +17,9 @@ from gopt.analysis.coupling.gradient_reductions import (
 )
 from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
-from gopt.analysis.coupling.open_statistics import OpenStatistic
+from gopt.analysis.coupling.open_statistics import StatisticRules, statistic_couplings
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
-from gopt.analysis.coupling.statistics import statistic_reductions
+from gopt.analysis.coupling.statistics import statistic_rules
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
@@ -47,10 +47,7 @@ class CouplingSummary:
     couplings: tuple[Coupling, ...]
     readings: Readings = field(default_factory=dict)
     unlike: BackwardReading = field(default_factory=BackwardReading)
-    statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
-    """Statistic -> how it is combined over ranks."""
-    unclear: Mapping[str, OpenStatistic] = field(default_factory=dict)
-    """The other statistics -> why gopt does not know."""
+    statistics: StatisticRules = field(default_factory=StatisticRules)
 
     def combined(self, training: TrainingGraph, asked: LossReduction) -> tuple[Coupling, ...]:
         """All couplings where ranks combine the gradients by a rule."""
@@ -70,7 +67,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
         _driven(context, training)
-        known = statistic_reductions(context, training)
+        rules = statistic_rules(context, training)
         forward_facts, context.found = context.found, list(context.found)
         backward = read_backward(context, training)
         context.found = forward_facts
@@ -79,7 +76,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
             for loss in training.losses:
                 _loss(context, training, loss)
         _second_pass(context, backward)
-        return CouplingSummary(tuple(context.found), readings, backward, *known)
+        return CouplingSummary(tuple(context.found), readings, backward, rules)
 
     return training.once(COUPLINGS, find)
 
@@ -172,12 +169,14 @@ def _other_sums(readings: Readings, asked: LossReduction) -> Iterator[str]:
 
 
 def unfit_reductions(training: TrainingGraph, asked: LossReduction) -> list[tuple[LossReduction, list[str], str]]:
-    """The gradients that a rule does not combine exactly: the rule that does, their parameters, and what is told."""
+    """The gradients that a rule does not combine exactly: the rule that does, their parameters, and what is told.
+    Labels that are ignored are none, as in ``notes``."""
     readings = analyse_couplings(training).readings
     found = []
     for reading, names in unfit(readings, asked).items():
         exact = rule_for(reading)
-        if exact is not None:
+        usual = reading.labels and all(asked.rule_of(name) is LossRule.MEAN for name in names)
+        if exact is not None and not usual:
             found.append((exact, names, told_of(reading, names, readings, asked)))
     return found
 
@@ -192,13 +191,23 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
-    found = analyse_couplings(step.source).combined(step.source, step.loss_reduction)
-    if step.synchronised != SynchronisedValues():
-        settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED)
-        found = tuple(each for each in found if each.kind not in settled)
-    if step.loss_reduction.rule is not LossRule.MEAN and not analyse_couplings(step.source).readings:
-        found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
+    found = couplings_as_run(step.source, step.loss_reduction, step.synchronised, step.reductions.values())
     return found if _may_synchronise(step) else without_advice(found, "--statistics sync")
+
+
+def couplings_as_run(
+    training: TrainingGraph, reduction: LossReduction, shared: SynchronisedValues,
+    statistics: Iterable[StatisticReduction],
+) -> tuple[Coupling, ...]:  # fmt: skip
+    """The couplings that a step still has where ranks reduce its gradients, values and statistics so."""
+    known = analyse_couplings(training)
+    found = known.combined(training, reduction)
+    if shared != SynchronisedValues():
+        settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED, CouplingKind.IGNORED)
+        found = tuple(each for each in found if each.kind not in settled)
+    if reduction.rule is not LossRule.MEAN and not known.readings:
+        found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
+    return (*found, *statistic_couplings(training, known.statistics, statistics))
 
 
 def _may_synchronise(step: SpmdProgram) -> bool:
@@ -216,12 +225,16 @@ def without_advice(couplings: Sequence[Coupling], option: str) -> tuple[Coupling
 
 
 def notes(couplings: Sequence[Coupling]) -> list[str]:
-    """One line for each kind of coupling: the first of it, and how many more there are."""
-    by_kind: dict[CouplingKind, list[Coupling]] = {}
-    for each in couplings:
-        by_kind.setdefault(each.kind, []).append(each)
-    more = {kind: f"; {len(facts) - 1} more like it" if len(facts) > 1 else "" for kind, facts in by_kind.items()}
-    return [facts[0].note + more[kind] for kind, facts in by_kind.items()]
+    """One line for each kind of coupling: the first of it, and how many more there are. Labels that are ignored are
+    none: a mean over a rank's own labels is what every data-parallel trainer takes."""
+    kinds = dict.fromkeys(each.kind for each in couplings if each.kind is not CouplingKind.IGNORED)
+    return [line for kind in kinds for line in of_kind(couplings, kind)]
+
+
+def of_kind(couplings: Iterable[Coupling], kind: CouplingKind) -> list[str]:
+    """The line for the couplings of a kind, if there is one."""
+    found = [each for each in couplings if each.kind is kind]
+    return [found[0].note + (f"; {len(found) - 1} more like it" if len(found) > 1 else "")] if found else []
 
 
 def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:

@@ -16,7 +16,7 @@ from math import isclose
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
-from gopt.analysis.coupling.statistics import statistic_reductions
+from gopt.analysis.coupling.statistics import statistic_rules
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.synchronised_values import CorrectedConstant, SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
@@ -63,11 +63,11 @@ def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
 
 def _refuse_counts(training: TrainingGraph, context: CouplingContext) -> None:
     """Raise UnsupportedError for a statistic with numbers of samples in it: its means over ranks are not all of it."""
-    known, unclear = statistic_reductions(context, training)
-    for name, reduction in known.items():
+    rules = statistic_rules(context, training)
+    for name, reduction in rules.known.items():
         if any(point.value not in context.marks for point in reduction.points):
             raise UnsupportedError(f"--statistics sync: the statistic {name!r} counts samples", _OTHERS)
-    for name, why in unclear.items():
+    for name, why in rules.unclear.items():
         if why.literal:
             raise UnsupportedError(f"--statistics sync: statistic {name!r}: {why.reason}", _OTHERS)
 

@@ -13,7 +13,7 @@ from gopt.errors import OptionError
 from gopt.frontends.derive.losses import LOSSES, Criterion
 from gopt.frontends.derive.optimizers import OPTIMIZERS, Optimizer
 from gopt.frontends.derive.schedules import SCHEDULES, Schedule
-from gopt.option_records import check_least, check_types
+from gopt.option_records import check_least, check_types, spelled
 from gopt.suggestions import did_you_mean
 
 BATCHES = 3
@@ -33,6 +33,7 @@ class Norms(Enum):
     TRAIN = "train"
 
 
+@spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeriveOptions:
     """Options of a derivation; raises OptionError for values that make no step.

@@ -149,7 +149,7 @@ def make_recipe(given: Any) -> Recipe:
     if not isinstance(module, torch.nn.Module):
         raise InputError(
             f"the first thing that the factory returns is not a module, but {type(module).__name__}",
-            "docs/export.md shows what FACTORY returns",
+            "gopt help export says what FACTORY returns",
         )
     if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
         raise UnsupportedError("the module is compiled by torch.jit", "give the module that it was made of")
@@ -161,7 +161,7 @@ def make_recipe(given: Any) -> Recipe:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(
                 f"the optimizer is not a torch.optim.Optimizer, but {type(optimizer).__name__}",
-                "docs/export.md shows what FACTORY returns",
+                "gopt help export says what FACTORY returns",
             )
     named, positional, form = _batch(module, loss, batch)
     scheduler = rest[0] if rest else None

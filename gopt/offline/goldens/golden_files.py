@@ -74,7 +74,7 @@ def read_cases(folder: Path) -> list[GoldenCase]:
     """The cases of a folder. Raises InputError where it has no configuration, or a malformed one."""
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise InputError(f"there is no {path}", "give the folder that holds it: docs/golden.md shows one")
+        raise InputError(f"there is no {path}", "give the folder that holds it; gopt help golden shows one")
     table = documents.read_toml(path, documents.GOLDEN)
     found = []
     for name, case in sorted(table["case"].items()):

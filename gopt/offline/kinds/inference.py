@@ -114,8 +114,8 @@ def how_to_train(path: Path, graph: Graph) -> str:
     named = {str(dim) for type in fed for dim in type.shape or () if isinstance(dim, str) and dim}
     sizes = "".join(f" --dim {quote(f'{name}={SIZE}')}" for name in sorted(named))
     return (
-        f"to train it: gopt derive {quote(str(path))} --loss cross-entropy --optimizer adamw{sizes} -o step.onnx "
-        f"(docs/derive.md){'; choose the sizes' if sizes else ''}; then gopt shard"
+        f"to train it: gopt derive {quote(str(path))} --loss cross-entropy --optimizer adamw{sizes} -o step.onnx"
+        f"{'; choose the sizes' if sizes else ''}; then gopt shard"
     )
 
 

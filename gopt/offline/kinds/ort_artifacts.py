@@ -22,7 +22,7 @@ from gopt.offline.kinds.ort_models import (
 
 MOST = 32
 """Files of a folder that are looked at."""
-NEXT = "gopt shard takes the folder as a model; gopt import FOLDER -o STEP writes the step alone (docs/artifacts.md)"
+NEXT = "gopt shard takes the folder as a model; gopt import FOLDER -o STEP writes the step alone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import Candidate
 
 NEXT = "gopt shard MODEL --ranks N shards it: algorithm and update_binding are read as one step"
-REFUSED = "correct what is refused, or write the step as one plain graph: new states as outputs (docs/inspect.md)"
+REFUSED = "correct what is refused, or write the step as one plain graph: new states as outputs"
 
 
 @dataclass(frozen=True, slots=True)

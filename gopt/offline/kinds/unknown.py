@@ -19,7 +19,7 @@ class FileSignature:
 
 
 _KINDS = "give a model, an output folder, a checkpoint, a manifest, a report or a record of a run"
-_EXPORT = "docs/inspect.md shows how a model of PyTorch becomes a training step"
+_EXPORT = "gopt help steps says how a model of PyTorch becomes a training step"
 SIGNATURES = (
     FileSignature(
         b"ORTM", 4, "a model in ONNX Runtime's own format (.ort)", "inspect the .onnx file that it was made from"

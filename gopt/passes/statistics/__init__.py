@@ -94,8 +94,8 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
 def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, StatisticReduction]:
     """How each statistic is combined: as the user says, and the others by the policy."""
     states = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
-    found = analyse_couplings(training)
-    rings = {p.ring.pointer for each in found.statistics.values() for p in each.points if p.ring is not None}
+    found = analyse_couplings(training).statistics
+    rings = {p.ring.pointer for each in found.known.values() for p in each.points if p.ring is not None}
     asked = states
     if policy is not StatisticPolicy.AUTO:
         asked = [name for name in states if name in training.reductions or name in rings]
@@ -105,7 +105,7 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
     if policy is StatisticPolicy.MEAN:
         _refuse_integers(training, set(states).difference(asked))
     plain = {name: StatisticReduction(name, policy.value) for name in states}
-    return plain | {name: found.statistics[name] for name in asked}
+    return plain | {name: found.known[name] for name in asked}
 
 
 def _refuse_integers(training: TrainingGraph, states: set[str]) -> None:

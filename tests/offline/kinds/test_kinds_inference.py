@@ -25,9 +25,7 @@ def test_inputs_weights_and_the_way_to_a_step(tmp_path: Path) -> None:
     assert [(each.name, each.dtype, each.shape) for each in record.inputs] == [("x", "float32", ("N", 4))]
     assert (record.weights.tensors, record.weights.elements, record.weights.bytes) == (1, 8, 32)
     assert record.refusal.startswith("this is not a training step")
-    assert record.next.endswith(
-        "--optimizer adamw --dim N=8 -o step.onnx (docs/derive.md); choose the sizes; then gopt shard"
-    )
+    assert record.next.endswith("--optimizer adamw --dim N=8 -o step.onnx; choose the sizes; then gopt shard")
     assert record.to_json()["what"] == "inference_model"
 
 

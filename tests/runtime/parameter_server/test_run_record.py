@@ -131,7 +131,7 @@ def test_a_run_that_lost_a_trainer_has_no_record(run: tuple[Path, Path], tmp_pat
 
 
 def test_what_no_replay_can_repeat_is_refused_before_the_run(run: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--record cannot be combined with --resume"):
+    with pytest.raises(OptionError, match="record cannot be combined with resume"):
         again(run, tmp_path / "run.json", resume=True, checkpoint=tmp_path / "checkpoints")
     b = Builder()
     net = perceptron(b, widths=(3, 5, 2))

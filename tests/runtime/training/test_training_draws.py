@@ -123,7 +123,7 @@ def test_a_resumed_run_goes_on_with_its_draws(tmp_path):
     assert states(run(6, "again", draws=SEED)) == states(whole)
     usual = run(6, "usual")
     assert usual.draws == 0 and states(usual) != states(whole)
-    with pytest.raises(OptionError, match=f"--draws 6: the run that is continued draws from the seed {SEED}"):
+    with pytest.raises(OptionError, match=f"draws=6: the run that is continued draws from the seed {SEED}"):
         run(7, "parts", resume=True, draws=6)
 
 
@@ -156,7 +156,7 @@ def test_what_the_data_gives_is_not_drawn(tmp_path, monkeypatch, capsys):
 def test_a_seed_for_a_step_without_draws_is_refused(tmp_path):
     gopt.shard(gopt.load(noisy_step(tmp_path / "step.onnx", {})), 2).write(tmp_path / "ranks")
     data = samples(tmp_path / "d.npz")
-    with pytest.raises(OptionError, match="--draws 3: no input of the step is of random numbers"):
+    with pytest.raises(OptionError, match="draws=3: no input of the step is of random numbers"):
         gopt.run(tmp_path / "ranks", data, 1, settings=RATE, draws=3)
     with pytest.raises(InputError, match="has no array 'noise'"):
         gopt.run(tmp_path / "ranks", data, 1, settings=RATE)

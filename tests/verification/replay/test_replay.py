@@ -188,9 +188,9 @@ def test_another_order_is_found(
 
 def test_what_is_no_run_without_rounds_is_refused(tmp_path: Path) -> None:
     folder = split(tmp_path, mode=Mode.SYNC)
-    with pytest.raises(OptionError, match="--record is for runs without rounds"):
+    with pytest.raises(OptionError, match="record is for runs without rounds"):
         recorded(folder)
-    with pytest.raises(OptionError, match="--replay is for splits without rounds"):
+    with pytest.raises(OptionError, match="replay is for splits without rounds"):
         gopt.verify(folder, replay=tmp_path / "run.json")
     with pytest.raises(OptionError, match="steps cannot be combined with a replay"):
         gopt.verify(folder, replay=tmp_path / "run.json", steps=2)

@@ -1,0 +1,39 @@
+"""Recognises the count by which a cross-entropy divides: of the labels that are not the one to ignore."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.operators import LAYOUT
+from gopt.ir.graph import Node
+
+
+def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool:
+    """Return whether a value is the number of labels of the batch that differ from one negative number, which is no
+    class, as ``ignore_index`` of PyTorch is: every loss of labels has such a count, and usually no label to ignore."""
+    count = _behind(index, value)
+    if count is None or not count.is_a("ReduceSum"):
+        return False
+    flags = _behind(index, count.inputs[0])
+    equal = _behind(index, flags.inputs[0]) if flags is not None and flags.is_a("Not") else None
+    if equal is None or not equal.is_a("Equal"):
+        return False
+    ignored = [index.constants.value(name) for name in equal.inputs]
+    labels = [name for name, each in zip(equal.inputs, ignored) if each is None]
+    negative = [each for each in ignored if each is not None and each.size == 1 and float(np.ravel(each)[0]) < 0]
+    return len(labels) == len(negative) == 1 and _source(index, labels[0]) in batch
+
+
+def _behind(index: GraphIndex, name: str) -> Node | None:
+    """The node that makes a value, behind casts and changes of its shape."""
+    return index.producers.get(_source(index, name))
+
+
+def _source(index: GraphIndex, name: str) -> str:
+    """The value of which another is a cast, a part or another shape."""
+    while (node := index.producers.get(name)) is not None and (node.op_type in LAYOUT or node.is_a("Cast")):
+        name = node.inputs[0]
+    return name

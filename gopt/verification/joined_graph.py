@@ -1,0 +1,267 @@
+"""The source for the samples of several batches: what it is when the batches of all ranks are one.
+
+The marks of the samples say which dimension of each value holds them. Shapes and spread constants that a file wrote out
+for one batch grow with it; what is computed from shapes grows by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import isclose
+
+import numpy as np
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
+from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, few_elements
+from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.operators import elementwise
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.inference import infer_types
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType
+from gopt.verification.compare import Values
+from gopt.verification.reference_graphs import subgraph
+
+_SPREAD = ("ScatterElements", "GatherElements", "Concat", "Where")
+"""Operators beside those by element whose operands have the dimensions of their results."""
+_TARGETS = {"Reshape": 1, "Expand": 1, "Resize": 3}
+"""Operator -> the operand that is the shape of its result."""
+_PARTS = (1, 2)
+"""Numerators of constants that divide by a number of samples: 2 of a square's derivative."""
+
+
+_NO_FACTORS = ("Add", "Sub", "Max", "Min", "Clip", "Pow", "Less", "Greater", "Equal")
+"""Operators that read constants, and multiply by none."""
+ASKED = ".asked"
+
+
+class NotComparableError(Exception):
+    """Raised where a step cannot be evaluated for more samples; the text gives the reason."""
+
+
+@dataclass(slots=True)
+class Dividers:
+    """Constants of one number that may divide by the number of samples: as they are ``written``, and for the
+    ``larger`` batch."""
+
+    written: Values = field(default_factory=dict)
+    larger: Values = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class JoinedGraph:
+    """The graph of ``times`` batches; ``values``: its outputs. Raises NotComparableError for a step that has a fixed
+    number of samples in a way that gopt does not know."""
+
+    training: TrainingGraph
+    times: int
+    values: list[str]
+    context: CouplingContext = field(init=False)
+    graph: Graph = field(init=False)
+    _larger: Multiplied = field(init=False)
+    _repeated: dict[str, TensorType] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        source = self.training.graph
+        part = subgraph(source, source.nodes, dict.fromkeys(self.values), ())
+        self.context = start(source, self.training.batch)
+        propagate(self.context, source.nodes)
+        self._larger = Multiplied(self.context, self.times)
+        nodes: list[Node] = []
+        for node in part.nodes:
+            nodes += self._grown(part, node)
+        part.nodes = nodes
+        part.inputs = {name: self._larger_type(name, type) for name, type in part.inputs.items()}
+        known = {name: tensor.type for name, tensor in part.initializers.items()} | part.inputs | part.outputs
+        marked = (name for node in part.nodes for name in node.outputs if self.context.samples(name) is not None)
+        known |= {name: self._larger_type(name, part.types[name]) for name in marked if name in part.types}
+        self.graph = replace(part, types=known | self._repeated)
+        infer_types(self.graph)
+        for name, type in part.types.items():  # what follows no single sample has the type that it had
+            if not self.graph.type_of(name).static and name not in self._repeated:
+                self.graph.types[name] = type
+
+    def joined(self, batches: Iterable[Values]) -> Values:
+        """The inputs of the samples of all batches. Raises NotComparableError for one that holds no samples and is not
+        the same in all."""
+        batches = list(batches)
+        found = {}
+        for name, first in batches[0].items():
+            values = [each[name] for each in batches]
+            mark = self.context.samples(name)
+            if mark is not None:
+                found[name] = np.concatenate(values, mark.axis)
+            elif all(np.array_equal(first, each) for each in values):
+                found[name] = first
+            else:
+                raise NotComparableError(f"the input {name!r} has no dimension of samples")
+        return found
+
+    # --- what a file wrote out for one batch -------------------------------------------------------------------------
+
+    def _larger_type(self, name: str, type: TensorType) -> TensorType:
+        mark = self.context.samples(name)
+        if mark is None or type.shape is None:
+            return type
+        sizes = [
+            size * self.times if place == mark.axis and isinstance(size, int) else size
+            for place, size in enumerate(type.shape)
+        ]
+        return TensorType(type.dtype, tuple(sizes))
+
+    def _grown(self, part: Graph, node: Node) -> Iterator[Node]:
+        """A node with operands that fit the larger batch, behind nodes that make these."""
+        mark = self.context.samples(node.outputs[0]) if node.outputs else None
+        try:
+            if mark is not None:
+                self._reshape(part, node, mark)
+                for place in self._spread(node):
+                    axis = mark.axis - self.context.rank(node.outputs[0])
+                    yield from self._repeat(node, place, axis, mark)
+            for place, axis, mark in self._contracted(node):
+                yield from self._repeat(node, place, axis, mark)
+        except Untraceable as lost:
+            raise NotComparableError(f"{node.op_type} {node.label!r}: {lost}") from lost
+        yield node
+
+    def _reshape(self, part: Graph, node: Node, mark: Mark) -> None:
+        """Let a target shape that is written out have more samples."""
+        place = next((place for op, place in _TARGETS.items() if node.is_a(op)), 0)
+        sizes = self.context.ints(node.inputs[place]) if 0 < place < len(node.inputs) else None
+        if sizes is None:
+            return
+        name, axis = node.inputs[place], mark.axis - (self.context.rank(node.outputs[0]) - len(sizes))
+        larger = self._larger.value(name)
+        grows = larger is None or larger.reshape(-1).tolist() != sizes
+        if axis < 0 or grows or sizes[axis] != self.context.extent(mark) or (node.is_a("Expand") and sizes[axis] == 1):
+            return
+        sizes[axis] *= self.times
+        made = f"{node.outputs[0]}.sizes"
+        part.initializers[made] = Tensor(TensorType("int64", (len(sizes),)), array=np.array(sizes, np.int64))
+        _read_instead(node, place, made)
+
+    def _spread(self, node: Node) -> Iterator[int]:
+        """Places of operands that have the dimensions of the result."""
+        if elementwise(node) or node.is_a(*_SPREAD):
+            yield from range(len(node.inputs))
+        elif node.is_a("Gemm") and len(node.inputs) > 2:
+            yield 2
+
+    def _contracted(self, node: Node) -> Iterator[tuple[int, int, Mark]]:
+        """Places of operands that are contracted with the samples of the other one, with the dimension of each that is,
+        counted from the end."""
+        if not node.is_a("MatMul", "Gemm"):
+            return
+        turned = [bool(node.attributes.get(each, 0)) for each in ("transA", "transB")]
+        axes = (-2 if turned[0] else -1, -1 if turned[1] else -2)
+        for place in (0, 1):
+            mark = self.context.samples(node.inputs[1 - place])
+            if mark is not None:
+                other = self.context.rank(node.inputs[1 - place])
+                if mark.axis - other == max(axes[1 - place], -other):
+                    yield place, max(axes[place], -self.context.rank(node.inputs[place])), mark
+
+    def _repeat(self, node: Node, place: int, axis: int, mark: Mark) -> Iterator[Node]:
+        """Repeat an operand that follows no single sample, and has a row for each; ``axis``: from the end."""
+        name = node.inputs[place]
+        own = self.context.marks.get(name)
+        if not name or (own is not None and own.kind not in REDUCED):
+            return
+        sizes = self.context.shape(name)
+        axis += len(sizes)
+        extent = self.context.extent(mark)
+        if axis < 0 or extent == 1 or sizes[axis] != extent or self._grows(name, axis, extent):
+            return
+        if mark.outer != 1 or not self.context.alike(name, axis, mark):
+            raise NotComparableError(f"{name!r}, which follows no batch, holds a value for each sample")
+        made = f"{node.outputs[0]}.operand{place}"
+        larger = (extent * self.times if at == axis else size for at, size in enumerate(sizes))
+        self._repeated[made] = TensorType(self.context.index.graph.type_of(name).dtype, tuple(larger))
+        yield Node("Concat", [name] * self.times, [made], attributes={"axis": axis})
+        _read_instead(node, place, made)
+
+    def _grows(self, name: str, axis: int, extent: int) -> bool:
+        """Return whether a value grows by itself, since it is made of shapes."""
+        value = self._larger.value(name)
+        if value is not None:
+            return value.ndim > axis and value.shape[axis] == extent * self.times
+        made = (self.context.index.producers.get(each) for each in ancestors(self.context.index, [name])[1])
+        return any(
+            node is not None and node.is_a("Shape", "Size") and node.inputs[0] in self.context.marks for node in made
+        )
+
+    # --- constants that may be numbers of samples ------------------------------------------------------------------
+
+    def dividers(self, values: Iterable[str]) -> list[Dividers]:
+        """Constants behind some values that may divide by the number of samples; those of one number together."""
+        index, sizes = self.context.index, self._sizes()
+        cone, _ = ancestors(index, values)
+        found: dict[int, Dividers] = {}
+        for node in index.graph.nodes:
+            for place, name in enumerate(node.inputs if id(node) in cone and not node.is_a(*_NO_FACTORS) else ()):
+                value = index.constants.value(name) if name else None
+                elements = {abs(each) for each in few_elements(value, "fV")} - {0.0} if value is not None else set()
+                over = next(iter(elements)) if len(elements) == 1 else 1.0
+                below = node.is_a("Div") and place == 1
+                over = over if below else 1 / over
+                if value is not None and over > 1 and self._divides(over, sizes) and not self._grown_value(name):
+                    of_number = found.setdefault(round(over * 1e6), Dividers())
+                    factor = self.times if below else 1 / self.times
+                    of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * factor).astype(value.dtype)
+                    of_number.written[name] = value
+        return list(found.values())
+
+    def unsettled(self, values: Iterable[str]) -> str:
+        """A constant behind some values that may be another function of the number of samples; '' where none is."""
+        index = self.context.index
+        counts = SampleCounts(self.context, self.training.states)
+        cone, _ = ancestors(index, values)
+        for node in index.graph.nodes:
+            for name in node.inputs if id(node) in cone else ():
+                if not name or name in self.context.marks:
+                    continue
+                literal = name if counts.written_out(node, name) else counts.of(name).term
+                if literal:
+                    return counts.told(literal)
+        return ""
+
+    def asking(self, constants: Iterable[str]) -> Graph:
+        """The graph with constants as inputs, each of the name with ``.asked`` behind it."""
+        names = {name: f"{name}{ASKED}" for name in constants}
+        graph = replace(self.graph, inputs=dict(self.graph.inputs), nodes=[clone(node) for node in self.graph.nodes])
+        for node in graph.nodes:
+            if not names.keys().isdisjoint(node.inputs):
+                node.inputs = [names.get(name, name) for name in node.inputs]
+        for name, made in names.items():
+            value = self.context.index.constants.value(name)
+            assert value is not None
+            graph.inputs[made] = graph.types[made] = TensorType(self.context.index.graph.types[name].dtype, value.shape)
+        return graph
+
+    def _grown_value(self, name: str) -> bool:
+        """Return whether a constant is made of the shape of the batch."""
+        here, there = self.context.constant(name), self._larger.value(name)
+        return (
+            here is not None and there is not None and not np.array_equal(here.reshape(-1)[:1], there.reshape(-1)[:1])
+        )
+
+    def _divides(self, over: float, sizes: set[int]) -> bool:
+        whole = [part * over / self.context.batch for part in _PARTS] if self.context.batch > 1 else []
+        return any(isclose(each, size, rel_tol=1e-5) for each in whole for size in sizes)
+
+    def _sizes(self) -> set[int]:
+        """Products of the other dimensions of values of samples."""
+        types = self.context.index.graph.types
+        found: set[int] = set()
+        for name, mark in self.context.marks.items():
+            if mark.kind is Relation.SAMPLES:
+                found.update(size for size in types[name].shape or () if isinstance(size, int))
+        return products(found)
+
+
+def _read_instead(node: Node, place: int, name: str) -> None:
+    node.inputs = [name if at == place else each for at, each in enumerate(node.inputs)]

@@ -1,0 +1,153 @@
+"""One step of the source on the batches of all ranks, joined, beside the step that the ranks make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gopt import limits
+from gopt.analysis.coupling import Coupling, CouplingKind, couplings_as_run, notes
+from gopt.analysis.graph_walks import GraphIndex, descendants
+from gopt.analysis.statistic_points import StatisticReduction
+from gopt.analysis.training import State
+from gopt.errors import GoptError
+from gopt.runtime.executor import Executor
+from gopt.verification.compare import Values, allowance, distance, finite, floating
+from gopt.verification.joined_graph import ASKED, JoinedGraph, NotComparableError
+from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
+from gopt.verification.reference_step import Batches, ReferenceProgram, ReferenceStep
+from gopt.verification.sensitivity import MULTIPLE, Sensitivity, norm
+from gopt.verification.source_members import run_source
+
+ROOM = 1e-3
+"""Of a state's change, at least: sums over all samples round otherwise than sums of sums."""
+
+WAYS = 10
+"""Ways to take constants for numbers of samples that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """The first step of the ranks' batches by the source, and how far rounding moves it. ``noise``: states that are
+    nothing else."""
+
+    step: ReferenceStep
+    moved: Sensitivity
+    noise: Collection[str]
+
+
+def check_large_batch(
+    reference: ReferenceProgram, made: MeasuredStep, states: Values, settings: Values, batches: Batches,
+    tolerance: float, statistics: Iterable[StatisticReduction],
+) -> LargeBatchCheck:  # fmt: skip
+    """Compare the step that ranks make of ``batches`` with the source's step of these joined; ``statistics``: how
+    ranks combine them."""
+    try:
+        return _Joined(reference, made, states, settings, batches, tolerance, list(statistics)).check()
+    except NotComparableError as error:
+        return _not(str(error))
+    except GoptError as error:
+        return _not(error.message)
+
+
+@dataclass(slots=True)
+class _Joined:
+    reference: ReferenceProgram
+    made: MeasuredStep
+    states: Values
+    settings: Values
+    batches: Batches
+    tolerance: float
+    statistics: Sequence[StatisticReduction]
+
+    def check(self) -> LargeBatchCheck:
+        training = self.reference.training
+        every = [values for turn in self.batches for values in turn]
+        updated = {state.tensor: state.updated for state in training.states if self._meant(state)}
+        if len(self.batches) > 1 and self.reference.statistics:
+            return _not(f"{self.reference.statistics[0].tensor!r} moves in each micro-step")
+        if not updated:
+            return _not("no state is meant to follow all samples")
+        size = len(every) * sum(type.nbytes for type in training.graph.types.values())
+        if size > limits.LARGE_BATCH_BYTES:
+            return _not(f"its values take {size} bytes; {limits.hint('LARGE_BATCH_BYTES', size)}")
+        joined = JoinedGraph(training, len(every), list(updated.values()))
+        feeds = {**self.states, **self.settings, **joined.joined(every)}
+        found = couplings_as_run(
+            self.reference.training, self.reference.reduction, self.reference.shared, self.statistics
+        )
+        apart, taken = self._nearest(joined, feeds, updated, {each.kind for each in found})
+        if not apart:
+            return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=taken)
+        told = self._told_of(found)
+        apart = tuple(replace(each, noted=updated[each.name] in told) for each in apart)
+        open_ = [updated[each.name] for each in apart if not each.noted]
+        if open_ and joined.context.batch < 2:
+            return _not("a batch of one sample does not tell a constant from their number")
+        if open_ and (own := joined.dividers(open_)):
+            return _not(f"the constant {next(iter(own[0].written))!r} may be a number of samples, or one over it")
+        if open_ and (unsettled := joined.unsettled(open_)):
+            return _not(f"{unsettled} may be a number of samples")
+        return LargeBatchCheck(LargeBatch.DIFFERENT, len(updated), apart=apart, notes=tuple(notes(found)), taken=taken)
+
+    def _meant(self, state: State) -> bool:
+        """Return whether ranks are meant to have a state of the large batch, and rounding is not all of it."""
+        apart = {each.tensor for each in self.statistics if each.rule in ("root", "local")}
+        return state.tensor not in apart and state.tensor not in self.made.noise
+
+    def _told_of(self, found: Sequence[Coupling]) -> set[str]:
+        """The values that depend on what a note tells of; what is told of gradients is told of all of them."""
+        training, values = self.reference.training, {each.value for each in found}
+        gradients = {*training.gradients.values()}
+        if not values.isdisjoint(gradients | {*training.losses}):
+            values |= gradients
+        return values | descendants(GraphIndex(training.graph), values)
+
+    def _nearest(
+        self, joined: JoinedGraph, feeds: Values, updated: Mapping[str, str], told: Collection[CouplingKind]
+    ) -> tuple[tuple[StateDistance, ...], tuple[str, ...]]:
+        """The states that differ, with the constants that are taken for numbers of samples; of several ways to take
+        them, the one with fewest such states. ``told``: the kinds of what a note tells."""
+        asked = [] if CouplingKind.SUMMED in told else joined.dividers(updated.values())
+        program = Executor(joined.asking(name for each in asked for name in each.written), self.reference.cache)
+        ways = [frozenset(range(len(asked)))]
+        if CouplingKind.REDUCTION not in told and asked:
+            ways += [frozenset(), *(frozenset([each]) for each in range(len(asked)))]
+            ways += [ways[0] - {each} for each in range(len(asked))]
+        best: tuple[tuple[StateDistance, ...], tuple[str, ...]] | None = None
+        for way in list(dict.fromkeys(ways))[:WAYS]:
+            constants = [each.larger if place in way else each.written for place, each in enumerate(asked)]
+            more = {f"{name}{ASKED}": value for each in constants for name, value in each.items()}
+            taken = tuple(name for place in sorted(way) for name in asked[place].written)
+            found = self._apart(program, feeds | more, updated), taken
+            if best is None or len(found[0]) < len(best[0]):
+                best = found
+            if not found[0]:
+                break
+        assert best is not None
+        return best
+
+    def _apart(self, program: Executor, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
+        """The states that differ by more than rounding, the furthest first."""
+        given = {name: feeds[name] for name in program.graph.inputs if name in feeds}
+        made = run_source(program, given, self.reference.call)
+        kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
+        found = []
+        for name, output in updated.items():
+            value, own, before = np.asarray(made[output]), self.made.step.states[name], self.states[name]
+            if value.shape != own.shape:
+                raise NotComparableError(f"{name!r} has another shape with more samples")
+            if not finite(value) or not finite(own):
+                raise NotComparableError(f"{name!r} is not finite")
+            off = distance(own, value)
+            room = allowance(value, before, max(self.tolerance, ROOM)) + MULTIPLE * self.made.moved.states[name]
+            if off > (room if floating(value) else 0.0):
+                moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
+                found.append(StateDistance(name, kinds[name], off / (norm(moved) or 1.0)))
+        return tuple(sorted(found, key=lambda each: -each.error))
+
+
+def _not(why: str) -> LargeBatchCheck:
+    return LargeBatchCheck(LargeBatch.NOT_COMPARABLE, why=why)

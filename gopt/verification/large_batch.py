@@ -1,0 +1,74 @@
+"""The comparison of a step of ranks with the step of one large batch: the batches of all ranks, joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gopt.sanitize import and_more, listed
+
+
+class LargeBatch(str, Enum):
+    """Outcome of the comparison."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True, slots=True)
+class StateDistance:
+    """A state, and its distance from that of the large batch over the size of its change; ``noted``: a note of
+    ``shard`` tells of a value that it depends on."""
+
+    name: str
+    kind: str
+    error: float
+    noted: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "kind": self.kind, "error": self.error, "noted": self.noted}
+
+
+@dataclass(frozen=True, slots=True)
+class LargeBatchCheck:
+    """A step of the source on the batches of all ranks and micro-steps, joined, beside the step of the ranks.
+
+    ``states``: how many were compared; ``apart``: those that differ by more than rounding, the furthest first;
+    ``why``: why nothing can be compared. ``notes``: what ``shard`` told of such differences. ``taken``: constants of
+    the source that were taken for numbers of samples, or one over them.
+    """
+
+    outcome: LargeBatch
+    states: int = 0
+    why: str = ""
+    apart: tuple[StateDistance, ...] = ()
+    notes: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+
+    @property
+    def unnoted(self) -> bool:
+        """Whether the ranks differ from one large batch, and nothing said so when they were made."""
+        return any(not each.noted for each in self.apart)
+
+    def reason(self) -> str:
+        """The difference, in one line."""
+        first = min(self.apart, key=lambda each: each.noted)
+        return f"NOT the step of one large batch: {first.kind} {first.name!r} is {first.error:.2g} of its change off"
+
+    def line(self) -> str:
+        """The outcome, in one line."""
+        if self.outcome is LargeBatch.NOT_COMPARABLE:
+            return f"one large batch: not comparable: {self.why}"
+        if self.outcome is LargeBatch.EQUAL:
+            taken = f" ({listed(self.taken)} taken for numbers of samples)" if self.taken else ""
+            return f"one large batch: equal, {self.states} states{taken}"
+        more = and_more(len(self.apart) - 1)
+        return f"{self.reason()}{more}{', and no note said so' if self.unnoted else ', as noted'}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "outcome": self.outcome.value, "states": self.states, "why": self.why,
+            "apart": [each.to_json() for each in self.apart], "notes": list(self.notes), "taken": list(self.taken),
+        }  # fmt: skip

@@ -1,0 +1,110 @@
+"""Verify compares the ranks' step with the step of one large batch, where the source can be evaluated on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import FIXTURES, Builder, perceptron, sgd
+
+import gopt
+from gopt import limits
+from gopt.analysis.role_map import RoleMap
+from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
+
+COUNTS = Path(__file__).parents[1] / "numeric" / "adversary" / "counts"
+
+
+def verified(source, **options):
+    return gopt.verify(gopt.shard(source, options.pop("mesh", 2), **options), steps=1, confirm=False)
+
+
+def step(tmp_path, add, batch=4, **roles):
+    """A perceptron with a state ``s`` whose new value ``add`` writes; batches of ``batch`` samples."""
+    b = Builder()
+    sgd(b, perceptron(b, (3, 5, 2), batch=batch))
+    s = b.state("s", np.float32([0.5, 0.7, 0.9]))
+    b.output("s_out", add(b, s), (3,))
+    return gopt.load(b.save(tmp_path / "step.onnx"), roles=RoleMap(states={"s": "s_out"}, **roles))
+
+
+def total(b: Builder, s: str) -> str:
+    """A sum over samples, as a product with weights: gopt asks whether these divide by the number of samples."""
+    rows = b.op("MatMul", b.const(np.ones((1, 4))), "x")
+    return b.op("Add", b.op("Mul", s, b.const(0.9)), b.op("Squeeze", rows, b.const([0], "int64")))
+
+
+def placed(b: Builder, s: str) -> str:
+    """A mean of samples with weights of their own."""
+    weights = b.const(np.float32([[0.1], [0.2], [0.3], [0.4]]))
+    return b.op("Add", s, b.op("ReduceMean", b.op("Mul", "x", weights), b.const([0], "int64"), keepdims=0))
+
+
+@pytest.mark.parametrize("name", ["mlp_sgd", "mlp_adamw_fp16_scaler"])
+def test_exports_with_a_fixed_batch_are_compared(name):
+    found = verified(FIXTURES / f"{name}.onnx", stage=1).large_batch
+    assert found.outcome is LargeBatch.EQUAL and found.states > 3 and "equal" in found.line()
+
+
+def test_micro_steps_are_joined_as_ranks_are(tmp_path):
+    b = Builder()
+    sgd(b, perceptron(b, (3, 5, 2)))
+    assert verified(b.save(tmp_path / "step.onnx"), accumulate=2).large_batch.outcome is LargeBatch.EQUAL
+
+
+def test_a_reduction_of_gradients_that_is_wrong_is_seen_and_named():
+    result = verified(FIXTURES / "mlp_sgd.onnx", loss_reduction="sum")
+    found = result.large_batch
+    assert found.outcome is LargeBatch.DIFFERENT and found.notes and {"fc1.weight"} <= {e.name for e in found.apart}
+    assert result.equal and found.line().endswith("as noted")  # the ranks do what was asked of them, and shard said so
+
+
+def test_constants_of_the_batch_are_taken_for_numbers_of_samples(tmp_path):
+    found = verified(step(tmp_path, lambda b, s: b.op("Add", s, s))).large_batch
+    assert found.outcome is LargeBatch.EQUAL and found.taken
+
+
+def test_a_rule_that_the_user_states_wrong_is_a_finding(tmp_path):
+    result = verified(step(tmp_path, total, statistics={"s": "mean"}))
+    assert [each.name for each in result.large_batch.apart if not each.noted] == ["s"]
+    assert result.outcome.value == "different" and result.exit_code == 1
+    assert "NOT the step of one large batch: statistic 's'" in result.reason()
+    assert result.to_json()["large_batch"]["apart"][0]["name"] == "s"
+
+
+def test_a_rule_for_all_statistics_that_contradicts_the_data_flow_is_seen_as_noted():
+    states = {"acc": "acc_out", "s": "s_out", "cnt": "cnt_out"}
+    found = verified(gopt.load(COUNTS / "sumcount_shape.onnx", roles=RoleMap(states=states)), statistics="mean")
+    assert found.equal and {each.name for each in found.large_batch.apart} == set(states)
+    assert any("as --statistics says" in note for note in found.large_batch.notes)
+
+
+def test_a_step_of_a_fixed_number_of_samples_is_not_compared(tmp_path):
+    result = verified(step(tmp_path, placed, statistics={"s": "mean"}))
+    assert result.large_batch.outcome is LargeBatch.NOT_COMPARABLE and "each sample" in result.large_batch.why
+    assert result.equal
+
+
+def test_a_batch_of_one_sample_tells_no_constant_from_its_size(tmp_path):
+    found = verified(step(tmp_path, lambda b, s: b.op("Add", s, s), batch=1)).large_batch
+    assert found.outcome is LargeBatch.NOT_COMPARABLE and "one sample" in found.why
+    assert verified(step(tmp_path, total, statistics={"s": "sum"})).large_batch.outcome is LargeBatch.EQUAL
+
+
+def test_what_takes_too_much_memory_is_not_compared(monkeypatch):
+    monkeypatch.setattr(limits, "LARGE_BATCH_BYTES", 1000)
+    found = verified(FIXTURES / "mlp_sgd.onnx").large_batch
+    assert found.outcome is LargeBatch.NOT_COMPARABLE and "GOPT_LIMITS=LARGE_BATCH_BYTES=" in found.why
+
+
+def test_one_batch_is_compared_with_nothing():
+    assert verified(FIXTURES / "mlp_sgd.onnx", mesh=1).large_batch is None
+
+
+def test_the_line_of_a_finding():
+    apart = (StateDistance("w", "parameter", 0.5), StateDistance("v", "scalar", 0.1))
+    line = LargeBatchCheck(LargeBatch.DIFFERENT, 2, apart=apart).line()
+    assert line == (
+        "NOT the step of one large batch: parameter 'w' is 0.5 of its change off and 1 more, and no note said so"
+    )
