@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 @click.option(
     "--check", type=int, default=3, show_default=True, metavar="K", help="Compare this many steps with eager PyTorch."
 )
+@click.option(
+    "--schedule-steps", type=int, default=10_000, show_default=True, metavar="K",
+    help="Write down this many steps of a schedule that is not in the graph, as a formula or a table, for gopt run.",
+)  # fmt: skip
 @click.option("--outputs", is_flag=True, help="Keep the results of the module, such as logits, as outputs.")
 @click.option(
     "--no-values",
@@ -102,6 +106,7 @@ def options_of(given: dict[str, Any]) -> ExportOptions:
         hyper=tuple(name for text in given["hyper"] for name in text.split(",") if name),
         seed=given["seed"],
         check=given["check"],
+        schedule_steps=given["schedule_steps"],
         outputs=given["outputs"],
         values=not given["no_values"],
         dynamic=None if given["dynamic"] is None else Dynamic(given["dynamic"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -296,3 +296,16 @@ def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
         for each in value if isinstance(value, tuple) else (value,):
             found += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]
     return found + unchecked_arguments() + verbosity_arguments()
+
+
+def setting_pairs(texts: Iterable[str]) -> dict[str, str]:
+    """Hyper-parameter -> the text of its value; raises OptionError where a text is no pair, or one is set twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise OptionError(f"cannot read {text!r} as a hyper-parameter", "write --set lr=1e-3")
+        if name in found:
+            raise OptionError(f"--set gives {name!r} two values: {found[name]} and {value}", "keep one of them")
+        found[name] = value
+    return found

@@ -25,6 +25,9 @@ def render_exported(exported: Exported) -> None:
     if exported.draws:
         names = ", ".join(f"{name} from {draw}" for name, draw in exported.draws.items())
         out.print(f"gopt run draws, where the data does not give them: {names}")
+    if exported.hyper:
+        values = ", ".join(f"{name} {value}" for name, value in exported.hyper.items())
+        out.print(f"gopt run feeds, where none is set: {values}")
     _render_check(exported.checked)
     for note in exported.notes:
         out.print(f"note: {note}")

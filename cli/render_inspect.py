@@ -50,6 +50,9 @@ def render_inspection(found: Inspection) -> None:
         if named:
             out.print(f"{title}: {listed([*map(_named, named)], 8)}")
     _print_draws(out, found.draws)
+    if found.defaults:
+        texts = [f"{name} {value}" for name, value in found.defaults.items()]
+        out.print(Text(f"values of hyper-parameters where a run sets none: {listed(texts, 8)}"))
     if found.mappings:
         rows = [(e.mapping, e.group, e.call, e.value, e.dual or "?", e.gradient) for e in found.mappings[:MOST]]
         heads = ("mapping", "over", "forward", "value", "backward", "gradient")

@@ -9,7 +9,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import arguments_of, deadline
+from .options import arguments_of, deadline, setting_pairs
 
 if TYPE_CHECKING:
     from gopt.verbs.run_options import RunOptions
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set a hyper-parameter: a number, linear:A:B:STEPS, cosine:A:B:STEPS or module:function. May be repeated.",
+    help="Set a hyper-parameter: a number, linear:A:B:STEPS, cosine:A:B:STEPS, warmup-cosine:PEAK:WARMUP:STEPS, "
+    "warmup-linear:…, step:A:EVERY:FACTOR, table:FILE or module:function. May be repeated.  [default: the step's own]",
 )
 @click.option(
     "--state", metavar="FILE", help="Read values of states from a .safetensors or .npz file, where the folder has none."
@@ -206,7 +207,7 @@ def options_of(given: dict[str, Any]) -> RunOptions:
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
-        settings=_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],
+        settings=setting_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],
         startup=not given["no_startup"],
         **{name: given[name] for name in same},
     )  # fmt: skip
@@ -240,13 +241,3 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
         return launch(
             given["launch"], arguments, given["deadline"], lambda line: show(step_message(line)), patient=kept, **more
         )
-
-
-def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise OptionError(f"cannot read {text!r} as a hyper-parameter", "write --set lr=1e-3")
-        found[name] = value
-    return found

@@ -75,7 +75,7 @@ def report_steps(
     result = RunResult(
         folder=job.folder, engine=engine, ranks=manifest.total_ranks, steps=steps, asked=job.steps, resumed=resumed,
         checkpoint=job.checkpoint, shared_calls=shared_calls(), roles=roles, servers=servers,
-        seed=seed, draws=manifest.draws,
+        seed=seed, draws=manifest.draws, settings=job.settings, defaults=manifest.defaults,
         record=job.record if steps and steps[-1].step == job.steps else None,
     )  # fmt: skip
     if given["as_json"]:
@@ -107,6 +107,13 @@ def report_resume(job: Any, manifest: Manifest) -> Callable[[int], None]:
         if seed is not None and step < job.steps:
             names = listed([f"{name} {draw}" for name, draw in manifest.draws.items()], 4)
             print_note(f"inputs that the data does not give are drawn from the seed {seed}: {names}")
+        own = {name: value for name, value in manifest.defaults.items() if name not in job.settings}
+        if own and step < job.steps:
+            names = listed([f"{name} is {value}" for name, value in own.items()], 4)
+            one = len(own) == 1
+            print_note(
+                f"{names}, as the step has {'it' if one else 'them'}; --set {next(iter(own))}=VALUE takes another"
+            )
         if not step and job.startup and manifest.startup is not None:
             print_note("states start as start-up graphs compute them; --no-startup takes the stored values")
         if not job.resume or job.checkpoint is None or step >= job.steps:

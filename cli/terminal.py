@@ -163,8 +163,15 @@ def _tell_warning(
 ) -> None:
     if issubclass(category, NoteWarning):
         print_note(str(message))
-    elif verbosity() is Verbosity.VERBOSE or not any(Path(filename).is_relative_to(each) for each in _libraries()):
+    elif verbosity() is Verbosity.VERBOSE or not _of_library(category, filename):
         print_note(f"{Path(filename).name}, line {lineno}: {category.__name__}: {message}")
+
+
+def _of_library(category: type[Warning], filename: str) -> bool:
+    """Return whether a warning is not the user's. An open file is noticed wherever garbage is collected, and generated
+    code has no file."""
+    made = filename.startswith("<")
+    return made or category is ResourceWarning or any(Path(filename).is_relative_to(each) for each in _libraries())
 
 
 def _libraries() -> list[str]:
@@ -173,4 +180,4 @@ def _libraries() -> list[str]:
     here = str(Path(__file__).parent), str(Path(sys.modules["gopt"].__file__ or "").parent)
     found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     packages = {each for each in sys.path if each.endswith(("site-packages", "dist-packages"))}
-    return [*here, *found, *packages, "<"]
+    return [*here, *found, *packages]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .json_text import strict_json
-from .options import arguments_of, deadline
+from .options import arguments_of, deadline, setting_pairs
 from .reproducer_option import tell_result
 from .terminal import print_error, print_json_text
 
@@ -90,12 +90,11 @@ def command(
     if len(paths) == 2 and Path(paths[0]).is_dir() and Path(paths[1]).is_file():
         raise OptionError("verify takes the model first, then the folder", f"gopt verify {paths[1]} {paths[0]}")
     hyper = {}
-    for text in settings:
-        name, _, value = text.partition("=")
+    for name, value in setting_pairs(settings).items():
         try:
             hyper[name] = float(value)
         except ValueError:
-            raise OptionError(f"cannot read --set {text!r}", "write --set lr=1e-3") from None
+            raise OptionError(f"cannot read --set {name}={value!r} as a number", "write --set lr=1e-3") from None
     from gopt.runtime.engines.mpi import launched
 
     if replay is not None and engine == "mpi":

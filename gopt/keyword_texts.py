@@ -42,6 +42,8 @@ def _keyword(found: re.Match[str], known: Collection[str]) -> str:
         rest, value = found[0][found.start("value") - 1 - found.start() :], None
     if name == "ranks":
         name = "mesh"
+    if name == "set":
+        return f"settings={_table(value)}" if value is not None and "=" in value else f"settings{rest}"
     if value is None:
         return f"{name}=True{rest}" if name in _FLAGS else name + rest
     if name in _ROLES and name not in known:

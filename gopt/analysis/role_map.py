@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
@@ -65,6 +66,8 @@ class RoleMap:
     """States that follow the batch without a gradient -> how they are combined over ranks ('' = infer it)."""
     draws: Mapping[str, Draw] = field(default_factory=dict)
     """Inputs of random numbers -> what they are drawn from; they belong to the batch."""
+    hyper: Mapping[str, DefaultValue] = field(default_factory=dict)
+    """Hyper-parameters -> their values where a run sets none."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -78,7 +81,10 @@ class RoleMap:
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
         given = {*graph.inputs, *graph.initializers}
-        tables = {"states": self.states, "params": self.params, "batch": self.batch, "statistics": self.statistics}
+        tables = {
+            "states": self.states, "params": self.params, "batch": self.batch, "statistics": self.statistics,
+            "hyper": self.hyper,
+        }  # fmt: skip
         for option, name in ((option, name) for option, names in tables.items() for name in names):
             if name not in given:
                 raise OptionError(

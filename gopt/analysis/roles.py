@@ -64,6 +64,7 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
         training = settle_pairs(roles, lambda told: _past_aliases(graph, told))
     settle_counters(training, settle_rings(training))
     training.draws = dict(roles.draws)
+    training.defaults = {name: value for name, value in roles.hyper.items() if name in training.hyper}
     return training
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from gopt import background
 from gopt.background import Task
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.phase import Phase
@@ -69,6 +70,8 @@ class TrainingGraph:
     """State that ranks do not add up -> why it may count samples all the same."""
     draws: Mapping[str, Draw] = field(default_factory=dict)
     """Batch input of random numbers -> what it is drawn from."""
+    defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
+    """Hyper-parameter -> its value where a run sets none."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

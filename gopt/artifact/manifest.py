@@ -22,6 +22,7 @@ from gopt.artifact.integrity import FileEntry, sealed
 from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
@@ -93,6 +94,9 @@ class InputEntry:
     kind: InputKind
     draw: Draw | None = field(default=None, metadata=OPTIONAL)
     """The distribution that a run draws it from where the data has none; None of inputs that are no random numbers."""
+
+    default: DefaultValue | None = field(default=None, metadata=OPTIONAL)
+    """The value of a hyper-parameter where a run sets none; None where one must be set."""
 
     @property
     def type(self) -> TensorType:
@@ -276,6 +280,11 @@ class Manifest:
     def draws(self) -> dict[str, Draw]:
         """The inputs of random numbers, and what each is drawn from."""
         return {each.name: each.draw for each in self.common.inputs if each.draw is not None}
+
+    @property
+    def defaults(self) -> dict[str, DefaultValue]:
+        """The hyper-parameters that the step has values for."""
+        return {each.name: each.default for each in self.common.inputs if each.default is not None}
 
     def digest(self) -> str:
         """By it a checkpoint knows the ranks that it is of, from whatever values they start."""

@@ -65,7 +65,9 @@ def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> Common
     outputs = training.shown
     return CommonEntry(
         inputs=tuple(
-            InputEntry(name, types[name].dtype, types[name].shape, kind, training.draws.get(name))
+            InputEntry(
+                name, types[name].dtype, types[name].shape, kind, training.draws.get(name), training.defaults.get(name)
+            )
             for name, kind in inputs
         ),
         outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),

@@ -9,6 +9,8 @@ from math import prod
 import numpy as np
 
 from gopt.documents.records import OPTIONAL
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import nbytes, numpy_dtype
 from gopt.sharding import boxes
 from gopt.sharding.boxes import Box
 
@@ -54,6 +56,35 @@ def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
     if piece.every is not None:
         part = part[piece.every[0] :: piece.every[1]]
     return part.reshape(-1)[piece.start : piece.stop]
+
+
+BLOCK = 1 << 24
+"""Bytes of a file that are read at once, where only a part of each row is needed."""
+
+
+def cut_stored(piece: Piece, tensor: Tensor) -> np.ndarray:
+    """As ``cut``, in memory of its own, from a stored tensor; of a file only the rows that the piece has are read, in
+    blocks."""
+    dims = tensor.type.dims
+    of_file = tensor.path and tensor.array is None and tensor.type.elements
+    if not of_file or (piece.box is not None and len(piece.box[0]) > 2):
+        return np.array(cut(piece, np.asarray(tensor.read())))
+    if piece.place == (None, None):
+        return tensor.flat_slice(piece.start, piece.stop).numpy()
+    (start, stop), rest = ((0, dims[0]), None) if piece.box is None else (piece.box[0], piece.box[1:])
+    first, step = piece.every or (0, 1)
+    found = np.empty(place_shape(piece.place, dims), numpy_dtype(tensor.type.dtype))
+    width, made = prod(dims[1:]), 0
+    block = max(BLOCK // max(nbytes(tensor.type.dtype, width), 1), 1) * step
+    read = tensor.flat()
+    for row in range(start + first, stop, block):
+        last = min(row + block, stop)
+        rows = read(row * width, last * width).reshape(last - row, *dims[1:])[::step]
+        if rest is not None:
+            rows = boxes.take(rows, ((0, len(rows)), *rest))
+        found[made : made + len(rows)] = rows
+        made += len(rows)
+    return found.reshape(-1)[piece.start : piece.stop]
 
 
 def put(whole: np.ndarray, place: Place, flat: np.ndarray, start: int) -> None:

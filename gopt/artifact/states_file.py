@@ -7,12 +7,14 @@ from collections.abc import Container, Iterator, Sequence
 import numpy as np
 
 from gopt.artifact.integrity import Inventory
-from gopt.errors import InputError, InvariantError, RunError
+from gopt.artifact.pieces import Piece, cut_stored
+from gopt.errors import InputError, InvariantError
+from gopt.ir.file_reads import read_chunks
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes
 from gopt.lower.rank_graph import RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.boxes import Box, all_boxes, box_shape, take
+from gopt.sharding.boxes import Box, all_boxes, box_shape
 from gopt.sharding.placements import Sharding
 
 STATES_FILE = "states.bin"
@@ -103,23 +105,15 @@ def _part(tensor: Tensor, box: Box | None) -> Tensor:
     if box is None:
         return tensor
     type = TensorType(tensor.type.dtype, box_shape(box))
-    return Tensor(type, reader=lambda: np.ascontiguousarray(take(np.asarray(tensor.read()), box)))
+    return Tensor(type, reader=lambda: cut_stored(Piece("", 0, type.elements, box), tensor).reshape(type.dims))
 
 
 def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
     if tensor.parts:
         for part in tensor.parts:
             yield from _chunks(part)
-    elif tensor.path and tensor.nbytes:
-        with open(tensor.path, "rb") as file:
-            file.seek(tensor.offset)
-            left = tensor.nbytes
-            while left:
-                chunk = file.read(min(left, CHUNK))
-                if not chunk:
-                    raise RunError(f"{tensor.path} ended while it was read", "run this command again")
-                left -= len(chunk)
-                yield chunk
+    elif tensor.path:
+        yield from read_chunks(tensor.path, tensor.offset, tensor.nbytes, CHUNK)
     elif tensor.proto is not None and tensor.proto.HasField("raw_data"):
         yield tensor.proto.raw_data
     else:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gopt.documents import ROLES, parse_json
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, from_document, to_document
 
@@ -14,7 +15,8 @@ from gopt.documents.records import OPTIONAL, from_document, to_document
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesRecord:
     """The loss, and others beside it; state -> its new value; parameter -> gradient; inputs of the batch; scalars
-    averaged over ranks; statistics, and how ranks combine them; inputs of random numbers, and what each is drawn from.
+    averaged over ranks; statistics, and how ranks combine them; inputs of random numbers, and what each is drawn from;
+    hyper-parameters, and their values where none is set.
 
     An empty loss or gradient is one that data flow finds.
     """
@@ -27,6 +29,7 @@ class RolesRecord:
     shared: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     statistics: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
     draws: Mapping[str, Draw] | None = field(default=None, metadata=OPTIONAL)
+    hyper: Mapping[str, DefaultValue] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def losses(self) -> tuple[str, ...]:

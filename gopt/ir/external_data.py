@@ -4,7 +4,7 @@ Paths come from the file, so they are hostile until shown otherwise. A location 
 model's folder, and pass through no symbolic link below that folder (the folder itself may be reached through
 links: the user named it). Hard links are accepted: both names are inside the folder, nothing can be reached
 through them that the folder does not hold already, the ONNX runtime takes them, and de-duplicating stores and
-backups make them unasked. Data is never read here: sizes are asked for, bytes are mapped later.
+backups make them unasked. Data is never read here: sizes are asked for, bytes are read later (``file_reads``).
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class DataFolder:
 
 
 def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
-    """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (an array is read when it is
-    asked for; nothing is unpickled).
+    """State values by name, from a ``.safetensors`` or an ``.npz`` file (an array is read when it is asked for;
+    nothing is unpickled).
 
     Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not: of an archive
     when the array is asked for.
@@ -187,7 +187,7 @@ def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
 
 
 def read_safetensors(path: str, size: int) -> dict[str, Tensor]:
-    """The tensors of a file of ``size`` bytes by name, mapped; raises InputError, inside of ``naming``."""
+    """The tensors of a file of ``size`` bytes by name, none of them read; raises InputError, inside of ``naming``."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:

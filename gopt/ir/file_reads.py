@@ -1,9 +1,11 @@
-"""Reads values of a file into memory. A file that others truncate meanwhile gives an error with its name; where it is
-mapped, the system would end the process by SIGBUS."""
+"""Reads values of a file into memory: the only place where gopt does. A file that others truncate meanwhile gives an
+error with its name; where it is mapped, the system would end the process by SIGBUS."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -15,15 +17,33 @@ from gopt.sanitize import show_path
 def read_values(path: str, offset: int, type: TensorType) -> np.ndarray:
     """A new array of a type from the bytes of a file. Raises RunError where they cannot be read."""
     found = np.empty(type.dims, numpy_dtype(type.dtype))
+    if found.size:
+        with _opened(path) as number:
+            fill(number, path, offset, found.reshape(-1).view(np.uint8))
+    return found
+
+
+def read_chunks(path: str, offset: int, nbytes: int, size: int) -> Iterator[memoryview]:
+    """Bytes of a file in order, at most ``size`` at once, each in memory of its own. Raises RunError as above."""
+    if not nbytes:
+        return
+    with _opened(path) as number:
+        for start in range(0, nbytes, size):
+            chunk = np.empty(min(size, nbytes - start), np.uint8)
+            fill(number, path, offset + start, chunk)
+            yield chunk.data
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
     try:
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise RunError(f"{show_path(path)} cannot be read any more: {error.strerror}") from error
     try:
-        fill(number, path, offset, found.reshape(-1).view(np.uint8))
+        yield number
     finally:
         os.close(number)
-    return found
 
 
 def fill(number: int, path: str, offset: int, memory: np.ndarray) -> None:
@@ -38,6 +58,6 @@ def fill(number: int, path: str, offset: int, memory: np.ndarray) -> None:
             size, needed = os.fstat(number).st_size, offset + len(left)
             raise RunError(
                 f"{show_path(path)} was truncated while it is read: it has {size} bytes, {needed} are needed",
-                "leave it as it is until the run ends; to change it, write a new file and rename it",
+                "leave it as it is until gopt ends; to change it, write a new file and rename it",
             )
         left, offset = left[count:], offset + count

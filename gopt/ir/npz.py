@@ -27,7 +27,7 @@ _END, _END64 = b"PK\x05\x06", b"PK\x06\x06"
 _CHUNK = 1 << 20
 _PARSING = threading.Lock()
 """NumPy parses a header by ``ast``, which fails now and then in CPython 3.11 where two threads do so at once."""
-_PLAIN = "write it with numpy.savez, or use .safetensors, which is mapped"
+_PLAIN = "write it with numpy.savez, or use .safetensors, which is read piece by piece"
 
 
 class Archive(Mapping[str, Tensor]):

@@ -41,7 +41,7 @@ class Tensor:
         return bool(self.path)
 
     def numpy(self) -> np.ndarray:
-        """The value; a file is mapped, not read."""
+        """The value. A file is read, and not kept: one that is truncated meanwhile raises RunError."""
         if self.array is None and self.reader is not None:
             self.array = self.reader()
         if self.array is not None:
@@ -49,13 +49,13 @@ class Tensor:
         if self.cast_of is not None:
             return np.asarray(self.cast_of.read()).astype(numpy_dtype(self.type.dtype))
         if self.parts:
-            return np.concatenate([part.numpy().reshape(-1) for part in self.parts]).reshape(self.type.dims)
+            flat, place = np.empty(self.type.elements, numpy_dtype(self.type.dtype)), 0
+            for part in self.parts:
+                flat[place : place + part.type.elements] = part.numpy().reshape(-1)
+                place += part.type.elements
+            return flat.reshape(self.type.dims)
         if self.path:
-            dtype = numpy_dtype(self.type.dtype)
-            if not self.type.elements:
-                return np.zeros(self.type.dims, dtype)
-            mapped = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
-            return mapped.view(dtype).reshape(self.type.dims)
+            return read_values(self.path, self.offset, self.type)
         assert self.proto is not None
         return onnx.numpy_helper.to_array(self.proto)
 
@@ -64,13 +64,21 @@ class Tensor:
         return self.reader() if self.array is None and self.reader is not None else self.numpy()
 
     def copied(self) -> np.ndarray:
-        """The value in memory of its own. A file is read: one that is truncated meanwhile raises RunError."""
+        """The value in memory of its own."""
         if self.array is None and self.reader is None and self.cast_of is None and not self.parts and self.path:
             return read_values(self.path, self.offset, self.type)
         return np.array(self.read())
 
     def __repr__(self) -> str:
         return f"<Tensor {self.type}>"
+
+    def flat(self) -> Callable[[int, int], np.ndarray]:
+        """A function that gives elements ``start`` to ``stop`` of the flattened value; of a file these alone are
+        read."""
+        if self.path and self.array is None:
+            return lambda start, stop: self.flat_slice(start, stop).numpy()
+        whole = self.read().reshape(-1)
+        return lambda start, stop: whole[start:stop]
 
     def flat_slice(self, start: int, stop: int) -> Tensor:
         """Return elements ``start`` to ``stop`` of the flattened tensor, which must be stored in a file; nothing is

@@ -12,6 +12,7 @@ from gopt.analysis.region_mappings import RegionMapping, find_region_mappings
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import to_document
 from gopt.errors import UnsupportedError
@@ -133,6 +134,8 @@ class Inspection(HtmlTable):
     more_losses: tuple[str, ...] = ()
     draws: Mapping[str, Draw] = field(default_factory=dict)
     """Input of random numbers -> what a run draws it from."""
+    defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
+    """Hyper-parameter -> its value where a run sets none."""
 
     def __repr__(self) -> str:
         names = ", ".join(dict.fromkeys(each.name for each in self.optimizers))
@@ -144,10 +147,11 @@ class Inspection(HtmlTable):
         own = asdict(self)
         if not self.more_losses:
             del own["more_losses"]
-        if self.draws:
-            own["draws"] = {name: to_document(draw) for name, draw in self.draws.items()}
-        else:
-            del own["draws"]
+        for key, table in (("draws", self.draws), ("defaults", self.defaults)):
+            if table:
+                own[key] = {name: to_document(each) for name, each in table.items()}
+            else:
+                del own[key]
         return record | own | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
 
 
@@ -188,6 +192,7 @@ def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> In
         casts=_casts(training),
         batch=_named(training, training.batch),
         draws=dict(training.draws),
+        defaults=dict(training.defaults),
         hyper=_named(training, training.hyper),
         statistics=_named(training, [s.tensor for s in training.states if s.kind is StateKind.STATISTIC]),
         scalars=_named(training, [s.tensor for s in training.states if s.kind is StateKind.SCALAR]),

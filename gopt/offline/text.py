@@ -180,12 +180,10 @@ def number_text(value: Any) -> str:
 
 
 def digest(tensor: Tensor) -> str:
-    """Twelve hexadecimal digits of the SHA-256 of the raw elements; a mapped file is read piece by piece."""
-    value = tensor.numpy()
-    if value.dtype == object:
-        return hashlib.sha256(repr(value.tolist()).encode()).hexdigest()[:12]
-    flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    sha = hashlib.sha256()
-    for start in range(0, flat.size, _CHUNK):
-        sha.update(flat[start : start + _CHUNK].tobytes())
+    """Twelve hexadecimal digits of the SHA-256 of the raw elements; a file is read piece by piece."""
+    if tensor.type.dtype == "string":
+        return hashlib.sha256(repr(tensor.numpy().tolist()).encode()).hexdigest()[:12]
+    sha, read = hashlib.sha256(), tensor.flat()
+    for start in range(0, tensor.type.elements, _CHUNK):
+        sha.update(np.ascontiguousarray(read(start, min(start + _CHUNK, tensor.type.elements))).view(np.uint8).data)
     return sha.hexdigest()[:12]

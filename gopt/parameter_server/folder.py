@@ -14,7 +14,7 @@ from gopt.artifact.integrity import Inventory
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
 from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
 from gopt.artifact.output_folder import output_folder
-from gopt.artifact.pieces import cut
+from gopt.artifact.pieces import cut_stored
 from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
@@ -185,7 +185,7 @@ def _table_value(state: RankState, tensor: Tensor, layout: TableLayout, server: 
     piece = part_piece(layout, state.pieces[0].tensor, server)
     if piece.place == (None, None):
         return _part(tensor, piece.start, piece.stop)
-    return Tensor(state.type, reader=lambda: np.ascontiguousarray(cut(piece, np.asarray(tensor.read()))))
+    return Tensor(state.type, reader=lambda: cut_stored(piece, tensor).reshape(state.type.dims))
 
 
 def _part(tensor: Tensor, start: int, stop: int) -> Tensor:

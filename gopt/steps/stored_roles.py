@@ -27,6 +27,7 @@ def roles_text(training: TrainingGraph) -> str:
         shared=tuple(training.shared.values()),
         statistics={**dict.fromkeys(named, ""), **training.reductions} or None,
         draws=training.draws or None,
+        hyper=training.defaults or None,
     ).text()
 
 
@@ -38,7 +39,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     record = RolesRecord.parse(text, f"{name}: gopt.roles")
     roles = RoleMap(
         record.losses, record.states, record.params, record.batch, record.shared, record.statistics or {},
-        record.draws or {},
+        record.draws or {}, record.hyper or {},
     )  # fmt: skip
     try:
         roles.check(graph)
@@ -79,4 +80,5 @@ def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:
         roles.shared or stored.shared,
         {**{name: rule for name, rule in stored.statistics.items() if name not in roles.params}, **roles.statistics},
         {**stored.draws, **roles.draws},
+        {**stored.hyper, **roles.hyper},
     )

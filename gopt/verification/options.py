@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from gopt.errors import OptionError
 from gopt.option_records import check_deadline, check_least, check_types, spelled
+from gopt.runtime.training.schedules import USABLE, usable
 
 
 @spelled
@@ -36,6 +38,9 @@ class VerifyOptions:
         check_types(self)
         check_least(self, seed=0, steps=1)
         check_deadline(self.deadline)
+        for name, value in self.settings.items():
+            if not usable(value):
+                raise OptionError(f"{name} cannot be {value:g}", USABLE)
 
 
 class VerifyKeywords(TypedDict, total=False):

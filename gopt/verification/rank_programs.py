@@ -13,6 +13,7 @@ from gopt.artifact.manifest import LocalAccumulator, LocalState, Manifest, RankE
 from gopt.artifact.pieces import Place, cut, put
 from gopt.errors import InputError
 from gopt.ir.load import load
+from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
@@ -20,6 +21,9 @@ from gopt.verification.compare import Values
 from gopt.verification.message_rounds import without_absent_operands
 from gopt.verification.random_inputs import RandomInputs, feed_graph
 from gopt.verification.reference_graphs import probed
+
+Held = dict[tuple[str, int, TensorType], np.ndarray]
+"""Values of files by their place."""
 
 
 @dataclass(slots=True)
@@ -30,7 +34,7 @@ class RankPrograms:
     states: tuple[LocalState, ...]
     sums: tuple[LocalAccumulator, ...]
     values: Values
-    """Stored values by input name; what is large is mapped, not read."""
+    """Stored values by input name; ranks share those that they have in common."""
     record: RankEntry
 
     def type_of(self, input: str) -> TensorType:
@@ -61,11 +65,12 @@ class RankPrograms:
 def read_rank(
     folder: Path, record: RankEntry, manifest: Manifest, phases: Iterable[str], probe: set[str],
     cache: SessionCache, random_inputs: RandomInputs, types: Mapping[str, TensorType],
+    held: Held,
 ) -> RankPrograms:  # fmt: skip
     """A rank from its ``record`` in the manifest and its files; local gradients of ``probe`` can be reached.
 
     ``randoms`` are fed to it, whose results have ``types`` in the source. Raises InputError where files are
-    missing or say something else.
+    missing or say something else. ``held``: what ranks share.
     """
     states = manifest.states_of(record)
     graphs, stored = {}, {}
@@ -77,7 +82,7 @@ def read_rank(
         if not path.is_file():
             raise InputError(f"rank {record.rank} has no file {path}", "write the folder again with gopt shard")
         graph = load(path, own=True)
-        stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
+        stored.update({name: _value(t, held) for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[last if record.role == "server" else phase] = graph
     check_rank(manifest, record, graphs, folder)
     graphs = {phase: without_absent_operands(graph) for phase, graph in graphs.items()}
@@ -85,6 +90,16 @@ def read_rank(
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
     programs = {phase: Executor(probed(graph, probe, data), cache) for phase, graph in fed.items()}
     return RankPrograms(programs, states, record.accumulators, stored, record)
+
+
+def _value(tensor: Tensor, held: Held) -> np.ndarray:
+    if not tensor.path:
+        return tensor.numpy()
+    place = tensor.path, tensor.offset, tensor.type
+    if place not in held:
+        held[place] = tensor.numpy()
+        held[place].flags.writeable = False
+    return held[place]
 
 
 def joined(

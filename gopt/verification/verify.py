@@ -57,7 +57,7 @@ from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.options import VerifyKeywords, VerifyOptions
 from gopt.verification.random_inputs import feed_training, find_random
-from gopt.verification.rank_programs import RankPrograms, read_rank
+from gopt.verification.rank_programs import Held, RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
@@ -128,10 +128,12 @@ class Verifier:
     def _read_ranks(self, source: TrainingGraph, advance: ProgressCallback) -> list[RankPrograms]:
         """All ranks, two at a time: the runtime compiles one while Python reads the next."""
 
+        held: Held = {}
+
         def read(record: RankEntry) -> RankPrograms:
             return read_rank(
                 self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
-                self.random_inputs, source.graph.types,
+                self.random_inputs, source.graph.types, held,
             )  # fmt: skip
 
         with gc_paused(), ThreadPoolExecutor(READERS) as pool:

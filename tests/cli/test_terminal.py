@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 from gopt.cli.main import main
-from gopt.cli.terminal import print_error, safe_json
+from gopt.cli.terminal import print_error, quiet_libraries, safe_json
 from helpers import FIXTURES, is_clean
 
 from gopt.sanitize import line, show
@@ -106,3 +107,16 @@ def test_warnings_are_as_they_were_afterwards(capsys):
     before = warnings.showwarning
     assert main(["passes"]) == 0
     assert warnings.showwarning is before
+
+
+def test_what_garbage_leaves_is_no_note_of_the_command_in_which_it_is_collected(tmp_path, capsys):
+    """pytest shows every warning: a file that an earlier test left open in a cycle was a note of a later one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with quiet_libraries():
+            cycle = [open(tmp_path / "left", "w", encoding="utf-8")]  # noqa: SIM115
+            cycle.append(cycle)  # type: ignore[arg-type]
+            del cycle
+            gc.collect()
+            warnings.warn_explicit("made", UserWarning, "<string>", 1)
+        assert capsys.readouterr().err == ""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pkgutil
 import random
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import onnxruntime  # noqa: F401  each child would import it anew
-from gopt.cli.main import main
+from gopt.cli.main import COMMANDS, main
 
+import gopt
 from fuzz.cases import KINDS, Command, Corpus
 from fuzz.child import Outcome, in_child
 from fuzz.judge import fault, untrue
@@ -33,10 +37,21 @@ class Finding:
         return f"{self.kind} {self.seed}: {self.what}: gopt {' '.join(self.command)[:200]}\n    {last}"
 
 
+def import_all() -> None:
+    """Import all of gopt once: each child would import anew what its command needs, for a second."""
+    for each in pkgutil.walk_packages([str(Path(gopt.__file__).parent)], "gopt."):
+        with suppress(ImportError):  # of what is not installed
+            if not each.name.endswith("__main__"):
+                import_module(each.name)
+    for name in COMMANDS:
+        import_module(f"gopt.cli.{name.replace('-', '_')}")
+
+
 class Campaign:
     """Cases of several kinds in turn; faulty files are kept in ``keep``/KIND-SEED."""
 
     def __init__(self, kinds: Sequence[str], keep: Path) -> None:
+        import_all()
         self.kinds, self.keep = list(kinds), keep
         self.findings: list[Finding] = []
         self.codes: Counter[tuple[str, int | None]] = Counter()

@@ -39,6 +39,28 @@ w0 = "w0_out"
 """
 
 
+_GOLDEN = """[case.m]
+model = "m.onnx"
+options = ["--ranks", "2"]
+"""
+_RUN = ["--data", "data.npz", "--steps", "2"]
+_MADE: tuple[Command, ...] = (
+    ["split", "m.onnx", "--trainers", "2", "--servers", "1", "--minimum", "4", "-o", "sync"],
+    ["split", "m.onnx", "--trainers", "2", "--servers", "2", "--mode", "async", "--minimum", "4", "-o", "async"],
+    ["run", "sync", *_RUN, "--checkpoint", "sync.kept"], ["run", "async", *_RUN, "--checkpoint", "async.kept"],
+    ["run", "async", *_RUN, "--record", "run.json"], ["run", "out", *_RUN, "--trace", "trace.json"],
+    ["golden", "update", "."], ["merge", "out", "--state-dict", "values.safetensors"],
+    ["shard", "m.onnx", "--mesh", "tp=7", "--reproducer", "failure.zip", "-o", "never"],
+)  # fmt: skip
+
+
+def _forward() -> Builder:
+    b = Builder()
+    x, w = b.input("x", (4, 3)), b.parameter("w", (3, 2))
+    b.output("y", b.op("MatMul", x, w), (4, 2))
+    return b
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Whole files from which faulty ones are made: models by name, and folders in ``home``."""
@@ -60,9 +82,12 @@ class Corpus:
         np.savez_compressed(home / "data.npz", **{name: each.astype("f4") for name, each in arrays.items()})
         (home / "gopt.toml").write_text(_CONFIG)
         train = ["run", "out", "--data", "data.npz", "--steps", "4", "--checkpoint", "ckpt", "--every", "2"]
-        for command in (["shard", "m.onnx", "--ranks", "2", "-o", "out"], train):
+        _forward().save(home / "forward.onnx")
+        shutil.copytree(FIXTURES / "ort" / "mlp_sgd", home / "artifacts")
+        (home / "gopt-golden.toml").write_text(_GOLDEN)
+        for command in (["shard", "m.onnx", "--ranks", "2", "-o", "out"], train, *_MADE):
             ended = in_child(lambda command=command: main(command), home)
-            assert ended.code == 0, ended.said
+            assert ended.code == 0 or "--reproducer" in command, ended.said
         return cls(home, models)
 
 
@@ -113,6 +138,69 @@ def a_checkpoint(corpus: Corpus, folder: Path, dice: random.Random) -> list[Comm
     _copied(corpus, folder)
     _fault(folder, dice.choice(sorted(path for path in (folder / "ckpt").rglob("*") if path.is_file())), dice)
     return [list(each) for each in dice.sample(_TRAINED, 2)]
+
+
+_SPLIT: tuple[Command, ...] = (
+    ["verify", "KIND", "--steps", "1", "--deadline", "10"], ["verify", "async", "--replay", "run.json"],
+    ["run", "KIND", *_RUN], ["run", "KIND", *_RUN[:-1], "4", "--checkpoint", "KIND.kept", "--resume"],
+    ["run", "KIND", *_RUN[:-1], "4", "--checkpoint", "KIND.kept", "--resume", "--trainers", "3"],
+    ["merge", "KIND", "-o", "whole.onnx"], ["merge", "KIND.kept/step_00000002", "-o", "whole.onnx"],
+    ["reshard", "KIND", "--trainers", "3", "--servers", "2", "-o", "again"],
+    ["reshard", "KIND.kept/step_00000002", "--ranks", "2", "-o", "again"], ["seal", "KIND"],
+    ["seal", "KIND.kept/step_00000002"], ["inspect", "KIND"], ["inspect", "KIND/trainer.onnx"], ["inspect", "run.json"],
+    ["explain", "KIND", "w0"], ["report", "KIND", "--html", "page.html"], ["diff", "KIND", "KIND"],
+    ["diff", "KIND.kept/step_00000002", "KIND.kept/step_00000002"],
+)  # fmt: skip
+
+
+def a_split(corpus: Corpus, folder: Path, dice: random.Random) -> list[Command]:
+    """A split, its checkpoints or its record, one file of which is at fault."""
+    _copied(corpus, folder)
+    kind = dice.choice(("sync", "async"))
+    files = [path for place in (kind, f"{kind}.kept") for path in (folder / place).rglob("*") if path.is_file()]
+    _fault(folder, dice.choice([*sorted(files), folder / "run.json"]), dice)
+    return [[each.replace("KIND", kind) for each in command] for command in dice.sample(_SPLIT, 4)]
+
+
+_OTHERS: dict[str, tuple[Command, ...]] = {
+    "forward.onnx": (
+        ["derive", "forward.onnx", "--loss", "mse", "--optimizer", "sgd", "-o", "step.onnx"],
+        ["derive", "forward.onnx", "--loss", "y", "--optimizer", "adam", "-o", "step.onnx"],
+        ["inspect", "forward.onnx"],
+    ),
+    "artifacts/training_model.onnx": (["import", "artifacts", "-o", "step.onnx"],),
+    "artifacts/optimizer_model.onnx": (["import", "artifacts", "-o", "step.onnx"],),
+    "artifacts/checkpoint": (["import", "artifacts", "-o", "step.onnx"], ["inspect", "artifacts"]),
+    "gopt-golden.toml": (["golden", "check", "."], ["golden", "update", "."]),
+    "golden/*": (["golden", "check", "."], ["golden", "update", "."]),
+    "values.safetensors": (
+        ["load-state", "m.onnx", "values.safetensors", "-o", "warm.onnx"], ["inspect", "values.safetensors"],
+    ),
+    "failure.zip": (
+        ["reproduce", "failure.zip", "--deadline", "10"], ["reproduce", "failure.zip", "--extract", "there"],
+        ["inspect", "failure.zip"], ["reduce", "failure.zip", "--tries", "1", "-o", "small.onnx"],
+    ),
+    "trace.json": (["report", "out", "--html", "page.html", "--trace", "trace.json"], ["inspect", "trace.json"]),
+    "out/*": (
+        ["report", "out", "--html", "page.html"], ["explain", "out", "w0"], ["seal", "out"],
+        ["report", "out", "--json"],
+        ["inspect", "out", "--text"], ["merge", "out", "--state-dict", "new.safetensors"],
+    ),
+    "m.onnx": (
+        ["merge", "ckpt/step_00000004", "-o", "whole.onnx"],
+        ["split", "m.onnx", "--trainers", "2", "--servers", "2", "-o", "s"],
+        ["inspect", "m.onnx", "--text"], ["load-state", "m.onnx", "values.safetensors", "-o", "warm.onnx"],
+        ["golden", "check", "."], ["run", "m.onnx", "--data", "data.npz", "--steps", "1"],
+    ),
+}  # fmt: skip
+
+
+def another(corpus: Corpus, folder: Path, dice: random.Random) -> list[Command]:
+    """A file that one of the other commands reads, at fault."""
+    _copied(corpus, folder)
+    name = dice.choice(sorted(_OTHERS))
+    _fault(folder, dice.choice(sorted(folder.glob(name))), dice)
+    return [list(each) for each in dice.sample(_OTHERS[name], min(2, len(_OTHERS[name])))]
 
 
 def _fault(folder: Path, path: Path, dice: random.Random) -> None:
@@ -190,4 +278,6 @@ KINDS: dict[str, Kind] = {
     "checkpoints": a_checkpoint,
     "data": some_data,
     "configurations": a_configuration,
+    "splits": a_split,
+    "others": another,
 }

@@ -12,6 +12,7 @@ from onnx import ModelProto
 from gopt.autodiff.backward import tidy
 from gopt.autodiff.differentiate import differentiate
 from gopt.autodiff.operators import FreeNames, names_of
+from gopt.documents.roles import RolesRecord
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, unknown_shape, with_constants
 from gopt.frontends.derive.losses import LOSS, LOSSES, LossNames
@@ -187,7 +188,8 @@ def _renamed(graph: Graph, free: FreeNames) -> list[str]:
 
 def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str], gradients: Mapping[str, str]) -> None:
     """Write roles as metadata. Gradients are among them, so that the check confirms these values."""
-    add_roles(graph.header, loss, writer.states, batch, gradients)
+    record = RolesRecord(loss=loss, states=writer.states, params=gradients, batch=tuple(batch))
+    add_roles(graph.header, record)
     graph.metadata.update((entry.key, entry.value) for entry in graph.header.metadata_props)
 
 

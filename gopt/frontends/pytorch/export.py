@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError, RunError, UnsupportedError
@@ -56,6 +57,8 @@ class Exported(HtmlTable):
     notes: tuple[str, ...]
     draws: Mapping[str, Draw] = field(default_factory=dict)
     """Input of random numbers -> what ``gopt run`` draws it from."""
+    hyper: Mapping[str, DefaultValue] = field(default_factory=dict)
+    """Hyper-parameter -> what ``gopt run`` feeds where none is set."""
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt export --json`` prints."""
@@ -68,6 +71,7 @@ class Exported(HtmlTable):
                 "worst_state": self.checked.worst_state,
             },
             "draws": {name: to_document(draw) for name, draw in self.draws.items()},
+            "hyper": {name: to_document(value) for name, value in self.hyper.items()},
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -105,6 +109,7 @@ def export(
         str(Path(output)), data, len(graph.nodes), step.parameters, len(traced.states),
         sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
         tuple(step.notes), {name: draw for name, draw in named(step.draws).items() if name in fed},
+        {name: value for name, value in traced.defaults.items() if name in fed},
     )  # fmt: skip
 
 

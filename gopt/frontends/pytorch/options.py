@@ -9,6 +9,8 @@ from enum import Enum
 from gopt.errors import OptionError
 from gopt.option_records import check_types
 
+MOST_STEPS = 1_000_000
+"""Steps for which a schedule may be written down."""
 DYNAMIC = "dynamic"
 """A loss scale that follows the overflows, as torch's GradScaler does."""
 
@@ -50,7 +52,8 @@ class ExportOptions:
 
     ``clip_norm``, ``clip_value``: clips over the gradients of all optimizers. ``loss_scale``: a number, or DYNAMIC.
     ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
-    steps that are compared with eager PyTorch. ``outputs``: keep what the module returns. ``values``: False for shapes
+    steps that are compared with eager PyTorch. ``schedule_steps``: for how many a schedule outside of the graph is
+    written down. ``outputs``: keep what the module returns. ``values``: False for shapes
     alone, which cannot be compared. ``dynamic``: the number of samples is left open.
     """
 
@@ -64,6 +67,7 @@ class ExportOptions:
     hyper: tuple[str, ...] = ()
     seed: int = 0
     check: int = 3
+    schedule_steps: int = 10_000
     outputs: bool = False
     values: bool = True
     dynamic: Dynamic | None = None
@@ -91,6 +95,10 @@ class ExportOptions:
         if self.dynamic is not None and self.draws is Draws.NODES:
             raise OptionError(
                 "--dynamic cannot be combined with --random nodes", "random nodes have one shape: take --random inputs"
+            )
+        if not 1 <= self.schedule_steps <= MOST_STEPS:
+            raise OptionError(
+                f"--schedule-steps cannot be {self.schedule_steps}", f"give a number from 1 to {MOST_STEPS}"
             )
         if self.check < 1:
             raise OptionError(f"--check cannot be {self.check}", "every export is compared for at least one step")

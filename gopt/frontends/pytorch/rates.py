@@ -37,7 +37,7 @@ def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]
         return {key: Rates((float(recipe.scheduler.base_lrs[key[1]]),)) for key in groups}
     if recipe.scheduler is None:
         return {key: Rates((float(group["lr"]),)) for key, group in groups.items()}
-    steps = _scheduled(recipe)
+    steps = scheduled_rates(recipe, HORIZON)
     return {
         key: Rates(tuple(step[key] for step in steps), _rule(recipe.scheduler, recipe.optimizers[key[0]], key[1]))
         for key in groups
@@ -56,12 +56,13 @@ def share_of(rates: Rates, base: Rates) -> float | None:
     return share if fits else None
 
 
-def _scheduled(recipe: Recipe) -> list[dict[tuple[int, int], float]]:
+def scheduled_rates(recipe: Recipe, steps: int) -> list[dict[tuple[int, int], float]]:
+    """The rates of all optimizers and groups in each step from the current one; fewer where the schedule ends."""
     optimizers, scheduler = copy.deepcopy((recipe.optimizers, recipe.scheduler))
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer took a step
-        for _ in range(HORIZON):
+        for _ in range(steps):
             found.append(
                 {
                     (index, place): float(group["lr"])

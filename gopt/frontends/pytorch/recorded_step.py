@@ -10,6 +10,7 @@ import onnx
 import torch
 
 from gopt.documents.draws import Draw
+from gopt.documents.roles import RolesRecord
 from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
@@ -73,7 +74,7 @@ class RecordedStep:
         """Run the recipe for one step. Raises InputError where eager code fails, UnsupportedError where it cannot be
         exported."""
         scheduled, why = in_graph(recipe, options.schedules)
-        notes = [f"the schedule is not in the graph ({why}): feed lr"] if why else []
+        notes = [f"the schedule is not in the graph ({why})"] if why else []
         recorded = RecordedDraws(options.seed)
 
         def run(tried: Recipe, recorded: RecordedDraws) -> None:
@@ -219,6 +220,11 @@ class RecordedStep:
             f"{name} is the rate of group {group} of optimizer {index}, which is no multiple of lr"
             for name, (index, group) in list(traced.rates.items())[1:]
         ]
+        self.notes += [
+            f"gopt run feeds {name} in its first {len(value.table) or value.steps} steps as the scheduler does: {value}"
+            for name, value in traced.defaults.items()
+            if name not in unread and (value.table or value.steps)
+        ]
         self.notes += [f"it holds for the values at which no error is raised {line}" for line in traced.assumed]
         self.notes += [
             f"the code compares {name} with a number: the step holds on the side of {float(traced.hyper[name]):g} alone"
@@ -265,4 +271,6 @@ def _add_roles(model: onnx.ModelProto, traced: TracedStep, draws: Mapping[str, D
     inputs = {each.name for each in model.graph.input}
     states = {name: f"{name}{UPDATED}" for name in traced.states}
     drawn = {name: draw for name, draw in draws.items() if name in inputs}
-    add_roles(model, LOSS, states, [name for name in (*traced.batch, *drawn) if name in inputs], draws=drawn)
+    batch = tuple(name for name in (*traced.batch, *drawn) if name in inputs)
+    hyper = {name: value for name, value in traced.defaults.items() if name in inputs}
+    add_roles(model, RolesRecord(loss=LOSS, states=states, batch=batch, draws=drawn or None, hyper=hyper or None))

@@ -21,6 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gopt.documents.default_values import DefaultValue
 from gopt.errors import InputError
 from gopt.frontends.functional_step import LOSS, UPDATED
 from gopt.frontends.pytorch.copies import copy_tensor_hooks, rebind_hooks, rebound
@@ -34,6 +35,7 @@ from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_list
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import no_outputs, returned
 from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_names
+from gopt.frontends.pytorch.rate_formulas import default_values
 from gopt.frontends.pytorch.reads import assumptions, no_reads
 from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
@@ -62,6 +64,8 @@ class TracedStep:
     constants: dict[str, torch.Tensor]
     outputs: list[str]
     """Names of what the module returns, where that is kept."""
+    defaults: dict[str, DefaultValue]
+    """Hyper-parameters with what a run feeds where the user sets nothing."""
     rates: dict[str, tuple[int, int]]
     """Inputs that are learning rates, with the optimizer and group that have them."""
     fixed: list[str]
@@ -144,8 +148,9 @@ def trace(
     graph.graph.eliminate_dead_code()
     merged, batch = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph)), dict(recipe.batch)
     return TracedStep(
-        merged, batch, drawn, hyper.values, states, constants, kept, hyper.rates, sorted(fixed), list(assumed)
-    )
+        merged, batch, drawn, hyper.values, states, constants, kept,
+        default_values(recipe, hyper, scheduled, options.schedule_steps), hyper.rates, sorted(fixed), list(assumed),
+    )  # fmt: skip
 
 
 def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:

@@ -50,11 +50,12 @@ def distance(a: Tensor, b: Tensor, tolerance: Tolerance = EXACT) -> Distance | N
     """How far two tensors of one shape are apart; None where they are not numbers or their shapes differ."""
     if a.type.shape != b.type.shape or not a.type.static or "string" in (a.type.dtype, b.type.dtype):
         return None
-    first, second = (np.asarray(each.numpy()).reshape(-1) for each in (a, b))
+    first, second = a.flat(), b.flat()
     kind = np.complex128 if "complex" in f"{a.type.dtype} {b.type.dtype}" else np.float64
     most, square, norm, outside = 0.0, 0.0, 0.0, 0
-    for start in range(0, first.size, BLOCK):
-        old, new = (each[start : start + BLOCK].astype(kind) for each in (first, second))
+    size = a.type.elements
+    for start in range(0, size, BLOCK):
+        old, new = (read(start, min(start + BLOCK, size)).astype(kind) for read in (first, second))
         same = (old == new) | (np.isnan(old) & np.isnan(new))
         with np.errstate(invalid="ignore", over="ignore"):
             gap = np.where(same, 0.0, np.abs(old - new))

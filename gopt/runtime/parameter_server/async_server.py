@@ -65,7 +65,7 @@ class AsyncServer:
         loaded = self.checkpoints.load() if job.resume else None
         tables = ServerTables(server_job, endpoint.number)
         states = tables.initial(graphs) if loaded is None else loaded
-        hyper = hyper_parameters(manifest, job.settings)
+        hyper = hyper_parameters(manifest, job)
         blocks = server_job.blocks(self.number, graphs["step"], {each.name for each in hyper})
         device = Host(tuning_of(job.tuning))
         cache = device.sessions()

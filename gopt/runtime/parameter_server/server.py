@@ -66,7 +66,7 @@ class SyncServer:
             self.graph = self.tables.take_out(number, self.graph, self.held, merges=True)
         self._touched: dict[int, Array] = {}
         """Table whose updates run on touched rows -> those of this round."""
-        self._hyper = [each for each in hyper_parameters(manifest, job.settings) if each.name in self.graph.inputs]
+        self._hyper = [each for each in hyper_parameters(manifest, job) if each.name in self.graph.inputs]
         self._buckets = server_job.plan.buckets
         self._tables = table_parts(server_job.plan.tables, self.number)
         self.trainers = Trainers(set(range(server_job.trainers)))

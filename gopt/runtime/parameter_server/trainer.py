@@ -78,7 +78,7 @@ class PushPullTrainer:
         """The last round of which servers know that all was pushed."""
         graphs = server_job.graphs(endpoint.number)
         self.graphs = {phase: self.messages.prepare(graph) for phase, graph in graphs.items()}
-        self._hyper = hyper_parameters(manifest, job.settings)
+        self._hyper = hyper_parameters(manifest, job)
         self.data = TrainerData(server_job, endpoint.number, self.checkpoints.ahead)
         self._copies = [state for state in self.entry.state if state.copy and not state.local]
         kept = [state for state in self.entry.state if not state.copy or state.local]

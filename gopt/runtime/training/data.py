@@ -4,7 +4,6 @@ exactly."""
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -307,37 +306,3 @@ def _check_kind(what: str, type: TensorType, held: np.dtype[Any]) -> None:
         raise InputError(
             f"{what} is {held}, the step takes {type}", "convert it: gopt changes the width of numbers alone"
         )
-
-
-# --- hyper-parameters -----------------------------------------------------------------------------------------------
-
-
-def parse_schedule(text: str) -> Callable[[int], float]:
-    """A hyper-parameter as a function of the step, counted from 0.
-
-    ``text``: ``1e-3``; ``linear:START:END:STEPS``; ``cosine:START:END:STEPS`` (END from then on); ``module:function``.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        pass
-    else:
-        return lambda step: number
-    kind, *rest = text.split(":")
-    if kind in ("linear", "cosine") and len(rest) == 3:
-        try:
-            start, end, steps = float(rest[0]), float(rest[1]), int(rest[2])
-        except ValueError:
-            raise OptionError(f"cannot read {text!r} as a schedule", f"write {kind}:1e-3:0:1000") from None
-
-        def at(step: int) -> float:
-            part = min(step / max(steps, 1), 1.0)
-            return start + (end - start) * (part if kind == "linear" else (1 - math.cos(math.pi * part)) / 2)
-
-        return at
-    if kind in ("linear", "cosine") or len(rest) != 1:  # module:function has one colon
-        raise OptionError(
-            f"cannot read {text!r} as a schedule", "write 1e-3, linear:START:END:STEPS, cosine:… or module:function"
-        )
-    function = load_function(text)
-    return lambda step: float(function(step))

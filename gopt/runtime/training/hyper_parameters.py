@@ -1,18 +1,19 @@
-"""Hyper-parameters of a run: numbers or schedules that the user gives, fed to the graph in every step."""
+"""Hyper-parameters of a run: numbers or schedules of the user or the step, fed to the graph in every step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.artifact.manifest import InputKind, Manifest
+from gopt.artifact.manifest import InputEntry, InputKind, Manifest
 from gopt.errors import OptionError
 from gopt.ir.types import numpy_dtype
 from gopt.runtime.session import Array
-from gopt.runtime.training.data import parse_schedule
+from gopt.runtime.training.job import Job
+from gopt.runtime.training.schedules import USABLE, Schedule, default_schedule, parse_schedule, usable
 
 
 @dataclass(slots=True)
@@ -20,14 +21,18 @@ class HyperParameter:
     """A hyper-parameter, and the array in which it is fed in every step."""
 
     name: str
-    schedule: Callable[[int], float]
+    schedule: Schedule
     array: Array
     value: float = math.nan
 
     def at(self, step: int) -> Array:
-        """Its value at a step, counted from 0; the same array every time."""
-        value = self.schedule(step)
+        """Its value at a step, counted from 0; the same array every time. Raises OptionError for what is none."""
+        if self.schedule.steps is not None and step >= self.schedule.steps:
+            raise _ended(self.name, self.schedule.steps, step + 1)
+        value = self.schedule.at(step)
         if value != self.value:
+            if not usable(value):
+                raise OptionError(f"{self.name} is {value:g} in step {step + 1}", USABLE)
             np.copyto(self.array, value, casting="unsafe")
             self.value = value
         return self.array
@@ -44,18 +49,34 @@ def refuse_unknown(settings: Iterable[str], names: Sequence[str]) -> None:
         )
 
 
-def hyper_parameters(manifest: Manifest, settings: Mapping[str, str]) -> list[HyperParameter]:
-    """The hyper-parameters of a step with the user's values; raises OptionError for a missing, unknown or unusable
-    one."""
+def hyper_parameters(manifest: Manifest, job: Job) -> list[HyperParameter]:
+    """The hyper-parameters of a step with the user's values, or the step's own.
+
+    Raises OptionError for a missing, unknown or unusable one, InputError for a value of the step that is none.
+    """
     entries = manifest.inputs_of(InputKind.HYPER)
     names = [each.name for each in entries]
-    refuse_unknown(settings, names)
-    missing = [name for name in names if name not in settings]
+    refuse_unknown(job.settings, names)
+    missing = [each.name for each in entries if each.name not in job.settings and each.default is None]
     if missing:
         raise OptionError(f"the step needs a value for {missing[0]!r}", f"give --set {missing[0]}=1e-3")
-    return [
-        HyperParameter(
-            each.name, parse_schedule(settings[each.name]), np.empty(each.type.dims, numpy_dtype(each.dtype))
-        )
-        for each in entries
-    ]
+    found = [_hyper_parameter(each, job.settings) for each in entries]
+    for each in found:
+        if each.schedule.steps is not None and each.schedule.steps < job.steps:
+            raise _ended(each.name, each.schedule.steps, job.steps)
+    return found
+
+
+def _hyper_parameter(entry: InputEntry, settings: Mapping[str, str]) -> HyperParameter:
+    array = np.empty(entry.type.dims, numpy_dtype(entry.dtype))
+    text = settings.get(entry.name)
+    if text is None and entry.default is not None:
+        return HyperParameter(entry.name, default_schedule(entry.name, entry.default), array)
+    return HyperParameter(entry.name, parse_schedule(settings[entry.name]), array)
+
+
+def _ended(name: str, known: int, steps: int) -> OptionError:
+    return OptionError(
+        f"{name} has values for {known} steps, and --steps is {steps}",
+        f"set another with --set {name}=VALUE, or export with --schedule-steps {steps}",
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gopt.artifact.manifest import LocalState, Piece
-from gopt.artifact.pieces import cut
+from gopt.artifact.pieces import cut_stored
 from gopt.errors import InputError
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
@@ -49,6 +49,6 @@ def _joined(pieces: Sequence[Piece], tensors: Mapping[str, Any], type: TensorTyp
     missing = next((piece.tensor for piece in pieces if piece.tensor not in tensors), None)
     if missing is not None:
         raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")
-    flats = [cut(piece, np.asarray(tensors[piece.tensor].numpy())) for piece in pieces]
+    flats = [cut_stored(piece, tensors[piece.tensor]) for piece in pieces]
     flat = np.concatenate(flats) if flats else np.zeros(0)
     return flat.astype(numpy_dtype(type.dtype)).reshape(type.dims)

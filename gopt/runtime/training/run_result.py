@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import to_document
 from gopt.runtime.training.job import Progress
@@ -59,6 +60,9 @@ class RunResult:
 
     seed: int | None = None
     draws: Mapping[str, Draw] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
+    """Hyper-parameters that the step has values for, which ``settings`` go before."""
 
     @cached_property
     def losses(self) -> list[float]:
@@ -94,6 +98,10 @@ class RunResult:
             record["roles"] = dict(self.roles)
         if self.servers:
             record["servers"] = [each.to_json() for each in self.servers]
+        hyper = {name: {"schedule": str(value), "of": "step"} for name, value in self.defaults.items()}
+        hyper |= {name: {"schedule": value, "of": "--set"} for name, value in self.settings.items()}
+        if hyper:
+            record["hyper"] = hyper
         if self.draws:
             drawn = {name: to_document(draw) for name, draw in self.draws.items()}
             record["draws"] = {"seed": self.seed, "inputs": drawn}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,9 @@ class Replicas:
 
     manifest: Manifest
     mesh: Mesh
+    _known: dict[tuple[str, int], list[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _firsts: list[tuple[int, int, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Rank, place of an axis, and the first rank of its group along it, where that is another."""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -49,12 +52,28 @@ class Replicas:
 
     def along(self, axis: str, rank: int) -> list[str]:
         """The inputs of states that all members of a rank's group along an axis hold, in the manifest's order."""
+        if (axis, rank) not in self._known:
+            self._known[axis, rank] = self._along(axis, rank)
+        return self._known[axis, rank]
+
+    def _along(self, axis: str, rank: int) -> list[str]:
         data = axis in self.mesh.data_axes
         members = self.mesh.members(axis, rank)
         held = [{each.input: each for each in self.manifest.ranks[member].state} for member in members]
         alike = [name for name, each in held[0].items() if all(_same(each, other.get(name)) for other in held[1:])]
         common = [each.input for each in self.manifest.common.state if not (each.local and data)]
         return [*common, *(name for name in alike if not (held[0][name].local and data))]
+
+    def differ(self, everything: Sequence[Sequence[str]]) -> bool:
+        """Return whether members of a group have different digests; ``everything``: of every rank, one for each
+        axis."""
+        if not self._firsts:
+            found = (
+                (rank, place, self.mesh.members(axis, rank)[0])
+                for rank in range(self.mesh.ranks) for place, axis in enumerate(self.axes)
+            )  # fmt: skip
+            self._firsts.extend(each for each in found if each[0] != each[2])
+        return any(everything[rank][place] != everything[first][place] for rank, place, first in self._firsts)
 
 
 def _same(one: LocalState, other: LocalState | None) -> bool:
@@ -135,18 +154,13 @@ def _start_error(found: Difference) -> RunError:
 
 def _compared(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str, str]]) -> Difference | None:
     """``own``: by axis, the digest of every state that this rank holds as a replica along it."""
-    mesh, axes = replicas.mesh, list(own)
-    everything = engine.gather([hashlib.sha256(repr(list(each.items())).encode()).hexdigest() for each in own.values()])
-    firsts = [[mesh.members(axis, rank)[0] for axis in axes] for rank in range(mesh.ranks)]
-    if any(
-        everything[rank][place] != everything[first][place]
-        for rank, each in enumerate(firsts) for place, first in enumerate(each)
-    ):  # fmt: skip
-        return _first_difference(mesh, axes, engine.gather(own))
+    digests = {axis: hashlib.sha256(repr(list(each.items())).encode()).hexdigest() for axis, each in own.items()}
+    if replicas.differ(engine.gather([digests.get(axis, "") for axis in replicas.axes])):
+        return first_difference(replicas.mesh, list(own), engine.gather(own))
     return None
 
 
-def _first_difference(
+def first_difference(
     mesh: Mesh, axes: Sequence[str], found: Sequence[Mapping[str, Mapping[str, str]]]
 ) -> Difference:  # fmt: skip
     """``found``: for every rank, by axis and state, the digest of its value."""

@@ -22,7 +22,7 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
-from gopt.runtime.training.audit import audit
+from gopt.runtime.training.audit import Audit
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
@@ -65,7 +65,7 @@ class Trainer:
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self._graphs, job.folder)
-        self._hyper = hyper_parameters(self.manifest, job.settings)
+        self._hyper = hyper_parameters(self.manifest, job)
         self.types = self._batch_types()
         seed = seed_of(job, self.manifest)
         self.data: BatchSource = open_data(job.data, self.types, job.shuffle, DrawnInputs.of(self.manifest, seed))
@@ -131,6 +131,7 @@ class Trainer:
             types = {state.input: self._input(state.input) for state in self.states}
             take_from_first(self.engine, replicas, self._sync, self.device, self.held, types)
         check_equal(self.engine, replicas, self.held)
+        self._audit = Audit(replicas, self.engine.rank, self.job.folder)
         plans = raise_on_one_rank(self.engine, self._plan)
         shared = share_memory(self.engine, list(plans.values()))
         raise_on_one_rank(self.engine, lambda: self._compile(plans, shared))
@@ -220,15 +221,18 @@ class Trainer:
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step)
         self.step += 1
-        losses, signals = zip(*self.engine.gather((mine, self._stop_signal())), strict=True)
+        digests = self._digests() if self._audit_due(self._due()) else None
+        told = self.engine.gather((mine, self._stop_signal(), digests))
+        losses, signals, everything = zip(*told, strict=True)
         self.stopped = next(filter(None, signals), 0)
         if self.engine.rank == 0:
             samples = self._samples * self.parts * times
             on_step(Progress.of(self.step, losses, time.perf_counter() - begin, samples))
-        due = self.checkpoints is not None and self._due()
+        due = self._due()
         if self._audit_due(due):
-            replicas = Replicas(self.manifest, self.mesh)
-            audit(self.engine, replicas, self.held, self.to_host, self.job.folder, self.step)
+            if digests is None:  # the run ends because of a signal
+                everything = tuple(self.engine.gather(self._digests()))
+            self._audit.check(self.engine, everything, self.held, self.to_host, self.step)
         if self.checkpoints is not None and due:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
 
@@ -238,8 +242,12 @@ class Trainer:
             return saved
         return self.job.audit > 0 and (saved or self.step % self.job.audit == 0)
 
+    def _digests(self) -> list[str]:
+        return self._audit.digests(self.held, self.to_host)
+
     def _due(self) -> bool:
-        return (
+        """Return whether a checkpoint follows."""
+        return self.checkpoints is not None and (
             self.step == self.job.steps
             or bool(self.stopped)
             or bool(self.job.every and self.step % self.job.every == 0)

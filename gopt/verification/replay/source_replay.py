@@ -72,7 +72,7 @@ class SourceReplay:
         self._source, self._cache = update_graph(training), cache
         self._updates: dict[BlockKey | tuple[int, int], Executor] = {}
         self._updated = {state.tensor: state.updated for state in training.states}
-        self._hyper = hyper_parameters(manifest, job.settings)
+        self._hyper = hyper_parameters(manifest, job)
         self._types = {each.name: each.type for each in manifest.inputs_of(InputKind.BATCH)}
         self._batches: dict[int, BatchSource] = {}
         types = training.graph.types

@@ -97,7 +97,7 @@ def test_a_schedule_without_a_closed_form_is_fed(tmp_path):
         )()
 
     found = exported(factory, tmp_path)
-    assert "lr" in found.inputs and any("feed lr" in note for note in found.notes)
+    assert "lr" in found.inputs and any("gopt run feeds lr" in note for note in found.notes)
     with pytest.raises(UnsupportedError, match="cannot be written into the graph"):
         exported(factory, tmp_path / "other", schedules=Schedules.GRAPH)
 

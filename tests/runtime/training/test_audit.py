@@ -21,8 +21,22 @@ def test_a_fingerprint_sees_every_bit(bit: int) -> None:
     data = np.arange(13, dtype=np.uint8)
     changed = data.copy()
     changed[bit // 8] ^= 1 << bit % 8
-    assert fingerprint(data) != fingerprint(changed)
-    assert fingerprint(data) == fingerprint(data.copy()) and fingerprint(data[:0]) == fingerprint(data[:0])
+    assert fingerprint([data]) != fingerprint([changed])
+    assert fingerprint([data]) == fingerprint([data.copy()])
+
+
+@pytest.mark.parametrize("size", [4096, 4097, 8200, 8205])
+def test_a_fingerprint_of_several_values_sees_every_bit(size: int) -> None:
+    draw = np.random.default_rng(size)
+    values = [draw.integers(0, 256, each, dtype=np.uint8) for each in (5, size, 0, 16)]
+    whole = fingerprint(values)
+    for number in (0, 1, 3):
+        for place in {0, len(values[number]) - 1, int(draw.integers(len(values[number])))}:
+            for bit in (0, 7):
+                values[number][place] ^= 1 << bit
+                assert fingerprint(values) != whole
+                values[number][place] ^= 1 << bit
+    assert fingerprint(values) == whole
 
 
 def folder_of(tmp_path: Path, stage: int, mesh: str) -> Path:

@@ -1,0 +1,71 @@
+"""Values of hyper-parameters that a step is written with: an optimizer's options, a scheduler's rates as a formula or a
+table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gopt.documents.default_values import DefaultValue
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.hyper import Hyper
+from gopt.frontends.pytorch.rates import scheduled_rates
+from gopt.runtime.training.schedules import parse_schedule, usable
+
+NEAR = 1e-9
+"""Difference between a formula and the scheduler that is allowed in each step, as a share of the largest rate."""
+
+
+def default_values(recipe: Recipe, hyper: Hyper, scheduled: bool, steps: int) -> dict[str, DefaultValue]:
+    """Hyper-parameter -> its value in the recipe; a rate over ``steps`` steps of its scheduler, unless the graph has
+    that (``scheduled``). What no run could feed, such as a negative rate, has none."""
+    found = {name: DefaultValue(str(np.float32(value))) for name, value in hyper.values.items() if usable(float(value))}
+    if recipe.scheduler is None or scheduled:
+        return found
+    rates = scheduled_rates(recipe, steps)
+    for name, place in hyper.rates.items():
+        series = [each[place] for each in rates]
+        if all(map(usable, series)):
+            found[name] = fitted(series)
+    return found
+
+
+def fitted(series: Sequence[float]) -> DefaultValue:
+    """A formula that gives the values of all steps, or a table of them."""
+    values = np.asarray(series, float)
+    near = NEAR * float(values.max(initial=0.0))
+    for text in _candidates(values, near):
+        rule = parse_schedule(text).at
+        if all(abs(rule(step) - value) <= near for step, value in enumerate(series)):
+            return DefaultValue(text, steps=len(series))
+    return DefaultValue(table=tuple(series))
+
+
+def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
+    """Formulas that may give the values, simple ones first."""
+    first, last, count = values[0], values[-1], len(values)
+    yield _text(first)
+    peak = int(np.argmax(values >= values.max() - near))
+    changes = np.flatnonzero(np.abs(values - last) > near)
+    end = int(changes[-1]) + 1 if len(changes) else 0  # from here on the value stays
+    yield f"linear:{_text(first)}:{_text(last)}:{end}"
+    moves = np.flatnonzero(np.abs(values - first) > near)
+    if len(moves) and first:
+        yield f"step:{_text(first)}:{int(moves[0])}:{_text(values[moves[0]] / first)}"
+    top = values[peak]
+    for kind in ("cosine", "linear"):
+        ends = [(end, last)] if end < count - 1 else []
+        part = last / top  # a schedule that goes on behind the last step, most likely to zero
+        share = np.arccos(np.clip(2 * part - 1, -1, 1)) / np.pi if kind == "cosine" else 1 - part
+        if share > 0:
+            ends.append((peak + round((count - 1 - peak) / share), 0.0))
+        for total, to in ends:
+            yield (
+                f"warmup-{kind}:{_text(top)}:{peak}:{total}:{_text(to)}:{_text(first)}"
+                if peak else f"{kind}:{_text(top)}:{_text(to)}:{total}"
+            )  # fmt: skip
+
+
+def _text(value: float) -> str:
+    return repr(float(value))
