@@ -108,7 +108,8 @@ class _KernelProbe:
 
     def _key(self, node: Node) -> tuple[Any, ...]:
         attributes = tuple(each.SerializeToString(deterministic=True) for each in node.to_proto().attribute)
-        dtypes = tuple(self.types[name].dtype if name else "" for name in (*node.inputs, *node.captures))
+        named = (*node.inputs, *node.captures, *node.outputs)
+        dtypes = tuple(self.types[name].dtype if name in self.types else "" for name in named)
         ranks = tuple(len(self.types[name].shape or ()) for name in node.reads)
         return node.domain, node.op_type, attributes, dtypes, ranks, tuple(map(bool, node.outputs))
 

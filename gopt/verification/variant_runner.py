@@ -24,7 +24,7 @@ from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import StepComparisons, Values, became_not_finite, distance, finite, ratio, same_bits
 from gopt.verification.observations import Observations
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
-from gopt.verification.result import Verification
+from gopt.verification.result import Doubt, Verification
 from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, largest, measure_sensitivity, norm
 from gopt.verification.variants import PLAIN, Variant
 
@@ -48,6 +48,10 @@ class VariantRunner:
     """The first plain step, and how far rounding moves it."""
     silent: set[str] = field(default_factory=set)
     """Gradients that were zero when noise was looked for: they are noise or not once they are no longer zero."""
+    left: list[Doubt] = field(default_factory=list)
+    """The values that left the numbers in the source in the last run."""
+    last: Values = field(default_factory=dict)
+    """The source's states behind the last step."""
 
     def run(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches],
@@ -55,6 +59,7 @@ class VariantRunner:
     ) -> bool:  # fmt: skip
         """Compare ``steps`` steps; False where the reference left the numbers, which ends the variant."""
         first, states, held = start, start, self.all_ranks.held(start)
+        self.left = []
         for number in range(1, steps + 1):
             advance(f"steps of {variant.name!r}", number - 1, steps)
             given = batches(number)
@@ -64,10 +69,11 @@ class VariantRunner:
             own = self.all_ranks.joined("input", held)
             made = self.all_ranks.step(self.reference, variant, held, settings, given, tamper)
             not_finite = _not_finite_states(self.reference, step, states)
-            self._tell(variant, number, not_finite, made)
+            self._tell(variant, number, not_finite)
             comparison = _StepComparison(self, variant, number, given, settings, {**states, **own}, made, not_finite)
             comparison.judge(step, first)
             self.observed.enter(states, step, settings)
+            self.last = step.states
             if not_finite:
                 return False
             states = step.states
@@ -96,16 +102,12 @@ class VariantRunner:
         self.noise |= heard.intersection(found.noise(step))
         self.silent -= heard
 
-    def _tell(self, variant: Variant, number: int, not_finite: Sequence[str], made: RankResults) -> None:
-        """Report that the reference became non-finite: a doubt for an unmodified variant, else a note."""
-        if not not_finite:
-            return
-        where = f"in step {number} of {variant.name!r}"
-        if variant.extra:
-            self.result.say(f"{listed(not_finite, 1)}: not finite in the source {where}: not judged there")
-            return
-        for name in not_finite:
-            self.result.doubt(name, f"not finite in the source {where}: nothing can be compared with it")
+    def _tell(self, variant: Variant, number: int, not_finite: Sequence[str]) -> None:
+        """Keep what left the numbers in the reference; a note, where the variant made it so."""
+        where = f"not finite in the source in step {number} of {variant.name!r}"
+        self.left = [Doubt(name, f"{where}: nothing can be compared with it") for name in not_finite]
+        if not_finite and variant.extra:
+            self.result.say(f"{listed(not_finite, 1)}: {where}: not judged there")
 
 
 def _not_finite_states(reference: ReferenceProgram, step: ReferenceStep, before: Values) -> list[str]:

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import StateKind
 from gopt.progress import ProgressCallback
 from gopt.sanitize import listed
 from gopt.verification.all_ranks import Tamper
-from gopt.verification.batches import Batches
+from gopt.verification.batches import Batches, SampledBatches
 from gopt.verification.compare import Values, floating
 from gopt.verification.conditions import Coverage
 from gopt.verification.joined_step import MeasuredStep, check_large_batch
@@ -34,6 +37,8 @@ from gopt.verification.variants import (
 if TYPE_CHECKING:
     from gopt.verification.verify import Verifier
 
+TURNS = 4
+"""Starts that are tried where the source leaves the numbers with the given one."""
 LOW = 2.0**-10
 """By how much optimizer states are made smaller where a state never changed otherwise."""
 
@@ -46,17 +51,30 @@ class VerificationRun:
         batches: Batches, tamper: Tamper | None, advance: ProgressCallback,
     ) -> None:  # fmt: skip
         self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
-        self.start, self.settings, self.batches = start, settings, batches
-        training = verifier.training
+        self.start, self.settings, self.batches, self.seed = start, settings, batches, seed
+        self.skipped = 0
+        """Steps whose batches are passed over."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Observe from here on."""
+        verifier = self.verifier
         self.coverage = Coverage(verifier.conditions)
         shared = frozenset(verifier.reference.shared.points)
-        self.observed = Observations(training, self.coverage, result.tolerance, verifier.parts, shared)
+        self.observed = Observations(verifier.training, self.coverage, self.result.tolerance, verifier.parts, shared)
         self.runner = VariantRunner(
-            result, verifier.all_ranks, verifier.reference, verifier.kinds, units(training), self.observed, seed
+            self.result, verifier.all_ranks, verifier.reference, verifier.kinds, units(verifier.training),
+            self.observed, self.seed,
         )  # fmt: skip
 
     def one(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
         """Run a variant; ``start``: what begins elsewhere, for one step. False: it left the numbers."""
+        sound = self._run(variant, start, steps)
+        for each in self.runner.left if not variant.extra else ():
+            self.result.doubt(each.name, each.why)
+        return sound
+
+    def _run(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
         states, settings = dict(self.start), dict(self.settings)
         if start is not None:
             for name, value in start.values.items():
@@ -66,13 +84,13 @@ class VerificationRun:
 
     def given(self, number: int) -> list[list[Values]]:
         """Batches of a step by micro-step and data rank."""
-        times = max(self.verifier.phases.values())
+        times, number = max(self.verifier.phases.values()), number + self.skipped
         turns = range((number - 1) * times, number * times)
         return [[self.batches.batch(turn, part) for part in range(self.verifier.parts)] for turn in turns]
 
     def all_variants(self, fixed: Iterable[str]) -> None:
         """Everything that is to be seen once: gradients of all sizes, an infinite one, conditions both ways."""
-        sound = self.one(PLAIN)
+        sound = self._plain()
         self._tell_noise()
         self._hold_large_batch()
         if sound:
@@ -82,6 +100,38 @@ class VerificationRun:
             self._still(starts)
             self.observed.doubt(self.result)
             self._tell_conditions()
+
+    def _plain(self) -> bool:
+        """Run the plain variant, from a start and batches with which the source stays in the numbers. False: it leaves
+        them with all that are tried."""
+        if self._run(PLAIN):
+            return True
+        passed, given, on = self.runner.left, self.start, self._counters_on()
+        drawn = isinstance(self.batches, SampledBatches)  # the user's own batches are not left out
+        for turn in range(0 if on else 1, TURNS if drawn else 1):
+            self.start, self.skipped = {**given, **on}, turn * self.steps
+            self._begin()
+            if self._run(PLAIN):
+                beside = [f"{listed([*on], 2)} moved on"] if on else []
+                beside += ["other batches"] if turn else []
+                who = listed([each.name for each in passed], 2)
+                self.result.say(f"passed over: {who}, {passed[0].why}; it is compared with {' and '.join(beside)}")
+                return True
+        self.start, self.skipped = given, 0
+        for each in passed:
+            self.result.doubt(each.name, each.why)
+        return False
+
+    def _counters_on(self) -> Values:
+        """The new values of states that follow neither batch nor gradients, such as a counter of steps."""
+        training, made = self.verifier.training, self.runner.last
+        follows = descendants(GraphIndex(training.graph), [*training.batch, *training.gradients.values()])
+        counters = [state.tensor for state in training.states if state.updated not in follows]
+        return {
+            name: made[name]
+            for name in counters
+            if not np.array_equal(made[name], self.start[name]) and np.isfinite(made[name]).all()
+        }
 
     def _hold_large_batch(self) -> None:
         """Compare the first step with the source's on all batches at once."""

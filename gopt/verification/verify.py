@@ -198,13 +198,13 @@ class Verifier:
         if variants is None:
             session.all_variants(fixed=set(hyper))
             advance("evaluating one step by a second engine")
-            point = {**start, **settings, **batches.batch(0, 0)}
+            point = {**session.start, **settings, **session.given(1)[0][0]}
             result.hold_engines(check_step(self.training, point, self.cache, self.reference.call))
         else:
             for variant in variants:
                 session.one(variant)
         if self.manifest.parameter_server is None:
-            for note in inexact_reductions(self.reference, start, settings, session.given(1)):
+            for note in inexact_reductions(self.reference, session.start, settings, session.given(1)):
                 result.say(note)
         if asked.confirm:
             for note in check_source_duals(self.training, self.mesh, seed):
@@ -212,7 +212,7 @@ class Verifier:
             sample = None if asked.every else sample_gradients(self.training, seed)
             names = None if sample is None else sample.parameters
             advance(PHASE, 0, len(names or self.training.gradients))
-            feeds = [{**start, **settings, **each} for each in self._several(batches)]
+            feeds = [{**session.start, **settings, **each} for each in self._several(batches)]
             result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
             result.say_stops()
             if sample is not None:

@@ -7,9 +7,10 @@ import re
 import numpy as np
 import onnx
 import pytest
-from derivatives import Arrays, Runner, reference, runtime, scalar_model, worst_error
+from derivatives import Arrays, Runner, backward_of, reference, runtime, scalar_model, worst_error
 from onnx import ModelProto, helper, numpy_helper
 from operator_cases import CASES, DEPRECATED, EXACT, HISTORY, NO_FLOATS, RUNTIME, Case
+from operator_cases.window import POOLS
 from products import part
 
 from gopt.autodiff import refusals, rewrites
@@ -88,6 +89,50 @@ def test_operators_without_floats_take_none():
     for name in NO_FLOATS & set(HISTORY):
         newest = max(HISTORY[name], key=lambda each: each.since_version)
         assert not [each.name for each in newest.inputs if "tensor(float)" in each.types], name
+
+
+TIED = {
+    **{f"MaxPool, {kind}": (f"y = MaxPool<{attributes}>(x)", 1) for kind, attributes in POOLS},
+    **{f"MaxPool and indices, {kind}": (f"y, i = MaxPool<{attributes}>(x)", 1) for kind, attributes in POOLS[:3]},
+    "MaxPool, column major": ("y, i = MaxPool<kernel_shape=[2, 2], storage_order=1>(x)", 1),
+    "GlobalMaxPool": ("y = GlobalMaxPool(x)", 1),
+    "ReduceMax": ("y = ReduceMax<keepdims=0>(x, axes)", 1),
+    "ReduceMin": ("y = ReduceMin(x, axes)", -1),
+    "Max": ("z = Transpose<perm=[1, 0, 2, 3]>(x) y = Max(x, z, half)", 1),
+    "Min": ("z = Transpose<perm=[1, 0, 2, 3]>(x) y = Min(z, x)", -1),
+    "TopK": ("y, i = TopK(x, count)", 0),
+    "Relu": ("y = Relu(x)", 1),
+    "LeakyRelu": ("y = LeakyRelu(x)", 1),
+    "Abs": ("y = Abs(x)", 1),
+    "ReduceL1": ("y = ReduceL1(x, axes)", 1),
+}
+"""Nodes whose results are convex (1), concave (-1), or convex in all together (0): ties and zeros have subgradients."""
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_the_derivative_where_elements_tie_is_a_subgradient(kind: str):
+    """A convex loss lies nowhere below the plane that a subgradient says. One that gave a tie's derivative twice, or
+    to none of those that tie, would lie above it somewhere."""
+    text, sign = TIED[kind]
+    random = np.random.default_rng(7)
+    x = random.integers(-1, 2, (2, 2, 5, 6)).astype(np.float32)
+    constants = {"axes": np.array([1, 3]), "half": np.array(0, np.float32), "count": np.array([4])}
+    given = {name: each for name, each in constants.items() if name in text}
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 20]>\ng (float[2,2,5,6] x) => (y) {{ {text} }}'
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in given.items())
+    y = runtime(model, {"x": x})["y"]
+    weights = np.asarray(random.uniform(0.5, 1.5, y.shape) * sign if sign else np.ones(y.shape), y.dtype)
+    model = scalar_model(list(model.graph.node), {"x": x}, given, "y", weights, 20)
+    backward, names = backward_of(model, ["x"])
+    made = runtime(backward, {"x": x})
+    slope = made[names["x"]].astype(np.float64)
+    for turn in range(60):
+        move = random.standard_normal(x.shape) if turn % 2 else random.integers(-1, 2, x.shape)
+        there = (x + move).astype(np.float32)
+        loss = float(runtime(model, {"x": there})["loss"])
+        assert loss >= float(made["loss"]) + float((slope * (there - x)).sum()) - 1e-3
 
 
 SILENT = ["Det-plain", "OneHot-values", "Pad-value is trained", "BatchNormalization-statistics", "SpaceToDepth-CRD",

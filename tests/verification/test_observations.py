@@ -80,6 +80,52 @@ def test_a_loss_without_numbers_is_named_first(tmp_path):
     assert next(iter(doubts(run(tmp_path / "out")))) == "loss"
 
 
+def corrected(power: bool = False) -> Callable[[Builder, Network], None]:
+    """SGD whose rate is divided by 1 - 0.9 to the count of steps, which begins at zero; ``power``: it is stored."""
+
+    def build(b: Builder, net: Network) -> None:
+        if power:
+            b.state("count", np.ones((), np.float32))
+            b.output("count_out", b.op("Mul", "count", b.const(0.9)), ())
+            rest = "count"
+        else:
+            b.state("count", np.zeros((), np.float32))
+            b.output("count_out", b.op("Add", "count", b.const(1.0)), ())
+            rest = b.op("Pow", b.const(0.9), "count")
+        rate = b.op("Div", b.const(0.1), b.op("Sub", b.const(1.0), rest))
+        b.output("loss", net.loss, ())
+        for name, shape in net.params.items():
+            b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", net.gradients[name], rate)), shape)
+
+    return build
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_start_from_which_the_source_leaves_the_numbers_is_passed_over(tmp_path, power):
+    """A counter of zero under a bias correction: the source itself divides by zero."""
+    result = run(write(tmp_path, corrected(power)))
+    assert result.equal and not doubts(result)
+    assert any("passed over" in note and "count moved on" in note for note in result.notes)
+
+
+def test_an_error_behind_a_start_that_is_passed_over_is_found(tmp_path):
+    out = write(tmp_path, corrected())
+    not_reduced(out)
+    assert run(out).outcome is Outcome.DIFFERENT
+
+
+def test_batches_on_which_the_source_leaves_the_numbers_are_passed_over(tmp_path):
+    b = Builder()
+    net = perceptron(b)
+    mean = b.op("Add", b.op("ReduceMean", "x", keepdims=0), b.const(0.3))  # below zero for some batches
+    net.loss = b.op("Add", net.loss, b.op("Mul", b.op("Sqrt", mean), b.const(0.0)))
+    sgd(b, net)
+    gopt.shard(gopt.load(b.save(tmp_path / "step.onnx")), 2).write(tmp_path / "out")
+    found = [run(tmp_path / "out", seed=seed, steps=1) for seed in range(6)]
+    assert all(result.equal for result in found)
+    assert 1 <= sum(any("other batches" in note for note in result.notes) for result in found) <= 5
+
+
 def test_ranks_without_numbers_are_different(tmp_path):
     out = write(tmp_path, sgd)
 

@@ -43,6 +43,8 @@ POINTS = 2
 """Batches of a look."""
 FAINT = 1e-9
 """Below this share of the largest gradient, a value may be rounding."""
+SMALL = 1e-4
+"""Share of the largest loss below which rounding may hide what a batch says: others are looked at."""
 DRAWN = 48
 """Batches that are drawn where the forward leaves the numbers on the first ones."""
 MOST = 16
@@ -167,24 +169,33 @@ class _Slopes:
     forward: Forward = field(init=False)
     _peaks: dict[str, float] = field(default_factory=dict)
     """The largest element of each gradient that was seen."""
+    _level: float = 0.0
+    """The largest loss that was seen."""
     left_numbers: bool = False
     """Whether the loss was not a number at a point that was looked at."""
     _looks: int = 0
 
     def __post_init__(self) -> None:
-        self.forward = Forward(self.training, refuse_call)
+        self.forward = Forward(self.training, refuse_call, sparing=True)
 
     def disagreeing(self, names: Sequence[str], amount: float) -> list[str]:
         """The members of ``names`` of whose groups some do not agree with slopes of the loss, near the points."""
         self._looks += 1
+        generator = np.random.default_rng([self.seed, 5, self._looks])
+        check = SlopeCheck(
+            self.forward.loss, self.forward.moved, self.forward.precision, generator, self.scale, level=self._level
+        )
+        looks = self._at(self._near(amount), names)
+        right = {name for group, _ in check.agreeing(looks, names) for name in group}
+        return [name for name in names if name not in right]
+
+    def _near(self, amount: float) -> Iterator[Values]:
+        """The given points with states moved, which are others each time around."""
         states = [state.tensor for state in self.training.parameters]
         turn = self._looks % len(self.given)
-        given = [*self.given[turn:], *self.given[:turn]]
-        points = all_beside(self.forward.points(given, states), states, amount, self.seed + self._looks)
-        generator = np.random.default_rng([self.seed, 5, self._looks])
-        check = SlopeCheck(self.forward.loss, self.forward.precision, generator, self.scale)
-        right = {name for group, _ in check.agreeing(self._at(points, names), names) for name in group}
-        return [name for name in names if name not in right]
+        given = self.forward.points([*self.given[turn:], *self.given[:turn]], states)
+        for around in range(POINTS):
+            yield from all_beside(given, states, amount, self.seed + self._looks + around * DRAWN)
 
     def located(self, names: Sequence[str]) -> list[str]:
         """The members of ``names`` that do not agree alone; or in a part, once many have been found."""
@@ -203,13 +214,16 @@ class _Slopes:
         return [name for name in names if name in {*found, *faint}]
 
     def _at(
-        self, points: Sequence[Values], names: Sequence[str]
+        self, points: Iterable[Values], names: Sequence[str]
     ) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
         seen = 0
         for point in points:
             levels, gradients = self.forward.loss_and_gradients(point)
             if not np.isfinite(levels).all():
                 self.left_numbers = True
+                continue
+            self._level = max(self._level, abs(float(levels[0])))
+            if abs(float(levels[0])) < SMALL * self._level:
                 continue
             found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
             for name, gradient in found.items():

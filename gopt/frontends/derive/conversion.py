@@ -1,14 +1,17 @@
-"""Errors of onnx's version converter: mended where they are known, refused where results differ.
+"""Errors of onnx's version converter and inference: mended where they are known, refused where results differ.
 
 The converter forgets that older operators resize without half pixels, and that an older Hardmax flattens its operand.
+Before operator set 22, inference counts a last window of a pool that ONNX Runtime leaves out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
-from onnx import ModelProto, helper
+import onnx
+from onnx import ModelProto, NodeProto, helper
 
 from gopt.errors import GoptError, UnsupportedError
 from gopt.ir.nodes import nested
@@ -16,10 +19,12 @@ from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.runtime_errors import node_error
 from gopt.runtime.session import SessionCache
+from gopt.runtime.windows import window
 from gopt.sanitize import show
 
 _HALF_PIXELS = 11
 """The operator set from which on Resize has half pixels by default."""
+_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 _SEED = 20
 _TOLERANCE = {"float16": 3e-2, "bfloat16": 2e-1}
 """Share of the largest element by which a result may differ; 1e-3 in other types."""
@@ -37,6 +42,50 @@ def mend_resizes(before: ModelProto, after: ModelProto) -> None:
         node.attribute.extend(kept)
         node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
         node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
+
+
+def mend_pools(model: ModelProto, whole: Callable[[], ModelProto]) -> None:
+    """Write ``ceil_mode`` of pools, in place, as pads where it says that a window begins behind the input.
+
+    Shapes behind such a pool follow from its own: one is mended at a time, from the first. ``whole``: returns the
+    model with its constants.
+    """
+    pools = [node for node in model.graph.node if node.op_type in _POOLS and _attributes(node).get("ceil_mode")]
+    while pools:
+        graph = onnx.shape_inference.infer_shapes(whole(), data_prop=True).graph
+        infos = (*graph.input, *graph.value_info, *graph.output)
+        shapes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in infos}
+        while pools and not _mended(pools[0], shapes):
+            del pools[0]
+
+
+def _mended(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:
+    """Give a pool pads in place of ``ceil_mode`` where its inferred result has a window too much; whether it had."""
+    given, sizes, made = _attributes(node), shapes.get(node.input[0], ())[2:], shapes.get(node.output[0], ())[2:]
+    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or not sizes or not all((*sizes, *made)):
+        return False
+    kernel = given["kernel_shape"]
+    strides, dilations, pads = (given.get(name) for name in ("strides", "dilations", "pads"))
+    place = window(sizes, kernel, strides, dilations, pads, None, ceil=True)
+    if len(place.out) != len(made) or list(place.out) == list(made):
+        return False
+    axes = zip(place.out, place.strides, place.reach, sizes, place.begin)
+    ends = [max((count - 1) * step + reach - size - begin, 0) for count, step, reach, size, begin in axes]
+    declared = (pads or [0] * 2 * len(kernel))[len(kernel) :]
+    counted = given.get("count_include_pad") and any(end > before for end, before in zip(ends, declared))
+    if counted or any(end >= size for end, size in zip(ends, kernel)):
+        raise UnsupportedError(
+            f"{node.op_type} {show(node.output[0])} has a window by ceil_mode that ONNX Runtime leaves out",
+            "export it for operator set 22 or later, or without ceil_mode",
+        )
+    kept = [each for each in node.attribute if each.name not in ("ceil_mode", "pads")]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("pads", [*place.begin, *ends])])
+    return True
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 def check_conversion(

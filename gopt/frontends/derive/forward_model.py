@@ -14,7 +14,7 @@ from gopt import limits
 from gopt.autodiff.shapes import fold_integers, settle_shapes
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.frontends.derive.branches import take_branches
-from gopt.frontends.derive.conversion import check_conversion, mend_resizes
+from gopt.frontends.derive.conversion import check_conversion, mend_pools, mend_resizes
 from gopt.frontends.derive.functions import OPSET
 from gopt.frontends.derive.options import BATCHES
 from gopt.ir.functions import inline_functions
@@ -74,6 +74,7 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     inputs = tuple(each.name for each in model.graph.input if each.name not in stored)
     outputs = tuple(each.name for each in model.graph.output)
     forward = ForwardModel(model, stored, literals, inputs, outputs, {})
+    mend_pools(model, lambda: with_constants(forward, ()))
     _settle_outputs(forward)
     _fold(forward)
     while _take_branches(forward):

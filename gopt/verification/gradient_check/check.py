@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -43,6 +44,8 @@ PATIENCE = 8
 """Wrong gradients that are looked into with all means."""
 LOOKS = 4
 """Directions along which gradients are held against slopes, each at the next batch."""
+SMALL = 1e-4
+"""Share of the largest loss below which rounding may hide what a batch says: others are looked at first."""
 MOVING = 1e-2
 """Least share of a value by which it differs between batches, to be held against slopes."""
 POINTS = 3
@@ -246,10 +249,12 @@ class _GradientChecker:
         if place is None:
             return parts
         check = SlopeCheck(
-            lambda point: forward.loss(point, place), forward.precision, self.slope_meter.generator,
+            lambda point: forward.loss(point, place), forward.moved, forward.precision, self.slope_meter.generator,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
+            level=max(abs(float(each[place])) for each in levels),
         )  # fmt: skip
-        turns = [place % len(points) for place in range(LOOKS)]
+        heard = [k for k, each in enumerate(levels) if abs(float(each[place])) >= SMALL * check.level]
+        turns = islice(cycle(heard if len(heard) > 1 else range(len(points))), LOOKS)
         looks = (
             (points[k], float(levels[k][place]), {name: part.at[k] for name, part in by_name.items()}) for k in turns
         )

@@ -16,6 +16,7 @@ from gopt.runtime.executor import HeldInput
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened
+from gopt.verification.gradient_check.large_weights import along, length, with_large_weights
 from gopt.verification.reference_graphs import local_graph, subgraph
 from gopt.verification.source_members import run_source
 
@@ -84,9 +85,13 @@ def sessions_for(graph: Graph) -> SessionCache:
 class Forward:
     """Computes the losses, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
 
-    def __init__(self, training: TrainingGraph, call: CollectiveCallback) -> None:
+    def __init__(self, training: TrainingGraph, call: CollectiveCallback, sparing: bool = False) -> None:
+        """``sparing``: keep large weights and their gradients in float32."""
         self.training = training
         self.runs = 0
+        self._sparing = sparing
+        self.large: frozenset[str] = frozenset()
+        """Weights that stay float32: ``moved`` moves them."""
         self._call, self._cache = call, sessions_for(training.graph)
         self.gradients = list(dict.fromkeys(training.gradients.values()))
         self._losses: dict[tuple[str, ...], PointProgram] = {}
@@ -116,8 +121,9 @@ class Forward:
     def loss_and_gradients(self, point: Values) -> tuple[np.ndarray, Values]:
         """All losses, and the gradients by name, in float64."""
         self.runs += 1
-        found = self._all.run(point, self._call)
-        return self._stacked(found), {name: np.asarray(found[name], np.float64) for name in self.gradients}
+        found, stay = self._all.run(self._still(point), self._call), {self.training.gradients[n] for n in self.large}
+        wide = {name: found[name] if name in stay else np.asarray(found[name], np.float64) for name in self.gradients}
+        return self._stacked(found), wide
 
     def losses(self, point: Values, fixed: Sequence[str] = ()) -> np.ndarray:
         """All losses; values named in ``fixed`` are taken from the point instead of being computed."""
@@ -125,7 +131,23 @@ class Forward:
         if key not in self._losses:
             self._losses[key] = self.ready(self._graph, self.training.losses, key)
         self.runs += 1
-        return self._stacked(self._losses[key].run(point, self._call))
+        return self._stacked(self._losses[key].run(self._still(point), self._call))
+
+    def _still(self, point: Values) -> Values:
+        """The point; large weights that are not moved there are moved by nothing."""
+        unmoved = [name for name in self.large if along(name) not in point]
+        return {**point, **{along(n): point[n] for n in unmoved}, **{length(n): np.zeros(()) for n in unmoved}}
+
+    def moved(self, point: Values, direction: Mapping[str, np.ndarray], step: float) -> Values:
+        """The point with values moved along a direction."""
+        moved = dict(point)
+        for name, way in direction.items():
+            if name in self.large:
+                moved |= {along(name): way, length(name): np.array(step)}
+            else:
+                moved[name] = np.multiply(way, step, dtype=self.precision.dtype)
+                moved[name] += point[name]
+        return moved
 
     def loss(self, point: Values, place: int = 0) -> float:
         """The first loss, or the one at another place."""
@@ -175,6 +197,9 @@ class Forward:
                 if precision is SINGLE:
                     raise
             else:
+                if self._sparing and precision is DOUBLE and not half:
+                    wide, self.large = with_large_weights(wide, graph, self.training.gradients, self.training.losses)
+                    program = self.ready(wide, [*self.training.losses, *self.gradients]) if self.large else program
                 tolerance = max(precision.tolerance, HALF_TOLERANCE) if half else precision.tolerance
                 return wide, replace(precision, tolerance=tolerance), program
         raise AssertionError("one of the two returns or raises")

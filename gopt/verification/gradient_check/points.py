@@ -41,7 +41,8 @@ def beside(point: Values, names: Sequence[str], amount: float, generator: np.ran
         if value is None or not np.issubdtype(value.dtype, np.floating):
             continue
         usual = math.sqrt(dot(value, value) / value.size) if value.size else 0.0
-        noise = generator.standard_normal(value.shape)
+        narrow = value.dtype == np.float32
+        noise = generator.standard_normal(value.shape, np.float32 if narrow else np.float64)
         noise *= amount * (usual if usual > 1e-6 else 1.0)
         noise += value
         moved[name] = noise.astype(value.dtype, copy=False)

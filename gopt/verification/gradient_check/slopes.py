@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.verification.gradient_check.forward import Precision, Values
-from gopt.verification.piecewise import add_multiple, dot
+from gopt.verification.piecewise import dot, pieces
 
 NOISE = 0.3
 """Share of the noise, relative to the gradient."""
@@ -36,6 +36,8 @@ _GUESSES = 6
 """Steps by which an unknown factor is looked for."""
 Loss = Callable[[Values], float]
 Gradients = Mapping[str, np.ndarray]
+Move = Callable[[Values, Gradients, float], Values]
+"""Moves a point along a direction by a length."""
 
 
 @dataclass(slots=True)
@@ -54,14 +56,17 @@ class _Group:
 class SlopeCheck:
     """Moves parameters of one loss. ``factor``: a gradient over its slope; None for any that all have alike.
 
-    ``masks``: entries to move, by parameter; others are moved as a whole.
+    ``masks``: entries to move, by parameter; others are moved as a whole. ``level``: the largest loss that is known: a
+    loss next to zero is often a difference of larger numbers, and rounds as they do.
     """
 
     loss: Loss
+    move: Move
     precision: Precision
     generator: np.random.Generator
     factor: float | None = None
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    level: float = 0.0
 
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
@@ -86,7 +91,7 @@ class SlopeCheck:
         """Groups of parameters of which a relative move changes the loss by about the same."""
         reach = {}
         for name in names:
-            length = float(np.linalg.norm(gradients[name]))
+            length = math.sqrt(dot(gradients[name], gradients[name]))
             if length and math.isfinite(length):
                 reach[name] = length * _usual(point[name]) / (1 + NOISE * math.sqrt(gradients[name].size))
         groups: list[_Group] = []
@@ -109,7 +114,8 @@ class SlopeCheck:
         wanted, one = sum(parts), math.sqrt(sum(part * part for part in parts) / max(len(parts), 1))
         if not one or not math.isfinite(wanted):
             return False
-        rounding, due = self.precision.rounding * max(abs(level), 1e-300), self.precision.tolerance * one
+        rounding = self.precision.rounding * max(abs(level), self.level, 1e-300)
+        due = self.precision.tolerance * one
         factor = group.factor or self._guess(point, direction, rounding, wanted, one * math.sqrt(len(parts)))
         slopes: list[float] = []
         for count in self.precision.changes:
@@ -147,27 +153,28 @@ class SlopeCheck:
         direction, parts = {}, []
         for name in group.names:
             gradient = gradients.pop(name)
-            length = float(np.linalg.norm(gradient))
+            length = math.sqrt(dot(gradient, gradient))
             known = group.lengths[name] = max(length, group.lengths.get(name, 0.0))
-            noise = self.generator.standard_normal(gradient.shape, np.float32)
             sign = 1 if self.generator.random() < 0.5 else -1
-            noise *= np.float32(NOISE / (known or 1.0))
-            if length:
-                add_multiple(noise, gradient, sign / length / known)
-            if name in self.masks:
-                noise *= self.masks[name]
-            direction[name] = noise
-            parts.append(dot(gradient, noise))
+            share = np.float32(NOISE / (known or 1.0))
+            own = gradient.dtype == np.float32 and gradient.flags.c_contiguous and gradient.flags.writeable
+            made = gradient if own else np.empty(gradient.shape, np.float32)
+            mask = self.masks.get(name)
+            part = 0.0
+            for mine, theirs, *inside in pieces(made, gradient, *([] if mask is None else [mask])):
+                noise = self.generator.standard_normal(mine.size, np.float32) * share
+                noise += theirs * (sign / length / known) if length else 0
+                noise *= inside[0] if inside else 1
+                part += float(np.dot(np.asarray(theirs, np.float64), noise))
+                mine[:] = noise
+            direction[name] = made
+            parts.append(part)
         return direction, parts
 
     def _slope(self, point: Values, direction: Gradients, step: float) -> float:
         ends = []
         for sign in (1, -1):
-            moved = dict(point)
-            for name, along in direction.items():
-                moved[name] = np.multiply(along, sign * step, dtype=self.precision.dtype)
-                moved[name] += point[name]
-            ends.append(self.loss(moved))
+            ends.append(self.loss(self.move(point, direction, sign * step)))
         return (ends[0] - ends[1]) / (2 * step)
 
 

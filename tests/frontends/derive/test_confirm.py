@@ -15,6 +15,8 @@ import gopt
 from gopt.errors import UnsupportedError
 from gopt.frontends.derive import derive as front_end
 from gopt.frontends.derive.options import DeriveOptions
+from gopt.runtime import large_products
+from gopt.verification.gradient_check import large_weights
 from gopt.verification.gradient_check.forward import Forward, Values
 
 BESIDE = """<ir_version: 10, opset_import: ["" : 20]>
@@ -174,6 +176,64 @@ def test_a_net_of_convolutions_is_confirmed_in_few_runs(seed: int, tmp_path: Pat
     assert len(runs) <= 40, "all are moved together"
 
 
+def plant(name: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Forward.loss_and_gradients
+
+    def planted(forward: Forward, point: Values) -> tuple[float, Values]:
+        loss, gradients = true(forward, point)
+        key = forward.training.gradients[name]
+        return loss, {**gradients, key: ERRORS[error](gradients[key])}
+
+    monkeypatch.setattr(Forward, "loss_and_gradients", planted)
+
+
+LAYERS = """<ir_version: 10, opset_import: ["" : 20]>
+layers (float[3, 20] x) => (float[3, 6] y) {
+  h = Gemm (x, w0, b0)
+  r = Relu (h)
+  k = Gemm <transB: int = 1> (r, w1)
+  t = Tanh (k)
+  y = Gemm <alpha: float = 0.5, transB: int = 1> (t, w2, b2)
+}"""
+WIDTHS = {"w0": (20, 16), "b0": (16,), "w1": (12, 16), "w2": (6, 12), "b2": (6,)}
+
+
+def layers(monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
+    """Products of matrices, of which all but the last are called large, as of 25088 x 4096 in a classifier."""
+    monkeypatch.setattr(large_weights, "LARGE", 100)
+    monkeypatch.setattr(large_products, "_PIECE", 64)
+    random, model = np.random.default_rng(11), onnx.parser.parse_model(LAYERS)
+    for name, shape in WIDTHS.items():
+        value = (random.standard_normal(shape) * 0.4).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
+def test_large_weights_stay_float32_and_are_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[frozenset[str], set[str]]] = []
+    true = Forward.loss_and_gradients
+
+    def watched(forward: Forward, point: Values) -> tuple[np.ndarray, Values]:
+        loss, gradients = true(forward, point)
+        narrow = {name for name, key in forward.training.gradients.items() if gradients[key].dtype == np.float32}
+        seen.append((forward.large, narrow))
+        return loss, gradients
+
+    monkeypatch.setattr(Forward, "loss_and_gradients", watched)
+    onnx.save(layers(monkeypatch), tmp_path / "m.onnx")
+    assert gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET).confirmed == 5
+    assert seen == [(frozenset({"w0", "w1"}), {"w0", "w1"})] * 2, "slopes alone tell it"
+
+
+@pytest.mark.parametrize("name", ["w0", "w1", "b0"])
+@pytest.mark.parametrize("error", ["a missing element", "turned", "twice"])
+def test_an_error_beside_large_weights_is_found(name: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plant(name, error, monkeypatch)
+    onnx.save(layers(monkeypatch), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedError, match=f"the gradient of '{name}' is not confirmed"):
+        gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET)
+
+
 QUICK = [("first_b", "a missing half"), ("deep", "twice"), ("wide", "a missing element")]
 PLANTED = [(name, error) for name in ("first", "first_b", "deep", "grouped", "narrow", "wide") for error in ERRORS]
 
@@ -184,14 +244,7 @@ PLANTED = [(name, error) for name in ("first", "first_b", "deep", "grouped", "na
 def test_an_error_in_one_gradient_of_a_net_is_found(
     name: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    true = Forward.loss_and_gradients
-
-    def planted(forward: Forward, point: Values) -> tuple[float, Values]:
-        loss, gradients = true(forward, point)
-        key = forward.training.gradients[name]
-        return loss, {**gradients, key: ERRORS[error](gradients[key])}
-
-    monkeypatch.setattr(Forward, "loss_and_gradients", planted)
+    plant(name, error, monkeypatch)
     onnx.save(convolutions(), tmp_path / "m.onnx")
     with pytest.raises(UnsupportedError, match=f"the gradient of '{name}' is not confirmed"):
         gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET)

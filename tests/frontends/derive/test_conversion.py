@@ -71,3 +71,35 @@ def test_what_cannot_be_run_is_not_supported(tmp_path: Path):
     with pytest.raises(UnsupportedError, match="cannot be confirmed by finite differences: Resize 'q'") as caught:
         derive(path, tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd"))
     assert caught.value.exit_code == 4 and caught.value.hints
+
+
+POOLS = {
+    "last window": "p = MaxPool<ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2]>(u)",
+    "behind another": """o = AveragePool<ceil_mode=1, kernel_shape=[1, 2], strides=[1, 1]>(u)
+        q = LpPool<ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2]>(o)
+        p = AveragePool<ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2], pads=[0, 0, 0, 0]>(q)""",
+    "its pads": "p = MaxPool<ceil_mode=1, kernel_shape=[2, 2], strides=[2, 3], pads=[1, 1, 1, 1]>(u)",
+    "pads count": """p = AveragePool<ceil_mode=1, count_include_pad=1, kernel_shape=[2, 2], strides=[2, 3],
+        pads=[1, 1, 1, 1]>(u)""",
+}
+"""The last window begins behind the input: onnx counts it before operator set 22, ONNX Runtime does not."""
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_window_of_a_pool_that_begins_behind_the_input_is_none(tmp_path: Path, pool: str):
+    text = f"u = Unsqueeze(h, k) {POOLS[pool]} a = ReduceMean<keepdims=0>(p) y = Expand(a, s)"
+    path = written(tmp_path, 18, text, k=np.array([1]), s=np.array([1, 1, 1, 1]))
+    derive(path, tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd"))
+    (expected,) = onnxruntime.InferenceSession(path).run(["y"], {"x": X})
+    feeds = {"x": X, "target": np.zeros_like(expected), "lr": np.ones((), np.float32)}
+    (found,) = onnxruntime.InferenceSession(tmp_path / "step.onnx").run(["y"], feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_such_a_window_that_no_pads_express_is_refused_by_name(tmp_path: Path):
+    """The mean over declared pads, with elements that ceil_mode adds, which never count."""
+    pool = "AveragePool<ceil_mode=1, count_include_pad=1, kernel_shape=[3, 1], strides=[2, 2], pads=[1, 0, 0, 0]>"
+    path = written(tmp_path, 18, f"u = Unsqueeze(h, k) y = {pool}(u)", k=np.array([1]))
+    with pytest.raises(UnsupportedError, match="AveragePool 'y' has a window by ceil_mode") as caught:
+        derive(path, tmp_path / "step.onnx", DeriveOptions(loss="mse", optimizer="sgd"))
+    assert caught.value.hints
