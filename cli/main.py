@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,14 @@ COMMANDS = {
 }
 
 
+@functools.cache
+def _command(name: str) -> click.Command:
+    """A command with the options that all have; made once, because each wraps what was there."""
+    command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
+    assert isinstance(command, click.Command)
+    return with_standard_streams(without_empty_values(with_unchecked(with_reproducer(with_verbosity(command)))))
+
+
 class Commands(click.Group):
     """Commands that are imported when they are called, so that help is quick."""
 
@@ -61,11 +70,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
-        assert isinstance(command, click.Command)
-        return with_standard_streams(without_empty_values(with_unchecked(with_reproducer(with_verbosity(command)))))
+        return _command(name) if name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -73,3 +73,14 @@ def test_commands_of_texts_need_no_runtime(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "install exactly one of onnxruntime" in done.stderr
+
+
+def test_many_calls_in_one_process_need_no_deeper_stack(capsys):
+    """Each call wrapped the callbacks of the one before, until the stack was full."""
+    limit = sys.getrecursionlimit()
+    assert main(["inspect", "gone.onnx"]) == 3
+    sys.setrecursionlimit(250)
+    try:
+        assert [main(["inspect", "gone.onnx"]) for _ in range(150)] == [3] * 150
+    finally:
+        sys.setrecursionlimit(limit)
