@@ -22,7 +22,7 @@ class _Refusing:
         given = context.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT
         if given and "" in (value if isinstance(value, tuple) else (value,)):
             name = param.opts[-1] if isinstance(param, click.Option) else param.make_metavar(context)
-            raise OptionError(f"{name} is empty", "is a variable of the shell not set?")
+            raise OptionError(f"{name.strip('[]')} is empty", "is a variable of the shell not set?")
         return value if self.then is None else self.then(context, param, value)
 
 

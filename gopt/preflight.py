@@ -74,10 +74,10 @@ def check_disk_space(training: TrainingGraph, ranks: int, target: Path, split: b
     free, needed = shutil.disk_usage(home).free, ranks * each + values
     if needed > free:
         if split:
-            what = f"trainers and servers take at least {needed} bytes, {home} has {free} free"
+            what = f"{home}: trainers and servers take at least {needed} bytes, and {free} are free"
             raise RunError(what, "choose another folder with -o")
         raise RunError(
-            f"{ranks} ranks take at least {needed} bytes ({each} a rank, {values} of values), {home} has {free} free",
+            f"{home}: {ranks} ranks take at least {needed} bytes ({each} a rank, {values} of values), {free} are free",
             "take fewer ranks, write some of them with --only-ranks, or choose another folder with -o",
         )
 

@@ -75,7 +75,7 @@ def read_npy(path: str, size: int) -> Tensor:
     """The array of an ``.npy`` file of ``size`` bytes, read when it is asked for; raises InputError, inside of
     ``naming``."""
     name = os.path.basename(path)
-    with _reading(""), open(path, "rb") as file:
+    with _reading("", ".npy"), open(path, "rb") as file:
         header = _Header(name, file)
     if size != header.nbytes + header.type.nbytes:
         raise InputError(f"holds {size - header.nbytes} bytes, but {header.type} takes {header.type.nbytes}")
@@ -85,18 +85,18 @@ def read_npy(path: str, size: int) -> Tensor:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def _reading(name: str, kind: str = ".npz") -> Iterator[None]:
     try:
         yield
     except (InputError, MemoryError):
         raise
     except Exception as error:  # on damaged bytes zipfile, zlib and NumPy raise a dozen types, tokenize's own included
-        raise _damaged(name, error) from error
+        raise _damaged(name, error, kind) from error
 
 
-def _damaged(name: str, error: Exception) -> InputError:
+def _damaged(name: str, error: Exception, kind: str) -> InputError:
     where = f" at {show(name)}" if name else ""
-    return InputError(f"is not a file of NumPy's, or is damaged{where}: {reason(error)}")
+    return InputError(f"is not an {kind} file, or is damaged{where}: {reason(error)}")
 
 
 def _check_directory(path: str, size: int) -> None:

@@ -129,6 +129,10 @@ def _ignore(_: object) -> None:
 def _data(data: str | os.PathLike[str] | Mapping[str, Array] | Iterable[Any], home: Path) -> str | BatchStream:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
+    if isinstance(data, bytes | bytearray | set | frozenset) or (
+        isinstance(data, Mapping) and not all(isinstance(name, str) for name in data)
+    ):
+        raise OptionError(f"data cannot be {data!r:.60}", "it takes a path, arrays by input, or an iterable of batches")
     if not isinstance(data, Mapping):
         return BatchStream(data)
     path = home / "samples.npz"

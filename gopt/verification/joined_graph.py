@@ -36,6 +36,8 @@ _PARTS = (1, 2)
 
 _NO_FACTORS = ("Add", "Sub", "Max", "Min", "Clip", "Pow", "Less", "Greater", "Equal")
 """Operators that read constants, and multiply by none."""
+_MOST_OF_VARIANCE = 1 << 20
+"""Elements of an unbiased variance: behind them n / (n - 1) is 1 in float32."""
 ASKED = ".asked"
 
 
@@ -204,13 +206,11 @@ class JoinedGraph:
         for node in index.graph.nodes:
             for place, name in enumerate(node.inputs if id(node) in cone and not node.is_a(*_NO_FACTORS) else ()):
                 value = index.constants.value(name) if name else None
-                over = _one_number(value) if value is not None else 1.0
-                below = node.is_a("Div") and place == 1
-                over = over if below else 1 / over
-                if value is not None and over > 1 and self._divides(over, sizes) and not self._grown_value(name):
-                    of_number = found.setdefault(round(over * 1e6), Dividers())
-                    factor = self.times if below else 1 / self.times
-                    of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * factor).astype(value.dtype)
+                number = _one_number(value) if value is not None else 1.0
+                growth = 1.0 if number == 1 else self._growth(number, sizes, below=node.is_a("Div") and place == 1)
+                if value is not None and growth != 1 and not self._grown_value(name):
+                    of_number = found.setdefault(round(max(number, 1 / number) * 1e6), Dividers())
+                    of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * growth).astype(value.dtype)
                     of_number.written[name] = value
         return list(found.values())
 
@@ -248,9 +248,19 @@ class JoinedGraph:
             here is not None and there is not None and not np.array_equal(here.reshape(-1)[:1], there.reshape(-1)[:1])
         )
 
-    def _divides(self, over: float, sizes: set[int]) -> bool:
-        whole = [part * over / self.context.batch for part in _PARTS] if self.context.batch > 1 else []
-        return any(isclose(each, size, rel_tol=1e-5) for each in whole for size in sizes)
+    def _growth(self, number: float, sizes: set[int], *, below: bool) -> float:
+        """The factor of a constant in the larger batch: one that divides by the number of samples, or n / (n - 1) of an
+        unbiased variance; 1 for any other. ``below``: it is a divisor."""
+        batch, over = self.context.batch, number if below else 1 / number
+        if (
+            batch > 1
+            and over > 1
+            and any(isclose(part * over / batch, size, rel_tol=1e-5) for part in _PARTS for size in sizes)
+        ):
+            return self.times if below else 1 / self.times
+        counts = (batch * size for size in sizes if 1 < batch * size < _MOST_OF_VARIANCE)
+        count = next((n for n in counts if isclose(number, n / (n - 1), rel_tol=3e-7)), None)
+        return 1.0 if count is None else (count - 1) * self.times / (count * self.times - 1)
 
     def _sizes(self) -> set[int]:
         """Products of the other dimensions of values of samples."""

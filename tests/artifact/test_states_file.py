@@ -61,7 +61,7 @@ def test_a_file_that_ends_early(tmp_path):
     (tmp_path / "values").write_bytes(bytes(20))
     values = StatesFile()
     values.add([("a", Tensor(TensorType("float32", (10,)), path=str(tmp_path / "values"), offset=0))])
-    with pytest.raises(RunError, match="ended while it was read"):
+    with pytest.raises(RunError, match="was truncated while it is read"):
         written(values)
 
 

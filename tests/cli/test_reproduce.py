@@ -163,7 +163,8 @@ def test_every_option_with_a_path_is_known():
             names_path = any(word in (param.metavar or "") for word in words) or isinstance(param, click.Argument)
             assert not names_path or param.name in known | {"reproducer", "name"}, f"{name} {param.opts}"
     assert set(COMMANDS) - set(command_line.COMMANDS) <= {
-        "derive", "export", "import", "passes", "help", "reproduce", "reduce", "load-state", "golden", "report", "seal",
+        "demo", "derive", "doctor", "export", "import", "passes", "help", "reproduce", "reduce", "load-state",
+        "golden", "report", "seal",
     }  # fmt: skip
 
 

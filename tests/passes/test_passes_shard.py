@@ -255,8 +255,8 @@ def test_one_micro_step_is_the_step_itself(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bucket-mb": -1}, "--bucket-mb cannot be -1"),
-        ({"bucket-mb": (1 << 30) + 1}, "--bucket-mb cannot be 1073741825"),
+        ({"bucket-mb": -1}, "bucket_mb cannot be -1"),
+        ({"bucket-mb": (1 << 30) + 1}, "bucket_mb cannot be 1073741825"),
         ({"stage": 3, "persist": -1}, "persist is -1 and min-piece None"),
         ({"partition": "rows", "min-piece": 0}, "persist is 0 and min-piece 0"),
         ({"stage": 0, "partition": "rows"}, "partition has no use at stage 0"),

@@ -79,7 +79,8 @@ def values(checkpoint: Path, folder: Path) -> dict[str, np.ndarray]:
 
 
 def command(folder: Path, data: str, steps: int, *more: str) -> list[str]:
-    given = [part for name, value in settings(folder).items() for part in ("--set", f"{name}={value}")]
+    known = {name: value for name, value in settings(folder).items() if not any(e.startswith(f"{name}=") for e in more)}
+    given = [part for name, value in known.items() for part in ("--set", f"{name}={value}")]
     return [sys.executable, "-m", "gopt.cli", "run", str(folder), "--data", data, "--steps", str(steps), *given, *more]
 
 
@@ -578,7 +579,7 @@ def test_many_ranks_on_few_cores(tmp_path):
         (["--every", "2"], 2, "--every needs --checkpoint"),
         (["--set", "nothing=1"], 2, "is not a hyper-parameter"),
         (["--engine", "threads", "--launch", "2"], 2, "--launch starts MPI ranks"),
-        (["--shuffle", "1"], 2, "--shuffle needs a file of samples"),
+        (["--shuffle", "1"], 2, "--shuffle needs samples on disk"),
         (["--shuffle", "-1"], 2, "-1 is not in the range"),
         *((["--deadline", text], 2, "--deadline") for text in ("inf", "nan", "0", "-1", "1e30")),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import re
 import selectors
 import signal
 from pathlib import Path
@@ -110,12 +111,12 @@ def test_the_end_of_a_run_names_the_checkpoint_and_the_rate(tmp_path, capsys):
 
 def test_a_loss_that_is_no_number_is_told_at_the_end(tmp_path, capsys):
     folder, data = written(tmp_path), samples(tmp_path)
-    assert ran(folder, data, 5, lr="nan") == 0
+    assert ran(folder, data, 5, lr="3e38") == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
     assert len(warnings) == 1
     assert "not finite in 4 steps, first in step 2" in warnings[0]
     log = tmp_path / "log"
-    assert ran(folder, data, 5, "--json", "--log", str(log), lr="nan") == 0
+    assert ran(folder, data, 5, "--json", "--log", str(log), lr="3e38") == 0
     said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert said["not_finite"] == {"steps": 4, "first": 2} and said["last"]["loss"] is None
     losses = [json.loads(line, parse_constant=pytest.fail)["loss"] for line in log.read_text().splitlines()]
@@ -128,11 +129,11 @@ def test_a_loss_that_is_no_number_is_told_at_the_end(tmp_path, capsys):
 def test_one_rank_says_that_the_loss_is_no_number(launched, tmp_path):
     """All ranks have it at once: the update spoiled every parameter."""
     folder = written(tmp_path)
-    arguments = [part.replace("=0.05", "=nan") for part in command(folder, samples(tmp_path), 9, "--stop-on-nan")]
+    arguments = [part.replace("=0.05", "=3e38") for part in command(folder, samples(tmp_path), 9, "--stop-on-nan")]
     done = run([*arguments, *(["--launch", "2"] if launched else [])])
     assert done.returncode == 5
     line, *hints = done.stderr.splitlines()
-    assert line in {f"gopt: error: rank {rank}, step 2: the loss is nan" for rank in range(2)}
+    assert re.fullmatch(r"gopt: error: rank [01], step 2: the loss is (nan|inf)", line)
     assert len(hints) == 1 and hints[0].startswith("  hint: "), done.stderr
 
 

@@ -23,6 +23,7 @@ from gopt.runtime.device import Host
 from gopt.runtime.parameter_server.key_state import KeyState
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.hyper_parameters import HyperParameter
+from gopt.runtime.training.schedules import Schedule
 from gopt.runtime.tuning.tuning import tuning_of
 from split_gen.merging import Fault, cut
 from split_gen.pieces import Array, Program, Values, attributes, dtype_of, has_halves
@@ -80,7 +81,8 @@ class Served:
             graph = load(self.folder / each["files"]["step"], own=True)
             states = {state["input"]: state["output"] for state in held}
             values = {state["input"]: self._start(state, graph.inputs[state["input"]].dims) for state in held}
-            rates = [HyperParameter(h["name"], rate_at, np.empty(h["shape"], dtype_of(h["dtype"]))) for h in hyper]
+            fed = [(h["name"], np.empty(h["shape"], dtype_of(h["dtype"]))) for h in hyper]
+            rates = [HyperParameter(name, Schedule(rate_at), array) for name, array in fed]
             for block in find_blocks(graph, plan, number, states, [h["name"] for h in hyper]):
                 self.keys[block.key] = KeyState(block, values, plan.count, rates, Host(tuning_of(True)), SessionCache())
         self.own = [

@@ -54,7 +54,7 @@ def test_what_options_mean_for_passes(given, expected):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"accumulate": 0}, "--accumulate cannot be 0"),
+        ({"accumulate": 0}, "accumulate cannot be 0"),
         ({"stage": 1, "passes": {"shard": {"stage": 1}}}, "option stage of pass shard is given twice"),
         ({"stage": 1, "pipeline": [("shard", {"stage": 1})]}, "option stage of pass shard is given twice"),
         ({"stage": 1, "pipeline": build_pipeline()}, "a built pipeline has its options already"),

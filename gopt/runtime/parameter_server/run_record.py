@@ -53,7 +53,7 @@ class ReadFile:
     def of(cls, name: str) -> ReadFile:
         if is_regular_file(Path(name)):
             return cls(name, digest_of(Path(name)).hex())
-        files = sample_paths(name) if on_disk(name) else []
+        files = [each for each in (sample_paths(name) if on_disk(name) else []) if is_regular_file(Path(each))]
         return cls(name, hashlib.sha256(b"".join(digest_of(Path(each)) for each in files)).hexdigest() if files else "")
 
 
