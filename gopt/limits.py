@@ -53,6 +53,8 @@ ELEMENTS = 1 << 63
 """Elements of one tensor, and bytes of one file: below this."""
 RANKS = 65_536
 """Ranks of a mesh: those for which one command makes graphs, or weighs them."""
+THREADS = 4096
+"""Ranks, or trainers and servers, that one process runs: each is a thread with values and sessions of its own."""
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from gopt.ir.load import load
 from gopt.ir.wire_format import check_parts, field
 from gopt.mesh import Mesh
 from gopt.offline.reproducer import archive
+from gopt.runtime.engines.base import run_threads
 from gopt.offline.reproducer.record import FailureEntry, Input, Reproducer
 from gopt.offline.reproducer.values import LEFT_OUT, fill_values, write_external
 
@@ -115,6 +116,7 @@ PROVOKED: dict[str, tuple[dict[str, int], Provoke]] = {
     "DOCUMENT_TEXT": ({"DOCUMENT_TEXT": 5}, text('["abcdefghi"]')),
     "DOCUMENT_WIDE": ({"DOCUMENT_WIDE": 5}, wide),
     "RANKS": ({"RANKS": 4}, lambda folder: Mesh.parse("shard=9")),
+    "THREADS": ({"THREADS": 2}, lambda folder: run_threads(Mesh.parse("shard=3"), 9.0, lambda engine: None)),
     "PARTS": ({"PARTS": 5, "PART_SHARE": 10**9, "LIST_ELEMENTS": 10}, lambda folder: check_parts(STEP.read_bytes())),
     "LIST_ELEMENTS": ({"LIST_ELEMENTS": 1000}, long_list),
     "NAME_LENGTH": ({"NAME_LENGTH": 20}, lambda folder: load(STEP)),

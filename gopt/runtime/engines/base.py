@@ -15,7 +15,7 @@ import numpy as np
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
-from gopt.runtime.engines.threads import ThreadGroup, named_ranks
+from gopt.runtime.engines.threads import ThreadGroup, check_threads, named_ranks
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import NOT_SHARED, CallBuffer, GatherRequest, Key, SendRequest, SharedMemory
 
@@ -141,6 +141,7 @@ class InProcessStore:
 
 def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> list[Any]:
     """Run each rank's work in a thread of this process; raises the first failure, with the number of its rank."""
+    check_threads(mesh.ranks, "ranks")
     group, store = ThreadGroup(mesh, deadline), InProcessStore(mesh.ranks, deadline)
     results: list[Any] = [None] * mesh.ranks
     failures: list[BaseException] = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gopt import limits
 from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InvariantError, RunError
@@ -328,3 +329,13 @@ def run_ranks(
     if group.failure is not None:
         raise _named(group.failure, group.failed_rank)
     return results
+
+
+def check_threads(count: int, what: str) -> None:
+    """Raise RunError for more ranks, or trainers and servers, than one process runs as threads."""
+    if count > limits.THREADS:
+        raise RunError(
+            f"{count} {what} are too many threads for one process, which runs at most {limits.THREADS} (THREADS)",
+            f"start them as processes: mpiexec -n {count} gopt run …",
+            limits.hint("THREADS", count),
+        )

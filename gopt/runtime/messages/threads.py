@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gopt.errors import GoptError, InputError, OptionError
+from gopt.runtime.engines.threads import check_threads
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, Failure
 from gopt.runtime.messages.hub import Hub, Ready
@@ -108,6 +109,7 @@ def run_threads(
     Raises the first failure, with the name of its endpoint. An endpoint in ``may_end`` that fails is lost, and returns
     None, unless it refuses a file: all have the same.
     """
+    check_threads(hub.roster.size, "trainers and servers")
     results: list[T | None] = [None] * hub.roster.size
     found: list[tuple[int, BaseException]] = []
 
