@@ -25,9 +25,9 @@ from gopt.ir.load import load
 from gopt.ir.wire_format import check_parts, field
 from gopt.mesh import Mesh
 from gopt.offline.reproducer import archive
-from gopt.runtime.engines.base import run_threads
 from gopt.offline.reproducer.record import FailureEntry, Input, Reproducer
 from gopt.offline.reproducer.values import LEFT_OUT, fill_values, write_external
+from gopt.runtime.engines.base import run_threads
 
 STEP = FIXTURES / "mlp_adamw.onnx"
 CALLS = """<ir_version: 10, opset_import: ["" : 20, "own" : 1]> g (float[2] x) => (float[2] y) { y = own.outer (x) }
