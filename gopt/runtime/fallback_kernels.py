@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gopt.runtime import large_products, recurrent_layers, windows
+from gopt.runtime import recurrent_layers, windows
 from gopt.runtime.reference_kernels import REFERENCE_KERNELS
 from gopt.runtime.resize import resize, upsample
 from gopt.runtime.windows import Array
@@ -138,7 +138,7 @@ def _or(given: Any, default: Any) -> Any:
 FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
     "AveragePool": windows.average_pool, "Conv": windows.conv, "ConvTranspose": windows.conv_transpose,
     "GlobalAveragePool": windows.global_average_pool, "GlobalMaxPool": windows.global_max_pool,
-    "LpPool": windows.lp_pool, "MatMul": large_products.matmul, "Gemm": large_products.gemm,
+    "LpPool": windows.lp_pool,
     "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,
     "Atanh": np.arctanh, "Cosh": np.cosh, "Sinh": np.sinh, "Tan": np.tan,
     "Celu": _celu, "Elu": _elu, "Erf": _erf, "Gelu": _gelu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish,
@@ -155,13 +155,13 @@ FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
 
 
 @functools.cache
-def operators() -> tuple[type, ...]:
-    """Both tables as classes that extend onnx's reference evaluator."""
+def operators(more: Mapping[str, Kernel] = MappingProxyType({})) -> tuple[type, ...]:
+    """Both tables, and ``more`` kernels, as classes that extend onnx's reference evaluator."""
     from onnx.reference.op_run import OpRun
 
     from gopt.runtime.fallback_loop import Loop
 
-    kernels = {**FALLBACK_KERNELS, **REFERENCE_KERNELS}.items()
+    kernels = {**FALLBACK_KERNELS, **REFERENCE_KERNELS, **more}.items()
     return (Loop, *(type(name, (OpRun,), {"op_domain": "", "_run": _method(kernel)}) for name, kernel in kernels))
 
 

@@ -16,6 +16,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import dtype_code, known
 from gopt.opaque.expand import expand
+from gopt.runtime import large_products
 from gopt.runtime.blas_threads import one_blas_thread
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import Executor, HeldInput
@@ -138,7 +139,8 @@ class _FallbackNode:
             graph.header, [node], {name: types[name] for name in self.names}, {n: types[n] for n in self.outputs}
         )
         try:
-            self._evaluator = ReferenceEvaluator(model, new_ops=list(operators()))
+            products = large_products.KERNELS if node.is_a(*large_products.KERNELS) else {}
+            self._evaluator = ReferenceEvaluator(model, new_ops=list(operators(products)))
         except Exception as error:  # it raises whatever it meets
             raise UnsupportedError(f"nothing runs {self.label} in float64: {first_line(error)}") from error
 

@@ -3,6 +3,7 @@ widened in pieces, or else the result."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ def gemm(
     if c is not None:
         y += c if beta is None else beta * c
     return y
+
+
+KERNELS = MappingProxyType({"MatMul": matmul, "Gemm": gemm})
+"""Operator -> its kernel for operands of two types, and for a result in another type than both."""
 
 
 def _product(a: Array, b: Array) -> Array:

@@ -353,7 +353,7 @@ def test_ranks_for_which_the_disk_has_no_room(tmp_path, monkeypatch, capsys):
     assert main(["shard", MODEL, "--ranks", "50000"]) == 5
     said = capsys.readouterr().err
     assert "50000 ranks take at least" in said
-    assert "100000 free" in said
+    assert "100000 are free" in said
     assert not list(tmp_path.iterdir())
 
 
