@@ -155,13 +155,13 @@ FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
 
 
 @functools.cache
-def operators(more: Mapping[str, Kernel] = MappingProxyType({})) -> tuple[type, ...]:
+def operators(more: tuple[tuple[str, Kernel], ...] = ()) -> tuple[type, ...]:
     """Both tables, and ``more`` kernels, as classes that extend onnx's reference evaluator."""
     from onnx.reference.op_run import OpRun
 
     from gopt.runtime.fallback_loop import Loop
 
-    kernels = {**FALLBACK_KERNELS, **REFERENCE_KERNELS, **more}.items()
+    kernels = {**FALLBACK_KERNELS, **REFERENCE_KERNELS, **dict(more)}.items()
     return (Loop, *(type(name, (OpRun,), {"op_domain": "", "_run": _method(kernel)}) for name, kernel in kernels))
 
 

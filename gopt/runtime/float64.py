@@ -139,7 +139,7 @@ class _FallbackNode:
             graph.header, [node], {name: types[name] for name in self.names}, {n: types[n] for n in self.outputs}
         )
         try:
-            products = large_products.KERNELS if node.is_a(*large_products.KERNELS) else {}
+            products = large_products.KERNELS if node.op_type in dict(large_products.KERNELS) else ()
             self._evaluator = ReferenceEvaluator(model, new_ops=list(operators(products)))
         except Exception as error:  # it raises whatever it meets
             raise UnsupportedError(f"nothing runs {self.label} in float64: {first_line(error)}") from error

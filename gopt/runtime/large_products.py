@@ -3,7 +3,6 @@ widened in pieces, or else the result."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ def gemm(
     return y
 
 
-KERNELS = MappingProxyType({"MatMul": matmul, "Gemm": gemm})
-"""Operator -> its kernel for operands of two types, and for a result in another type than both."""
+KERNELS = (("MatMul", matmul), ("Gemm", gemm))
+"""Operators with their kernels for operands of two types, and for a result in another type than both."""
 
 
 def _product(a: Array, b: Array) -> Array:

@@ -39,6 +39,11 @@ class SampledBatches:
         made = sampling.draw_inputs(self.training, names, generator, self.ranges)
         return made | self.random_inputs.draw(self.seed, number, part)
 
+    @property
+    def ignores(self) -> bool:
+        """Whether some labels that are drawn are ones to ignore."""
+        return any(each.ignored is not None for each in self.ranges.values())
+
     def plain(self) -> SampledBatches:
         """The same without labels to ignore."""
         return SampledBatches(self.training, self.random_inputs, self.seed, sampling.without_ignored(self.ranges))

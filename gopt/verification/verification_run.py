@@ -17,6 +17,7 @@ from gopt.verification.batches import Batches, SampledBatches
 from gopt.verification.compare import Values, floating
 from gopt.verification.conditions import Coverage
 from gopt.verification.joined_step import MeasuredStep, check_large_batch
+from gopt.verification.large_batch import LargeBatch
 from gopt.verification.observations import Observations
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, StartOverride
@@ -134,15 +135,23 @@ class VerificationRun:
         }
 
     def _hold_large_batch(self) -> None:
-        """Compare the first step with the source's on all batches at once."""
-        verifier, made = self.verifier, self.runner.measured
-        given = self.given(1)
+        """Compare the first step with the source's on all batches at once; drawn labels are none to ignore, for which
+        ranks average their own means."""
+        verifier, made, drawn = self.verifier, self.runner.measured, self.batches
+        given, why = self.given(1), ""
         if made is None or len(given) * len(given[0]) == 1 or verifier.manifest.parameter_server is not None:
             return
+        if isinstance(drawn, SampledBatches) and drawn.ignores:
+            self.batches, why = drawn.plain(), "no label is one to ignore"
+            given = self.given(1)
+            made = verifier.reference.step(PLAIN, self.start, self.settings, given), made[1]
+            self.batches = drawn
         self.result.large_batch = check_large_batch(
             verifier.reference, MeasuredStep(*made, self.result.noise), self.start, self.settings, given,
             self.result.tolerance, verifier.reductions,
         )  # fmt: skip
+        if self.result.large_batch.outcome is LargeBatch.EQUAL:
+            self.result.large_batch = replace(self.result.large_batch, why=why)
 
     def _sizes(self) -> None:
         self.one(CLIP_INACTIVE)

@@ -254,7 +254,7 @@ class Verifier:
         if data is not None:
             return UserBatches(self.training, self.random_inputs, seed, self.parts, data)
         drawn = SampledBatches(self.training, self.random_inputs, seed, sampling.integer_ranges(self.training))
-        if any(each.ignored is not None for each in drawn.ranges.values()):
+        if drawn.ignores:
             # What looks like a label to ignore may be none: then the source says so, or gives no loss.
             try:
                 local = self.reference.local(PLAIN, values, {}, [[drawn.batch(0, part) for part in range(self.parts)]])

@@ -108,3 +108,10 @@ def test_the_line_of_a_finding():
     assert line == (
         "NOT the step of one large batch: parameter 'w' is 0.5 of its change off and 1 more, and no note said so"
     )
+
+
+def test_labels_to_ignore_are_left_out_of_the_large_batch():
+    """Ranks average means over their own labels, which differ where some are ignored: drawn ones then are not."""
+    result = verified(FIXTURES / "mlp_adamw.onnx")
+    assert result.large_batch.outcome is LargeBatch.EQUAL
+    assert "where no label is one to ignore" in result.large_batch.line()
