@@ -30,22 +30,18 @@ def with_standard_streams(command: click.Command) -> click.Command:
             _before(param, _spooled)
         elif isinstance(param, click.Option) and param.name == "output" and command.callback is not None:
             _before(param, _printed_later)
-            if not hasattr(command.callback, "prints_text"):
-                command.callback = _with_text(command.callback)
+            command.callback = _with_text(command.callback)
     return command
 
 
 def _before(param: click.Parameter, first: Callable[[click.Context, Any], Any]) -> None:
     """Let a function change the value of a parameter, before its own callback sees it."""
     then = param.callback
-    if hasattr(then, "reads_streams"):
-        return
 
     def call(context: click.Context, of: click.Parameter, value: Any) -> Any:
         found = first(context, value) if value == STREAM else value
         return found if then is None else then(context, of, found)
 
-    call.reads_streams = True  # type: ignore[attr-defined]
     param.callback = call
 
 
@@ -88,5 +84,4 @@ def _with_text(callback: Callable[..., Any]) -> Callable[..., Any]:
             print_text_of(path, RoleMap())
         return code
 
-    call.prints_text = True  # type: ignore[attr-defined]
     return call

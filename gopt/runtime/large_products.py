@@ -45,9 +45,8 @@ def _product(a: Array, b: Array) -> Array:
     wide = np.float64
     if a.dtype == b.dtype == wide:
         y = np.empty((m, n), np.float32)
-        whole = b.astype(wide)
         for rows in _pieces(m, max(n, k)):
-            y[rows] = a[rows].astype(wide) @ whole
+            y[rows] = a[rows] @ b
         return y
     if a.size > b.size:
         return np.ascontiguousarray(_product(b.T, a.T).T)

@@ -15,7 +15,7 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
 from gopt.analysis.coupling.propagate import propagate, start
-from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts
+from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, corrects_variance
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import elementwise
 from gopt.analysis.training import TrainingGraph
@@ -36,8 +36,6 @@ _PARTS = (1, 2)
 
 _NO_FACTORS = ("Add", "Sub", "Max", "Min", "Clip", "Pow", "Less", "Greater", "Equal")
 """Operators that read constants, and multiply by none."""
-_MOST_OF_VARIANCE = 1 << 20
-"""Elements of an unbiased variance: behind them n / (n - 1) is 1 in float32."""
 ASKED = ".asked"
 
 
@@ -258,8 +256,7 @@ class JoinedGraph:
             and any(isclose(part * over / batch, size, rel_tol=1e-5) for part in _PARTS for size in sizes)
         ):
             return self.times if below else 1 / self.times
-        counts = (batch * size for size in sizes if 1 < batch * size < _MOST_OF_VARIANCE)
-        count = next((n for n in counts if isclose(number, n / (n - 1), rel_tol=3e-7)), None)
+        count = next((batch * size for size in sizes if corrects_variance(number, batch * size)), None)
         return 1.0 if count is None else (count - 1) * self.times / (count * self.times - 1)
 
     def _sizes(self) -> set[int]:

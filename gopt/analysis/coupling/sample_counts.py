@@ -241,6 +241,12 @@ def few_elements(value: np.ndarray, kinds: str) -> set[float]:
     return {float(each) for each in value.reshape(-1).tolist()}
 
 
+def corrects_variance(number: float, count: int) -> bool:
+    """Return whether a number is n / (n - 1), the factor of an unbiased variance of n = ``count`` elements; float32
+    does not tell that of more than a million from 1."""
+    return 1 < count < 1 << 20 and isclose(number, count / (count - 1), rel_tol=3e-7)
+
+
 def may_count(number: float, batch: int, sizes: tuple[int, ...] = ()) -> bool:
     """Return whether a number may be one of samples, one less, or the reciprocal, square, root or logarithm of
     such a number.

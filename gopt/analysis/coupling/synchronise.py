@@ -11,11 +11,11 @@ usual.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isclose
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.coupling.sample_counts import corrects_variance
 from gopt.analysis.coupling.statistics import statistic_rules
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.synchronised_values import CorrectedConstant, SynchronisedValues
@@ -155,8 +155,8 @@ def _corrected(training: TrainingGraph, context: CouplingContext, ranks: int) ->
             continue
         for name, constant in (node.inputs, node.inputs[::-1]):
             mark, value = context.marks.get(name), context.scalar(constant)
-            if mark is None or mark.kind is not Relation.MEAN or mark.count < 2 or not value:
+            if mark is None or mark.kind is not Relation.MEAN or not value:
                 continue
-            if isclose(value, mark.count / (mark.count - 1), rel_tol=3e-7) and mark.count < 1 << 20:
+            if corrects_variance(value, mark.count):
                 whole = mark.count * ranks
                 yield CorrectedConstant(node.outputs[0], constant, whole / (whole - 1))

@@ -150,11 +150,12 @@ def _samples(types: Mapping[str, TensorType], held: Mapping[str, StoredSamples])
         return array if array_dtype(array) == types[name].dtype else cast(f"{path}: {name}", types[name], array)
 
     def joined(name: str) -> Samples:
-        first, *rest = parts = [rows(name, path, tensor) for path, tensor in held[name].pieces]
-        whole = bool(rest) and held[name].type.dims == types[name].dims
-        return (
-            np.concatenate([np.asarray(each) for each in parts]) if whole else JoinedRows((*parts,)) if rest else first
-        )
+        parts = [rows(name, path, tensor) for path, tensor in held[name].pieces]
+        if len(parts) == 1:
+            return parts[0]
+        if held[name].type.dims == types[name].dims:  # one batch, the same in every step
+            return np.concatenate([np.asarray(each) for each in parts])
+        return JoinedRows(tuple(parts))
 
     return {name: joined(name) for name in types}
 

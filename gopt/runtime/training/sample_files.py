@@ -21,9 +21,7 @@ from gopt.sanitize import listed, show_path
 FILES = (".npz", ".safetensors", ".npy")
 """Suffixes of files of arrays."""
 FORMS = "FILE.npz, FILE.safetensors, FILE.npy, a folder of such files, tokens.bin:uint16 or module:function"
-_TOKENS = re.compile(
-    r"(?P<path>.+\.bin):(?P<dtype>u?int(8|16|32|64))(?P<shifts>:.+)?|(?P<array>.+\.npy)(?P<ashifts>:.+)?"
-)
+_TOKENS = re.compile(r"((?P<path>.+\.bin):(?P<dtype>u?int(8|16|32|64))|(?P<array>.+\.npy))(?P<shifts>:.+)?")
 _SHARD = re.compile(r"(?P<name>.+?)[-_.](?P<number>\d+)(-of-\d+)?")
 
 
@@ -78,7 +76,7 @@ def read_samples(
     if found["array"] is None:
         return _windows(found["path"], _raw(found["path"], found["dtype"]), found["shifts"], types)
     array = _array(found["array"])
-    if found["ashifts"] is None and (len(types) != 1 or len(array.type.dims) != 1):
+    if found["shifts"] is None and (len(types) != 1 or len(array.type.dims) != 1):
         if len(types) == 1:
             return {name: StoredSamples(((text, array),)) for name in types}
         if len(array.type.dims) != 1:
@@ -86,7 +84,7 @@ def read_samples(
                 f"{show_path(text)} is one array, and a batch has {listed(sorted(types))}",
                 "give a folder with one file per input (its name is the input's), or an .npz file",
             )
-    return _windows(found["array"], array, found["ashifts"], types)
+    return _windows(found["array"], array, found["shifts"], types)
 
 
 def _array(path: str) -> Tensor:
