@@ -20,6 +20,7 @@ from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError, RunError, UnsupportedError
+from gopt.frontends.pytorch.autocasts import recorded_autocasts
 from gopt.frontends.pytorch.check import ExportCheck, FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
@@ -94,7 +95,7 @@ def export(
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     advance("building the model")
-    with contextlib.nullcontext() if options.values else without_values():
+    with recorded_autocasts(), contextlib.nullcontext() if options.values else without_values():
         recipe = _recipe(factory, options)
     if not options.values:
         check_trained(recipe)
