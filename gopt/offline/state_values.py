@@ -89,7 +89,7 @@ class StepValues:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> StepValues:
-        """Those of ``path``; raises what ``step_at`` raises."""
+        """The values of ``path``; raises what ``step_at`` raises."""
         place = Path(path)
         if place.is_file():
             training = step_at(place).training
@@ -146,7 +146,7 @@ def new_file(output: str | os.PathLike[str], force: bool) -> Path:
 
 
 def put_new(target: Path, shown: Path, force: bool, write: Callable[[IO[bytes]], None]) -> None:
-    """What ``write`` writes takes its place at once, or not at all; raises RunError."""
+    """The file that ``write`` fills takes its place at once, or not at all; raises RunError."""
     try:
         make_folders(target.parent)
         with raise_on_signals(), staged_file(target) as staged:

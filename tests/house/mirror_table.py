@@ -260,6 +260,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "frontends.pytorch.optimizer_runs frontends.pytorch.narrow_noise",
         "first steps and roundings of whole exports, where torch is installed", "frontends/pytorch/test_first_steps.py",
     ),
+    **_each(
+        "frontends.pytorch.module_record", "names of a module and its optimizers, where torch is installed",
+        "frontends/pytorch/test_state_file.py",
+    ),
     **_each("frontends.pytorch.sized_constants", "every form of a constant", "frontends/pytorch/test_batch_sizes.py"),
     **_each("frontends.pytorch.samples", "which inputs have samples", "frontends/pytorch/test_size_branches.py"),
     **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),

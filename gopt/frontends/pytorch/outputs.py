@@ -1,4 +1,4 @@
-"""What modules return, such as logits, under names that their user knows: outputs of the step, or its values."""
+"""Results of modules, such as logits, under names that their user knows: outputs of the step, or its values."""
 
 from __future__ import annotations
 

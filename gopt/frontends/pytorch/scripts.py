@@ -55,7 +55,7 @@ class Script:
         return [each.name for each in functions if _needs_nothing(each) and any(map(_is_recipe, _returned(each)))]
 
     def recipe(self, module: ModuleType) -> tuple[Any, ...]:
-        """What a factory would return, of the names in an imported script. Raises OptionError, with the lines to add,
+        """The result of a factory, made of the names in an imported script. Raises OptionError, with the lines to add,
         for what is not there, or there twice."""
         named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
         optimizers = _unique(value for value in named.values() if isinstance(value, torch.optim.Optimizer))
@@ -146,7 +146,7 @@ def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 def _called(node: ast.AST) -> str:
-    """What a call calls, as text; '' for anything else."""
+    """The function that a call calls, as text; '' for anything else."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -194,7 +194,7 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _is_parameters(node: ast.AST) -> bool:
-    """Whether a node is ``NAME.parameters()``."""
+    """Return whether a node is ``NAME.parameters()``."""
     function = node.func if isinstance(node, ast.Call) else None
     owner = function.value if isinstance(function, ast.Attribute) and function.attr == "parameters" else None
     return isinstance(owner, ast.Name)
@@ -218,7 +218,7 @@ def _trained(named: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimize
 
 
 def _is_loss(name: str, value: Any) -> bool:
-    """Whether a value is a loss: of torch's, or one of these names."""
+    """Return whether a value is a loss: of torch's, or one of these names."""
     if isinstance(value, torch.nn.Module):
         return type(value).__module__ == "torch.nn.modules.loss" or name in _LOSSES
     return name in _LOSSES and callable(value) and not isinstance(value, torch.Tensor)

@@ -104,7 +104,7 @@ def _others(record: TorchRecord, values: Mapping[str, torch.Tensor], step: int) 
 
 
 def _optimizer(record: TorchOptimizer, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-    """What ``optimizer.load_state_dict`` takes: states by the number of their parameter, and all groups."""
+    """The argument of ``optimizer.load_state_dict``: states by the number of their parameter, and all groups."""
     fresh = bool(record.started) and not values[record.started].item()
     states: dict[int, dict[str, Any]] = {}
     groups = []
