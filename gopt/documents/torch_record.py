@@ -1,4 +1,4 @@
-"""The names that PyTorch has for the states of a step, as an entry of its metadata: the one reader and the one writer of that text.
+"""The names that PyTorch has for the states of a step, in its metadata: the one reader and the one writer of that text.
 
 With it the values of a checkpoint become what ``module.load_state_dict`` and ``optimizer.load_state_dict`` take.
 """
