@@ -145,7 +145,7 @@ def new_file(output: str | os.PathLike[str], force: bool) -> Path:
     return target
 
 
-def put_new(target: Path, shown: Path, force: bool, write: Callable[[IO[bytes]], None]) -> None:
+def put_new(target: Path, shown: Path, force: bool, write: Callable[[IO[bytes]], object]) -> None:
     """The file that ``write`` fills takes its place at once, or not at all; raises RunError."""
     try:
         make_folders(target.parent)
