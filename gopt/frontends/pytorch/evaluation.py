@@ -20,7 +20,7 @@ from gopt.documents.draws import Draw
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.frontends.functional_step import LOSS
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
-from gopt.frontends.pytorch.check import LIMITS, batches, no_calls
+from gopt.frontends.pytorch.check import LIMITS, batches
 from gopt.frontends.pytorch.convert import array_of, quiet, to_onnx, unread_inputs, with_values, without_inputs
 from gopt.frontends.pytorch.eager import autocast
 from gopt.frontends.pytorch.eager_code import on_attention_math
@@ -37,7 +37,7 @@ from gopt.frontends.pytorch.size_branches import inputs_with_samples, refuse_bra
 from gopt.frontends.pytorch.states import Kind, Place, find_places
 from gopt.frontends.pytorch.tracing import TracedStep, exportable, graph_of_code, swapped
 from gopt.ir.graph import Graph
-from gopt.runtime.executor import Executor
+from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.session import SessionCache
 from gopt.sanitize import show
 
