@@ -165,7 +165,7 @@ class Evaluator:
         return cls(plan, manifest, types, open_, states, metrics, choice, executor, _source(plan.data, types))
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether states are evaluated after a step; ``last``: the job ends with it."""
+        """Return whether states are evaluated after a step; ``last``: the job ends with it."""
         return last or bool(self.plan.every and step % self.plan.every == 0)
 
     def evaluate(
