@@ -91,3 +91,6 @@ class TorchRecord:
 
     def text(self) -> str:
         return json.dumps(to_document(self), ensure_ascii=False)
+
+
+NO_RECORD = TorchRecord(module={}, optimizers=())

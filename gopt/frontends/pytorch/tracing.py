@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gopt.documents.default_values import DefaultValue
-from gopt.documents.torch_record import TorchRecord
+from gopt.documents.torch_record import NO_RECORD, TorchRecord
 from gopt.errors import InputError
 from gopt.frontends.functional_step import LOSS, UPDATED
 from gopt.frontends.pytorch.copies import copy_tensor_hooks, rebind_hooks, rebound
@@ -66,9 +66,6 @@ class TracedStep:
     constants: dict[str, torch.Tensor]
     outputs: list[str]
     """Names of what modules return, where that is kept."""
-    hidden: list[str]
-    """Names of further results of the graph, values that are no outputs of the step: of what the module returns, and is
-    called with."""
     defaults: dict[str, DefaultValue]
     """Hyper-parameters with what a run feeds where the user sets nothing."""
     rates: dict[str, tuple[int, int]]
@@ -77,8 +74,11 @@ class TracedStep:
     """Hyper-parameters that the code compared with a number: the graph follows the branch of their example."""
     assumed: list[str]
     """Lines of code that raises an error for some values."""
-    record: TorchRecord
+    record: TorchRecord = NO_RECORD
     """The names that PyTorch has for states and constants."""
+    hidden: list[str] = field(default_factory=list)
+    """Names of further results of the graph, values that are no outputs of the step: of what the module returns, and is
+    called with."""
     copies: dict[str, str] = field(default_factory=dict)
     """Hidden results that are inputs or outputs of the step, with the names of those."""
 
@@ -126,11 +126,7 @@ def trace(
     absent = {each.name for each in carried if each.read() is None}
 
     def run(*flat: Any) -> list[Any]:
-        with (
-            FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH),
-            dropout_between_layers(),
-            torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
-        ):  # fmt: skip
+        with exportable():
             values = dict(zip(names, (to_fun(value) for value in flat)))
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
             with (
@@ -146,23 +142,42 @@ def trace(
             outputs = [*(new[name] for name in states), *own.outputs.values(), *own.hidden.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
 
-    mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
     with assumptions() as assumed:
-        graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
-    refuse_shapes_of_values(graph, names, constants, seen.selections)
-    for node in reversed(graph.graph.nodes):
-        if "profiler" in str(node.target):
-            graph.graph.erase_node(node)
-    graph.graph.eliminate_dead_code()
-    merged, batch = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph)), dict(recipe.batch)
+        graph = graph_of_code(run, arguments, constants, options, seen)
     return TracedStep(
-        merged, batch, drawn, hyper.values, states, constants, list(kept[0].outputs), list(kept[0].hidden),
+        graph, dict(recipe.batch), drawn, hyper.values, states, constants, list(kept[0].outputs),
         default_values(recipe, hyper, scheduled, options.schedule_steps), hyper.rates, sorted(fixed), list(assumed),
         replace(
             torch_record(recipe, options, places, way.apart),
             outputs=tuple(kept[0].of_module), inputs=kept[0].arguments or None,
         ),
+        list(kept[0].hidden),
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def exportable() -> Iterator[None]:
+    """Trace operators that have an ONNX form alone, on tensors that no operator changes in place."""
+    with (
+        FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH), dropout_between_layers(),
+        torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
+    ):  # fmt: skip
+        yield
+
+
+def graph_of_code(
+    run: Callable[..., list[Any]], arguments: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor],
+    options: ExportOptions, seen: EagerSteps,
+) -> torch.fx.GraphModule:  # fmt: skip
+    """The graph of code that takes the arguments in order; raises UnsupportedError for shapes that values decide."""
+    mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
+    graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
+    refuse_shapes_of_values(graph, [*arguments], constants, seen.selections)
+    for node in reversed(graph.graph.nodes):
+        if "profiler" in str(node.target):
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    return torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
 
 
 def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:
