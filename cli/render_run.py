@@ -53,7 +53,7 @@ def facts(step: Progress | StepMessage) -> str:
             None,
             [
                 "" if step.loss is None else f"loss {step.loss:.4g}",
-                f"{tokens:.3g} tokens/s" if tokens else f"{step.samples_per_second:.3g} samples/s",
+                f"{tokens:.0f} tokens/s" if tokens else f"{step.samples_per_second:.0f} samples/s",
                 f"{step.memory / 1e9:.2g} GB" if step.memory else "",
                 f"{step.utilisation:.0%}" if step.utilisation else "",
             ],

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from gopt.errors import OptionError, RunError
 from gopt.runtime.training.job import Progress
@@ -43,25 +44,28 @@ def curves(folder: str | os.PathLike[str] | None) -> Iterator[Callable[[Progress
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+    writer = _written(folder, lambda: EventFileWriter(os.fspath(folder)))
     begun = False
 
     def add(progress: Progress) -> None:
         nonlocal begun
-        now = time.time()
+        step, now = progress.step, time.time()
         if not begun:
             start = SessionLog(status=SessionLog.START)
-            writer.add_event(Event(step=progress.step, wall_time=now, session_log=start))
+            writer.add_event(Event(step=step, wall_time=now, session_log=start))
             begun = True
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(progress).items()]
-        writer.add_event(Event(step=progress.step, wall_time=now, summary=Summary(value=values)))
+        _written(folder, lambda: writer.add_event(Event(step=step, wall_time=now, summary=Summary(value=values))))
 
     try:
-        writer = EventFileWriter(os.fspath(folder))
-        try:
-            yield add
-        finally:
-            writer.close()
+        yield add
+    finally:
+        _written(folder, writer.close)
+
+
+def _written(folder: str | os.PathLike[str], work: Callable[[], Any]) -> Any:
+    try:
+        return work()
     except OSError as error:
-        raise RunError(
-            f"cannot write curves to {folder}: {error.strerror or error}", "choose another folder"
-        ) from error
+        text = f"cannot write curves to {os.fspath(folder)}: {error.strerror or error}"
+        raise RunError(text, "choose another folder") from error

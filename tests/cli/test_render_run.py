@@ -49,7 +49,7 @@ def test_a_run(capsys):
 def test_facts_of_a_step_fit_beside_a_bar():
     usage = Usage(tokens=64_000, memory=12_345_678_901, flops=10**12, peak=4e12)
     step = Progress(1234, (2.34567,), 0.5, 32, usage=usage)
-    assert facts(step) == "loss 2.346, 1.28e+05 tokens/s, 12 GB, 50%"
+    assert facts(step) == "loss 2.346, 128000 tokens/s, 12 GB, 50%"
     assert facts(Progress(1, (2.5,), 0.5, 32)) == "loss 2.5, 64 samples/s"
     assert len(f"step 1234/10000 {'━' * 8} {facts(step)} 0:12:34") <= 80
 

@@ -92,7 +92,8 @@ class RunResult:
 
     @property
     def usage(self) -> dict[str, float]:
-        """Of all steps: tokens a second, the peak of memory in bytes, the share of the peak of operations, where known."""
+        """Of all steps, where known: tokens a second, the peak of memory in bytes, the share of the peak of
+        operations."""
         used = [each.usage for each in self.steps]
         found: dict[str, float] = {}
         if any(each.tokens for each in used) and self.seconds:

@@ -42,27 +42,15 @@ def arrays(bad: float = 0.0) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("values", "bad", "said"),
     [
-        (
-            {},
-            float("nan"),
-            r"rank 1, step 1: the loss is nan in the data: 'y' is NaN in 1 of its 16 numbers, first in row 2",
-        ),
+        ({}, float("nan"), r"rank 1, step 1: the loss is nan in the data: 'y' is NaN in 1 of its 16 .* in row 2"),
         ({"b1": float("nan")}, 0.0, r"in the start values: 'b1' is NaN"),
-        ({"w0": 3e38}, 0.0, r"in the first forward: 'v\d_0', which \w+ computes, is (NaN|infinite)"),
         ({"b1": 1e30}, 0.0, r"in the first forward: 'v6_0', which Mul computes, is infinite"),
     ],
 )
 def test_it_is_said_which_input_or_value_is_first(values, bad, said, tmp_path):
-    folder = sharded(tmp_path, **values)
-    try:
-        gopt.run(folder, arrays(bad), 3, settings=RATE, stop_on_nan=True)
-    except RunError as error:
-        import re
-
-        assert re.search(said, error.message), error.message
-        assert "learning rate" not in "".join(error.hints)
-    else:
-        assert values == {"w0": 3e38}  # tanh of infinite values is finite
+    with pytest.raises(RunError, match=said) as error:
+        gopt.run(sharded(tmp_path, **values), arrays(bad), 3, settings=RATE, stop_on_nan=True)
+    assert "learning rate" not in "".join(error.value.hints)
 
 
 def test_a_later_one_has_the_learning_rate_for_a_hint(tmp_path):
