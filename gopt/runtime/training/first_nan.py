@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gopt.artifact.manifest import LocalState
 from gopt.errors import GoptError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import FLOATS
@@ -19,16 +20,17 @@ from gopt.sanitize import show
 
 
 def first_nan(
-    job: Job, batches: Sequence[Mapping[str, Array]], hyper: Mapping[str, Array], start: Callable[[], Mapping[str, Any]]
-) -> str:
+    job: Job, batches: Sequence[Mapping[str, Array]], hyper: Mapping[str, Array], states: Sequence[LocalState],
+    start: Callable[[], Mapping[str, Any]],
+) -> str:  # fmt: skip
     """Where the numbers end: in the data, in the start values, or in the first forward.
 
-    ``batches``: those of a rank's first step; ``start``: gives its start values."""
+    ``batches``: those of a rank's first step; ``states``: its own; ``start``: gives their values before it."""
     for batch in batches:
         for name, value in batch.items():
             if fault := _fault(value):
                 return f"in the data: {show(name)} {fault}"
-    for name, value in start().items():
+    for name, value in _pieces(states, start()):
         if fault := _fault(value):
             return f"in the start values: {show(name)} {fault}"
     try:
@@ -36,6 +38,15 @@ def first_nan(
     except (GoptError, MemoryError):  # a source that cannot run here
         found = ""
     return f"in the first forward: {found or 'its data and start values are numbers'}"
+
+
+def _pieces(states: Sequence[LocalState], held: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """The parts of the source's states that a rank's states are made of."""
+    for state in states:
+        flat, start = np.asarray(held[state.input]).reshape(-1), 0
+        for piece in state.pieces:
+            yield piece.tensor, flat[start : start + piece.elements]
+            start += piece.elements
 
 
 def _fault(value: Any) -> str:
@@ -47,7 +58,7 @@ def _fault(value: Any) -> str:
     if not bad.any():
         return ""
     kind = "NaN" if np.isnan(array[bad].astype(np.float64)).any() else "infinite"
-    place = f", first in row {int(np.argwhere(bad)[0][0])}" if array.ndim and len(array) > 1 else ""
+    place = f", first in row {int(np.argwhere(bad)[0][0])}" if array.ndim > 1 and len(array) > 1 else ""
     return f"is {kind} in {int(bad.sum())} of its {array.size} numbers{place}"
 
 

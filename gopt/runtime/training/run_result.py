@@ -39,6 +39,9 @@ class NotFinite:
     first: int
     cause: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        return {"steps": self.steps, "first": self.first, **({"cause": self.cause} if self.cause else {})}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
@@ -117,7 +120,7 @@ class RunResult:
             "shared_calls": self.shared_calls, "steps": len(self.steps), "asked": self.asked, "resumed": self.resumed,
             "first": self.steps[0].to_json() if self.steps else None,
             "last": self.steps[-1].to_json() if self.steps else None,
-            "not_finite": None if bad is None else {"steps": bad.steps, "first": bad.first, "cause": bad.cause or None},
+            "not_finite": None if bad is None else bad.to_json(),
             "seconds": round(self.seconds, 6),
             "samples_per_second": round(self.samples_per_second, 3),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),

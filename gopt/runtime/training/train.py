@@ -256,7 +256,7 @@ class Trainer:
                 for name in seen.keys() & shown.keys():
                     seen[name].append(float(self.device.to_host(shown[name])))
         mine = {name: mean(values) for name, values in seen.items()}
-        cause = first_nan(self.job, first, hyper, self._start) if first and not_finite(mine) else ""
+        cause = first_nan(self.job, first, hyper, self.states, self._start) if first and not_finite(mine) else ""
         if self.job.stop_on_nan and not_finite(mine):
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step, cause)
