@@ -90,7 +90,7 @@ def render_run(result: RunResult) -> None:
         f"{used['memory'] / 1e9:.2f} GB of memory at most" if "memory" in used else "",
         f"{used['utilisation']:.1%} of the peak of floating-point operations" if "utilisation" in used else "",
     ]
-    if any(said):
+    if used.keys() - {"memory"}:
         out.print(", ".join(filter(None, said)))
     out.print(f"loss {first.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
     for name in first.means:

@@ -50,7 +50,7 @@ def _pieces(states: Sequence[LocalState], held: Mapping[str, Any]) -> Iterator[t
 
 
 def _fault(value: Any) -> str:
-    """What is wrong with the numbers of an array, '' where all are finite."""
+    """Return the fault of the numbers of an array, '' where all are finite."""
     array = np.asarray(value)
     if array.dtype.kind not in "fV" or not array.size:
         return ""

@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a step uses. ``tokens``: of all ranks, 0 where the batch has none; ``memory``: the largest peak of a
+    """The use of a step. ``tokens``: of all ranks, 0 where the batch has none; ``memory``: the largest peak of a
     process by then, in bytes; ``flops``: of all ranks; ``peak``: operations a second of all ranks' devices, 0 where
     that is not known."""
 
