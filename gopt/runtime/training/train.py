@@ -117,7 +117,7 @@ class Trainer:
         if made.choice is not None and self.checkpoints is not None and self.job.resume:
             best = self.checkpoints.best()
             since = 0 if best is None or not plan.every else (self.step - best.step) // plan.every
-            made.choice.resume(None if best is None else best.best, since)
+            made.choice.resume(*((None, 0) if best is None else (best.best, best.step)), since)
         return made
 
     def _load(self, phase: str) -> Graph:
@@ -281,17 +281,17 @@ class Trainer:
             if digests is None:  # of a signal, or an evaluation
                 everything = tuple(self.engine.gather(self._digests()))
             self._audit.check(self.engine, everything, self.held, self.to_host, self.step)
+        if self.checkpoints is not None and best is not None:  # first: a step that is kept is not made again
+            self.checkpoints.save(self.engine, self.step, self.held, self.to_host, best=best)
         if self.checkpoints is not None and due:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
-        if self.checkpoints is not None and best is not None:
-            self.checkpoints.save(self.engine, self.step, self.held, self.to_host, best=best)
 
     def _evaluated(self) -> Evaluation | None:
         """Evaluate the states where that is due."""
         evaluator = self._evaluator
         if self.stopped or evaluator is None or not evaluator.due(self.step, self.step == self.job.steps):
             return None
-        found = evaluator.evaluate(self.engine, self.mesh.ranks, self.held, self.to_host)
+        found = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.held, self.to_host)
         self.ended = found.ends
         return found
 
