@@ -32,7 +32,7 @@ def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool
 
 
 def _one_each(shape: tuple[int | str | None, ...] | None) -> bool:
-    """Whether a batch of this shape has one element for each sample."""
+    """Return whether a batch of this shape has one element for each sample."""
     return shape is not None and all(size == 1 for size in shape[1:])
 
 
