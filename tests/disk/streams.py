@@ -160,7 +160,7 @@ def shots(words: Sequence[str], home: Path, chosen: Sequence[tuple[str, Sequence
 
 
 def main(kind: str = "all") -> int:
-    """``all`` shots at all forms; or ``some``: one at one form of a third of the commands; or those that are ``launched``."""
+    """``all`` shots at all forms; ``some``: one at one form of a third of the commands; those that are ``launched``."""
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.modules["llvmlite"] = None  # type: ignore[assignment]
     made, found, listed = 0, [f"not in the table: {name}" for name in sorted(every.missing())], list(every.forms())
