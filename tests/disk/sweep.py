@@ -388,7 +388,9 @@ def main() -> int:
     parser.add_argument("--some", default="", help="faults to make here and there")
     parser.add_argument("--every", type=int, default=7, help="points from one of those to the next")
     parser.add_argument("--say", action="store_true", help="print every error once")
-    parser.add_argument("--plants", action="store_true", help="make mistakes instead, of these cases: all must be found")
+    parser.add_argument(
+        "--plants", action="store_true", help="make mistakes instead, of these cases: all must be found"
+    )
     given = parser.parse_args()
     faults, some = ([Fault(name) for name in text.split(",") if text] for text in (given.faults, given.some))
     bad, scratch = 0, scratch_folder()
