@@ -19,12 +19,24 @@ class LoRALinear(nn.Module):
         return self.base(x) + self.dropout(x) @ self.lora_a.t() @ self.lora_b.t() * self.scale
 
 
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.linear1, self.linear2 = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x):
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.linear2(F.gelu(self.linear1(self.norm2(x))))
+
+
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
         self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.Sequential(Layer(), Layer())
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids):
@@ -34,7 +46,7 @@ class Encoder(nn.Module):
 
 def make():
     model = Encoder().requires_grad_(False)
-    for layer in model.layers.layers:
+    for layer in model.layers:
         layer.linear1, layer.linear2 = LoRALinear(layer.linear1), LoRALinear(layer.linear2)
     model.head.requires_grad_(True)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=5e-3)

@@ -20,7 +20,7 @@ NAMES = {
     "autocast": (("x",), ("logits",)),
     "huggingface": (
         ("input_ids", "attention_mask"),
-        ("logits", "hidden_states.0", "hidden_states.1", "hidden_states.2", "encoder.layer.0"),
+        ("encoder.layer.0", "logits", "hidden_states.0", "hidden_states.1", "hidden_states.2"),
     ),
     "lora": (("ids",), ("logits",)),
     "lstm": (("letters",), ("logits",)),
