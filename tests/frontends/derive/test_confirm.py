@@ -19,6 +19,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.derive import confirm
 from gopt.frontends.derive import derive as front_end
 from gopt.frontends.derive.options import DeriveOptions
+from gopt.ir.graph import Node
 from gopt.ir.load import load
 from gopt.runtime import large_products
 from gopt.verification.gradient_check import check_gradients, large_weights
@@ -241,21 +242,33 @@ def test_an_error_beside_large_weights_is_found(name: str, error: str, tmp_path:
         gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET)
 
 
-@pytest.mark.parametrize(("name", "error"), [("wide", "a hundredth"), ("first", "kernels turned")])
-def test_verify_finds_it_where_all_are_moved_together(
-    name: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("wrong", ["", "first"])
+def test_verify_finds_it_where_all_are_moved_together(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A constant factor may be averaged, and is told from the others'; magnitudes may not."""
     onnx.save(convolutions(), tmp_path / "m.onnx")
     gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET)
     graph = load(tmp_path / "s.onnx")
     training = read_roles(graph, with_stored_roles(graph, RoleMap(), "the step"))
     draws = islice(confirm._points(training, NET), 3)
-    plant(name, error, monkeypatch)
+    if wrong:
+        bent = Node("Abs", [training.gradients[wrong]], ["bent"])
+        graph.types["bent"] = graph.types[training.gradients[wrong]]
+        graph.nodes.append(bent)
+        training.gradients[wrong] = "bent"
+    plant("wide", "a hundredth", monkeypatch)
     found = check_gradients(training, [{**confirm._states(training), **draw} for draw in draws], 0)
-    assert [each.parameter for each in found if not each.holds] == [name]
+    assert [each.parameter for each in found if not each.holds] == ([wrong] if wrong else [])
+    ratios = {each.parameter: float(np.mean(each.ratios)) for each in found if each.holds}
+    assert ratios.pop("wide") == pytest.approx(1.01 * np.median([*ratios.values()]), rel=1e-3)
+    assert np.ptp([*ratios.values()]) < 1e-3
 
 
-QUICK = [("first_b", "a missing half"), ("deep", "twice"), ("wide", "a missing element")]
+QUICK = [
+    ("first_b", "a missing half"),
+    ("deep", "a hundredth"),
+    ("wide", "a missing element"),
+    ("first", "kernels turned"),
+]
 PLANTED = [(name, error) for name in ("first", "first_b", "deep", "grouped", "narrow", "wide") for error in ERRORS]
 
 
