@@ -132,7 +132,7 @@ def room(module: str) -> str:
 def faults(texts: dict[str, str], known: dict[str, str] | None = None) -> list[str]:
     """Imports of some modules that break a rule; ``known``: all modules there are."""
     known = known or texts
-    packages = {module for module in known if any(other.startswith(f"{module}.") for other in known)}
+    packages = {module.rpartition(".")[0] for module in known} & set(known)
     found = []
     for module, text in texts.items():
         mine = layer(module)
