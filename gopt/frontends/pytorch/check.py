@@ -168,11 +168,11 @@ class _Other:
 
     eager: _Eager
     factor: float
-    around: Callable[[int], AbstractContextManager[Any]] = contextlib.nullcontext
+    around: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
     of_loss: bool = True
 
 
-def _plain_kernels(step: int) -> AbstractContextManager[Any]:
+def _plain_kernels(step: int) -> AbstractContextManager[object]:
     return torch.backends.mkldnn.flags(enabled=False)  # type: ignore[no-any-return, no-untyped-call]
 
 
