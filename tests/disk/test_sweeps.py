@@ -21,8 +21,8 @@ FILES = ["state-dict-force", "report-force", "reduce"]
 RUNS = ["run"]
 AGAIN = [
     "shard", "shard-jobs-new", "shard-jobs-plain", "split-jobs", "load-state-force", "reproducer", "shard-force",
-    "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "load-state", "state-dict",
-    "report", "seal",
+    "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "best", "load-state",
+    "state-dict", "report", "seal",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
 HANGING = ["shard-jobs-new", "shard-jobs-plain", "split-jobs"]

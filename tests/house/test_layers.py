@@ -81,6 +81,7 @@ ONLY = {
     "torch": lambda module: module.startswith("gopt.frontends.pytorch."),
     "onnxscript": lambda module: module == "gopt.frontends.pytorch.convert",
     "onnx_ir": lambda module: module == "gopt.frontends.pytorch.convert",
+    "tensorboard": lambda module: module == "gopt.verbs.curves",
     "cuda": lambda module: module == "gopt.runtime.engines.cuda",
 }
 """A package -> the modules that may import it."""
