@@ -101,7 +101,7 @@ class ReferenceProgram:
 
     @property
     def local_inputs(self) -> Collection[str]:
-        """What forward and backward read."""
+        """Names of the values that forward and backward read."""
         return self._local.graph.inputs
 
     def refuse_inputs(self, drawn: Iterable[str]) -> None:
