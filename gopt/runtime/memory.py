@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import resource
 import sys
@@ -21,9 +19,6 @@ from gopt.runtime.session import Array
 ALIGN = 64
 """Bytes to which long rows are aligned: a vector that straddles two cache lines costs two."""
 
-_MMAP_THRESHOLD = -3
-"""M_MMAP_THRESHOLD of malloc.h."""
-
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array at an address that is a multiple of ``ALIGN`` bytes."""
@@ -31,12 +26,6 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     memory = np.empty(size + ALIGN, np.uint8)
     start = -address_of(memory) % ALIGN
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def give_back_large_arrays() -> None:
-    """Let freed arrays of a MiB and more go back to the system: else glibc keeps them below later ones."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library has no such call
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
 
 
 class Pool:

@@ -22,7 +22,6 @@ from gopt.frontends.derive.step import write_step
 from gopt.ir.tensor import Tensor
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
-from gopt.runtime.memory import give_back_large_arrays
 
 IN_MEMORY = 1 << 28
 """Bytes of stored values above which they lie in a file while gradients are confirmed, which holds moved ones."""
@@ -83,7 +82,6 @@ def derive(
     model = read_forward(forward, options.dims)
     with TemporaryDirectory(prefix="gopt-derive-") as folder:
         if sum(each.nbytes for each in model.stored.values()) > IN_MEMORY:
-            give_back_large_arrays()
             _move_to_file(model.stored.values(), os.path.join(folder, "values"))
         advance("differentiating")
         step = write_step(model, options)
