@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from gopt.analysis.gradient_needs import without_needs
+from gopt.analysis.gradient_needs import multiplied, without_needs
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import MAY_DRAW, random
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
+
+_NEAR = 16
 
 
 class StepSkeleton:
@@ -51,6 +53,31 @@ class StepSkeleton:
         """``lacking`` where these are the losses, and other roots are only shown."""
         found = without_needs(self.index, self.forward, losses, self.batch, self.updated)
         return {name: lost for name, lost in found.items() if name not in self.roles.params}
+
+    def without_backward(self, losses: Iterable[str], gradients: Mapping[str, str]) -> dict[str, str]:
+        """Of the values taken for gradients, few nodes behind the forward, those that lack an input which a gradient
+        depends on: a running mean of activations is made of all that the loss reads, and no derivative is in it.
+
+        State -> the input that its value lacks.
+        """
+        near = {
+            name: multiplied(self.index, value) for name, value in gradients.items()
+            if name not in self.roles.params and self._near_forward(value)
+        }  # fmt: skip
+        if not near:
+            return {}
+        found = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
+        return {name: lost for name, lost in found.items() if name in near}
+
+    def _near_forward(self, value: str) -> bool:
+        """Return whether at most ``_NEAR`` nodes outside the forward make a value."""
+        stack, seen = [value], set[int]()
+        while stack and len(seen) <= _NEAR:
+            node = self.index.producers.get(stack.pop())
+            if node is not None and id(node) not in self.forward and id(node) not in seen:
+                seen.add(id(node))
+                stack.extend(node.reads)
+        return len(seen) <= _NEAR
 
     def is_statistic(self, name: str) -> bool:
         """Return whether a state follows the batch without a gradient, by what the user says or by what it lacks."""
