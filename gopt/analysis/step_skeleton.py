@@ -7,7 +7,7 @@ from functools import cached_property
 
 from gopt.analysis.gradient_needs import multiplied, without_needs
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.operators import MAY_DRAW, random
+from gopt.analysis.operators import LAYOUT, MAY_DRAW, elementwise, random
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
 
@@ -41,6 +41,8 @@ class StepSkeleton:
         self.forward, self.forward_values = ancestors(index, roots)
         self.random = [node for node in graph.nodes if node.op_type in MAY_DRAW and random(node)]
         self.batch = [name for name in graph.inputs if self._is_batch(name)]
+        beside = self._beside_samples()
+        self.batch = [name for name in graph.inputs if name in beside or name in self.batch] if beside else self.batch
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
         self.tainted = descendants(index, sources)
 
@@ -92,6 +94,42 @@ class StepSkeleton:
         if name not in self.forward_values or name in graph.initializers or graph.inputs[name].shape == ():
             return False
         return not self._is_mask(name)
+
+    def _beside_samples(self) -> set[str]:
+        """Inputs that the forward does not read, and that have a value for each sample: they meet values of the forward
+        along its samples, as weights of a running mean do."""
+        graph = self.index.graph
+        rest = [name for name in graph.inputs if name not in {*self.forward_values, *self.updated, *graph.initializers}]
+        samples = {(graph.inputs[name].shape or (None,))[0] for name in self.batch}
+        rest = [name for name in rest if (graph.inputs[name].shape or (None,))[0] in samples - {1, None}]
+        tainted = descendants(self.index, self.batch) if rest else set[str]()
+        found = set()
+        for name in rest:
+            size = (graph.inputs[name].shape or (None,))[0]
+            if isinstance(size, str) or any(self._meets_samples(value, size, tainted) for value in self._layouts(name)):
+                found.add(name)
+        return found
+
+    def _layouts(self, name: str) -> list[str]:
+        """A value, and what layout operators and casts make of it."""
+        found = [name]
+        for value in found:
+            for node in self.index.users.get(value, ()):
+                if len(found) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
+                    found += node.outputs
+        return found
+
+    def _meets_samples(self, name: str, size: object, tainted: set[str]) -> bool:
+        """Return whether a node joins a value element by element with one of the forward that follows the batch, of
+        its rank and as many rows."""
+        types = self.index.graph.types
+        for node in self.index.users.get(name, ()):
+            others = [each for each in node.inputs if each in tainted and each in self.forward_values]
+            shapes = [types[each].shape for each in (name, *others) if each in types]
+            alike = {(*(shape or ())[:1], len(shape or ())) for shape in shapes}
+            if elementwise(node) and others and alike == {(size, len(shapes[0] or ()))}:
+                return True
+        return False
 
     def _is_mask(self, name: str) -> bool:
         """Return whether an input masks a parameter in the forward and in its update: all ranks have the same mask.

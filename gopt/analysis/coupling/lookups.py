@@ -41,9 +41,9 @@ def gather_elements(context: CouplingContext, node: Node) -> Marks:
     names = [name for name in node.inputs if name]
     rank = context.rank(node.outputs[0])
     by = context.samples(names[1])
-    if node.is_a("ScatterElements") and by is not None and names[0] not in context.marks:
-        if axis_of(node, rank, 0) == by.axis:
-            return [_placed(context, node, by)]
+    placed = node.is_a("ScatterElements") and names[0] not in context.marks
+    if placed and by is not None and axis_of(node, rank, 0) == by.axis:
+        return [_placed(context, node, by)]
     mark = aligned(context, node, names, rank)
     if mark.kind is not Relation.SAMPLES:
         raise Untraceable("random numbers are looked up")

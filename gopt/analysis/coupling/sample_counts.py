@@ -80,10 +80,10 @@ class Multiplied(Constants):
         mark, shape = self.context.samples(name), self.context.index.graph.type_of(name).shape
         if mark is None or shape is None:
             return super().sizes(name)
-        open_ = _OPEN * mark.outer * mark.inner
-        sizes = [open_ if place == mark.axis and not isinstance(size, int) else size for place, size in enumerate(shape)]
-        known = tuple(size * (self.times if place == mark.axis else 1) for place, size in enumerate(sizes)
-                      if isinstance(size, int))  # fmt: skip
+        sizes = list(shape)
+        own = sizes[mark.axis]
+        sizes[mark.axis] = self.times * (own if isinstance(own, int) else _OPEN * mark.outer * mark.inner)
+        known = tuple(size for size in sizes if isinstance(size, int))
         return known if len(known) == len(sizes) else None
 
 

@@ -17,7 +17,7 @@ from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.open_statistics import GATHERED, INTEGERS, ROWS, OpenStatistic, StatisticRules, Unclear
 from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind, chooses
-from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -49,6 +49,7 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
     known, context.found = context.found, []
     propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
     context.found = known + [fact for fact in context.found if fact.kind in _OF_STATISTICS]
+    made = _made_by_backward(training) if training.reductions else set()
     counts = SampleCounts(context, training.states, frozenset(training.counted.values()))
     for state in states:
         name, stated = state.tensor, training.reductions.get(state.tensor, "")
@@ -57,7 +58,8 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
                 point = StatisticPoint(training.counted[name], "sum")
                 found.followed[name] = StatisticReduction(name, "sum", (point,))
             else:
-                found.followed[name] = _followed(context, counts, state, "")
+                followed = _followed(context, counts, state, "")
+                found.followed[name] = _past_backward(followed, state.updated, made if stated else set())
         except Unclear as error:
             likely = _likely_first(context, counts, state, error.statistic)
             found.unclear[name] = _or_gathered(context, counts, training, state, likely)
@@ -72,6 +74,22 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
     written = _written(training, found.known)
     context.found = [fact for fact in context.found if fact in known or fact.value not in written]
     return found
+
+
+def _made_by_backward(training: TrainingGraph) -> set[str]:
+    """What depends on derivatives by single samples, which hold the number of samples where the loss is a mean."""
+    backward = [name for node in training.graph.nodes if node.phase is Phase.BACKWARD for name in node.outputs]
+    reduced = {*training.gradients.values()}
+    return descendants(GraphIndex(training.graph), (name for name in backward if name not in reduced))
+
+
+def _past_backward(reduction: StatisticReduction, updated: str, made: set[str]) -> StatisticReduction:
+    """The reduction; raises Unclear where it is of values that the backward makes."""
+    values = [point.value for point in reduction.points] or [updated]
+    name = next((value for value in values if value in made), "")
+    if name:
+        raise Unclear(f"{name!r} is made of derivatives, which hold the number of samples")
+    return reduction
 
 
 def _likely_first(
@@ -121,7 +139,7 @@ def _stated(
 def _followed(
     context: CouplingContext, counts: SampleCounts, state: State, stated: str, *, counting: bool = True
 ) -> StatisticReduction:  # fmt: skip
-    """How a statistic is combined as it follows the batch; ``counting``: whether constants may be numbers of samples."""
+    """How a statistic is combined; ``counting``: whether constants may be numbers of samples."""
     dtype = context.index.graph.types[state.tensor].dtype
     if stated == "mean" and dtype in FLOATS:
         return StatisticReduction(state.tensor, stated)
@@ -239,9 +257,10 @@ class _Walk:
                 return self.stated
             joined = self._joins_rows(name)
             if joined is not None and joined.attributes.get("reduction", "none") == "add":
+                to = joined.inputs[0]
                 raise Unclear(
-                    f"{joined.op_type} {joined.label!r} adds samples to {joined.inputs[0]!r}: let it add them to zeros, "
-                    f"and add {joined.inputs[0]!r} behind it",
+                    f"{joined.op_type} {joined.label!r} adds samples to {to!r}: let it add them to zeros, and add "
+                    f"{to!r} behind it",
                     ROWS,
                 )
             if joined is not None:
