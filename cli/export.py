@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Trace shapes alone, for a model that does not fit in memory; nothing is compared.",
 )
+@click.option(
+    "--eval", "evaluation", is_flag=True,
+    help="Write the forward in evaluation mode too, as STEP.eval.onnx, for gopt run --eval.",
+)  # fmt: skip
 @click.option("--dynamic", type=click.Choice(["batch"]), help="Leave the number of samples in a batch open.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
@@ -74,6 +78,7 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
     \b
     Example:
       gopt export train.py:make -o step.onnx
+      gopt export train.py:make -o step.onnx --eval
       gopt export package.module:make -o step.onnx --clip-norm 1 --autocast bf16
       gopt export train.py:make -o step.onnx \\
           --hyper weight_decay,betas --ema 0.999
@@ -108,6 +113,7 @@ def options_of(given: dict[str, Any]) -> ExportOptions:
         check=given["check"],
         schedule_steps=given["schedule_steps"],
         outputs=given["outputs"],
+        evaluation=given["evaluation"],
         values=not given["no_values"],
         dynamic=None if given["dynamic"] is None else Dynamic(given["dynamic"]),
     )

@@ -28,6 +28,8 @@ def render_exported(exported: Exported) -> None:
     if exported.hyper:
         values = ", ".join(f"{name} {value}" for name, value in exported.hyper.items())
         out.print(f"gopt run feeds, where none is set: {values}")
+    if exported.evaluation:
+        out.print(f"evaluation: {exported.evaluation} computes {', '.join(exported.metrics)}")
     _render_check(exported.checked)
     for note in exported.notes:
         out.print(f"note: {note}")

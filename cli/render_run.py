@@ -10,14 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from gopt.artifact.checkpoint_index import step_dir
-from gopt.sanitize import show
+from gopt.artifact.checkpoint_index import BEST_DIR, step_dir
+from gopt.sanitize import clean_line, show
 
 from .render import console
 from .verbosity import Verbosity, verbosity
 
 if TYPE_CHECKING:
     from gopt.runtime.parameter_server.waits import ServerSummary
+    from gopt.runtime.training.evaluation import Evaluation
     from gopt.runtime.training.job import Progress
     from gopt.runtime.training.run_result import RunResult, StepMessage
 
@@ -43,6 +44,13 @@ def live_run(steps: int) -> Iterator[Callable[[Progress | StepMessage], None]]:
             bar.update(task, completed=step.step, loss=loss, rate=step.samples_per_second)
 
         yield show
+
+
+def render_evaluation(step: int, found: Evaluation) -> None:
+    """The line of an evaluation, while the run goes on."""
+    values = ", ".join(f"{clean_line(name)} {value:.6g}" for name, value in found.values.items())
+    best = {None: "", True: "; the best so far", False: f"; {found.without} since the best"}[found.best]
+    console().print(f"step {step}: evaluation {values} ({found.samples} samples){best}")
 
 
 def render_run(result: RunResult) -> None:
@@ -76,6 +84,13 @@ def render_run(result: RunResult) -> None:
         _render_servers(result.servers)
     if result.record is not None:
         out.print(f"record: gopt verify {result.folder} --replay {result.record} runs it again")
+    if last.evaluation is not None and last.evaluation.ends:
+        count = last.evaluation.without
+        out.print(f"ended at step {last.step} of {result.asked}: {count} evaluations without a better one")
+    if result.best is not None:
+        step, kept = result.best
+        value = f"{clean_line(kept.metric)} {kept.value:.6g}"
+        out.print(f"best checkpoint: {result.checkpoint}/{BEST_DIR}, step {step}, {value}")
     if result.checkpoint is not None:
         out.print(f"last checkpoint: {result.checkpoint / step_dir(last.step)}")
     else:

@@ -9,6 +9,7 @@ import click
 
 from gopt.errors import OptionError
 
+from .evaluation_options import evaluation_options
 from .options import arguments_of, deadline, setting_pairs
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
 @click.option(
     "--resume", is_flag=True, help="Continue from the newest checkpoint in CKPT; without one, from the start."
 )
+@evaluation_options
 @click.option("--log", metavar="FILE", help="Append a line of JSON per step: losses, seconds, samples per second.")
 @click.option("--trace", metavar="FILE", help="Write the times of all ranks in Chrome's trace format.")
 @click.option(
@@ -174,6 +176,9 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
       gopt run step.ranks --data samples.npz --steps 100 --set lr=1e-3
       gopt run step.ranks --launch 4 --data samples.npz --steps 1000 \\
           --set lr=cosine:1e-3:0:1000 --checkpoint ckpt --every 100 --resume
+      gopt run step.ranks --data samples.npz --steps 1000 --checkpoint ckpt \\
+          --eval step.eval.onnx --eval-data held_out.npz --eval-every 50 \\
+          --keep-best loss --patience 5
       gopt run step.ranks --data samples.npz --steps 10 --set lr=1e-3 \\
           --log plain.jsonl --no-tuning
       gopt run step.split --data samples.npz --steps 100 --set lr=1e-3 \\
@@ -217,11 +222,12 @@ def options_of(given: dict[str, Any]) -> RunOptions:
 
     same = (
         "state", "shuffle", "draws", "last", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
-        "audit",
+        "audit", "eval", "eval_data", "keep_best",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
-        settings=setting_pairs(given["settings"]), every=given["every"] or 0, tuning=not given["no_tuning"],
+        settings=setting_pairs(given["settings"]), every=given["every"] or 0,
+        eval_every=given["eval_every"] or 0, patience=given["patience"] or 0, tuning=not given["no_tuning"],
         startup=not given["no_startup"],
         **{name: given[name] for name in same},
     )  # fmt: skip

@@ -57,7 +57,7 @@ def report_steps(
     from gopt.runtime.training.draws import seed_of
     from gopt.runtime.training.run_result import RunResult
 
-    from .render_run import live_run, render_run
+    from .render_run import live_run, render_evaluation, render_run
 
     steps: list[Progress] = []
     resumed, seed = _resume_step(job), seed_of(job, manifest)
@@ -68,6 +68,8 @@ def report_steps(
         def tell(progress: Any) -> None:
             steps.append(progress)
             show(progress)
+            if progress.evaluation is not None and not given["as_json"]:
+                render_evaluation(progress.step, progress.evaluation)
             line = strict_json(progress.to_json())
             live(line)
             write(line)

@@ -26,7 +26,19 @@ LOCK_FILE = ".gopt.lock"
 STATES_OF_RANK = re.compile(r"rank_(\d{4,9})\.safetensors")
 VALUES_FILE = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 """Names of the file, beside the steps, that has large constants of the source."""
+BEST_DIR = "best"
+"""The folder of the best step (``--keep-best``), beside those of the newest ones."""
 STEP_DIR = re.compile(r"step_(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True)
+class BestEntry:
+    """The evaluation for which a step was kept as the best: the metric, whether low or high values are better (``min``,
+    ``max``), and the value."""
+
+    metric: str
+    mode: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,8 @@ class CheckpointIndex:
     batches: int | None = field(default=None, metadata=OPTIONAL)
     """Batches that were dealt out before it to all trainers of a split, where their number has changed; else it is
     micro-steps x trainers."""
+    best: BestEntry | None = field(default=None, metadata=OPTIONAL)
+    """Of the best step of a run alone."""
     files: Mapping[str, FileEntry]
     seal: str | None = field(default=None, metadata=OPTIONAL)
     """SHA-256 of the document before this key."""

@@ -81,8 +81,9 @@ class Tensor:
         return lambda start, stop: whole[start:stop]
 
     def flat_slice(self, start: int, stop: int) -> Tensor:
-        """Return elements ``start`` to ``stop`` of the flattened tensor, which must be stored in a file; nothing is
-        read.
-        """
+        """Return elements ``start`` to ``stop`` of the flattened tensor, which must be in memory, as a view, or stored
+        in a file, of which nothing is read."""
         type = TensorType(self.type.dtype, (stop - start,))
+        if self.array is not None:
+            return Tensor(type, array=self.array.reshape(-1)[start:stop])
         return Tensor(type, path=self.path, offset=self.offset + nbytes(type.dtype, start))

@@ -7,7 +7,7 @@ in blocks, for their digests.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -194,35 +194,52 @@ def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]
 
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
-    pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
-    shown: list[tuple[int, LocalState, Tensor]] = []
     files = read_index(folder, manifest, manifest.run).files if checkpoint else {}
     holders = _holders(manifest, files)
     if checkpoint and manifest.parameter_server is not None:
         _check_trainers(folder, manifest, holders[0], files)
-    for rank in holders:
-        stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank)
-        for state in manifest.states_of(rank):
+    held = (
+        (rank.rank, _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank))
+        for rank in holders
+    )
+    types = {name: graph.types[name] for name in graph.inputs}  # every state is an input of the kept source
+    return joined_states(manifest, types, held, in_order=not checkpoint)
+
+
+def joined_states(
+    manifest: Manifest, types: Mapping[str, TensorType], held: Iterable[tuple[int, Mapping[str, Tensor]]], *,
+    in_order: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The value of every state of which all pieces are among those that ranks ``held``; ``types``: those of states, in
+    the order of the result.
+
+    ``in_order``: pieces must lie in their file in the order of the ranks. Raises InputError where they do not make a
+    tensor."""
+    pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
+    shown: list[tuple[int, LocalState, Tensor]] = []
+    ranks = {each.rank: each for each in manifest.ranks}
+    for number, stored in held:
+        for state in manifest.states_of(ranks[number]):
             if state.copy or state.input not in stored:
                 continue
             tensor, start = stored[state.input], 0
             if tensor.type.elements != state.elements:
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
-                raise InputError(f"rank {rank.rank}: {what}", _EDITED)
-            shown.append((rank.rank, state, tensor))
+                raise InputError(f"rank {number}: {what}", _EDITED)
+            shown.append((number, state, tensor))
             for piece in state.pieces:
                 inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
                 if piece.start not in inside:
                     inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
     found = {}
-    order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
-    for name in sorted(pieces, key=lambda name: order[name]):
-        type, parts = graph.types[name], pieces[name]
-        held = sum(each.type.elements for inside in parts.values() for each in inside.values())
-        if len(manifest.ranks) == manifest.total_ranks or held >= type.elements:
+    for name, type in types.items():
+        if (parts := pieces.get(name)) is None:
+            continue
+        there = sum(each.type.elements for inside in parts.values() for each in inside.values())
+        if len(manifest.ranks) == manifest.total_ranks or there >= type.elements:
             found[name] = _put_together(name, type, parts)
-    if not checkpoint:
+    if in_order:
         check_part_order(shown)
     return found
 

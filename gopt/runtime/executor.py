@@ -29,6 +29,11 @@ def no_timing(name: str, begin: float, end: float) -> None:
     """A TimingCallback that does nothing."""
 
 
+def no_calls(*_: Any) -> Any:
+    """The collectives of a graph that should have none; raises RunError."""
+    raise RunError("a collective is in a graph that one rank runs alone", "give the model of one whole computation")
+
+
 @dataclass(frozen=True, slots=True)
 class HeldInput:
     """An input that is checked and put on the device once for many runs of one Executor."""

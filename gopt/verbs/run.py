@@ -12,7 +12,7 @@ import numpy as np
 
 from gopt.api import Sharded, Split
 from gopt.artifact import manifest_check
-from gopt.artifact.checkpoint_index import step_dir
+from gopt.artifact.checkpoint_index import BEST_DIR, step_dir
 from gopt.errors import OptionError
 from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import read_folder
@@ -21,6 +21,7 @@ from gopt.option_types import checked
 from gopt.runtime.session import Array
 from gopt.runtime.training.batch_stream import BatchStream, array
 from gopt.runtime.training.draws import seed_of
+from gopt.runtime.training.evaluation import Evaluation
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.verbs.on_disk import TemporaryFolder
 from gopt.verbs.run_options import RunKeywords, RunOptions
@@ -43,6 +44,17 @@ class Run(HtmlTable):
     def __repr__(self) -> str:
         last = f", loss {self.losses[-1]:.6g}" if self.steps else ""
         return f"<Run of {self.ranks} ranks: {len(self.steps)} steps{last}>"
+
+    @property
+    def evaluations(self) -> dict[int, Evaluation]:
+        """Step -> the evaluation behind it (``eval``)."""
+        return {each.step: each.evaluation for each in self.steps if each.evaluation is not None}
+
+    @property
+    def best(self) -> Path | None:
+        """The best checkpoint by ``keep_best``, None where none was kept."""
+        found = self.path.parent / BEST_DIR
+        return found if found.is_dir() else None
 
     @property
     def losses(self) -> list[float]:
@@ -97,6 +109,8 @@ def run(
     scratch = TemporaryFolder()
     ranks = scratch.write(folder) if isinstance(folder, Sharded | Split) else Path(folder)
     root = scratch.path / "checkpoints" if asked.checkpoint is None else Path(asked.checkpoint)
+    if isinstance(asked.eval_data, Mapping):
+        asked = replace(asked, eval_data=str(_data(asked.eval_data, scratch.path, "held_out")))
     job = replace(asked, checkpoint=root).job(ranks, _data(data, scratch.path), steps)
     told: list[Progress] = []
 
@@ -126,7 +140,9 @@ def _ignore(_: object) -> None:
     return None
 
 
-def _data(data: str | os.PathLike[str] | Mapping[str, Array] | Iterable[Any], home: Path) -> str | BatchStream:
+def _data(
+    data: str | os.PathLike[str] | Mapping[str, Array] | Iterable[Any], home: Path, name: str = "samples"
+) -> str | BatchStream:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     if isinstance(data, bytes | bytearray | set | frozenset) or (
@@ -135,7 +151,7 @@ def _data(data: str | os.PathLike[str] | Mapping[str, Array] | Iterable[Any], ho
         raise OptionError(f"data cannot be {data!r:.60}", "it takes a path, arrays by input, or an iterable of batches")
     if not isinstance(data, Mapping):
         return BatchStream(data)
-    path = home / "samples.npz"
+    path = home / f"{name}.npz"
     arrays: Any = {name: array(value) for name, value in data.items()}
     np.savez(path, **arrays)
     return str(path)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gopt.errors import OptionError
 from gopt.option_records import check_deadline, check_least, check_types, check_words, spelled
+from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import Last
 from gopt.runtime.training.batch_stream import BatchStream
+from gopt.runtime.training.evaluation import BestRule, EvaluationPlan
 from gopt.runtime.training.job import Job
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ class RunOptions:
     many steps, and before each checkpoint; 0 is never. ``trace``: the file for what every rank did when.
     ``deadline``: seconds that a rank waits for the others at a call.
 
+    ``eval``: a model of the forward (``gopt export --eval``) that is evaluated on ``eval_data``, in a form of ``data``
+    that ends, at the end and every ``eval_every`` steps. ``keep_best``: a metric of it, as ``accuracy:max``; the best
+    checkpoint is kept as ``best``. ``patience``: end after so many evaluations without a better one.
+
     Of a split alone: ``trainers``, how many take part; ``roles``, which process is what; ``on_trainer_loss`` in rounds,
     ``abort`` or ``continue``; ``nan``, what servers do about gradients that are not finite: ``pass``, ``abort`` or
     ``skip``; ``stop``, whether the ``first`` trainer without data ends the run or the last of ``all``; ``staleness``,
@@ -62,6 +68,11 @@ class RunOptions:
     trace: FilePath | None = None
     record: FilePath | None = None
     deadline: float = 120.0
+    eval: FilePath | None = None
+    eval_data: FilePath | Mapping[str, Array] | Iterable[Any] | None = None
+    eval_every: int = 0
+    keep_best: str | None = None
+    patience: int = 0
     trainers: int | None = None
     roles: str | None = None
     on_trainer_loss: str = "abort"
@@ -71,7 +82,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, shuffle=0, draws=0, every=0, audit=0, keep=1, trainers=1, staleness=0)
+        check_least(
+            self, shuffle=0, draws=0, every=0, audit=0, keep=1, trainers=1, staleness=0, eval_every=0, patience=0
+        )
         check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
         if self.last is not None:
             check_words(self, last=tuple(Last))
@@ -88,6 +101,16 @@ class RunOptions:
                 "leave one of them out",
             )
 
+        for name, needed, hint in (
+            ("eval_data", "eval", "--eval MODEL, which gopt export --eval writes"),
+            ("eval_every", "eval", "--eval MODEL, which gopt export --eval writes"),
+            ("keep_best", "eval", "--eval MODEL, which gopt export --eval writes"),
+            ("eval", "eval_data", "--eval-data DATA, held-out samples"),
+            ("patience", "keep_best", "--keep-best METRIC, which says what is better"),
+        ):
+            if getattr(self, name) not in (None, 0) and getattr(self, needed) is None:
+                raise OptionError(f"--{name} needs --{needed}".replace("_", "-"), f"add {hint}")
+
     def job(self, folder: Path, data: str | BatchStream, steps: int) -> Job:
         """The job of ``steps`` steps on the samples of ``data``."""
         return Job(
@@ -98,7 +121,18 @@ class RunOptions:
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
             tuning=self.tuning, audit=self.audit,
             trace=None if self.trace is None else Path(self.trace),
-            record=None if self.record is None else Path(self.record),
+            record=None if self.record is None else Path(self.record), evaluation=self._evaluation(),
+        )  # fmt: skip
+
+    def _evaluation(self) -> EvaluationPlan | None:
+        if self.eval is None or self.eval_data is None:
+            return None
+        if self.keep_best is not None and self.checkpoint is None:
+            raise OptionError("--keep-best needs --checkpoint CKPT", "name a folder for checkpoints")
+        data = os.fspath(self.eval_data) if isinstance(self.eval_data, os.PathLike) else self.eval_data
+        return EvaluationPlan(
+            model=Path(self.eval), data=data, every=self.eval_every, patience=self.patience,
+            best=None if self.keep_best is None else BestRule.parse(self.keep_best),
         )  # fmt: skip
 
     def check(self, *, split: bool) -> None:
@@ -115,6 +149,12 @@ class RunOptions:
             if self.last is not None:
                 raise OptionError(
                     "--last needs ranks of gopt shard: trainers of a split have passes of their own", "leave it out"
+                )
+            if self.eval is not None:
+                raise OptionError(
+                    "--eval needs ranks of gopt shard: servers hold the parameters, and no step is the same on all "
+                    "trainers",
+                    "leave it out, and evaluate checkpoints: gopt merge CKPT/step_… --inference -o MODEL",
                 )
             if self.trace is not None:
                 raise OptionError(
@@ -168,6 +208,11 @@ class RunKeywords(TypedDict, total=False):
     trace: FilePath | None
     record: FilePath | None
     deadline: float
+    eval: FilePath | None
+    eval_data: FilePath | Mapping[str, Array] | Iterable[Any] | None
+    eval_every: int
+    keep_best: str | None
+    patience: int
     trainers: int | None
     roles: str | None
     on_trainer_loss: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_na
 from gopt.frontends.pytorch.states import Kind, find_places
 from gopt.frontends.pytorch.tracing import EPOCH, SCALE, TRACKER
 from gopt.ir.graph import Graph
-from gopt.runtime.executor import Executor
+from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.session import SessionCache
 
 
@@ -122,7 +121,7 @@ def compare(
             cache_feeds |= {name: eager.rate(*place) for name, place in hyper.rates.items()}
         feeds = {name: value.numpy() for name, value in batch.items()} | cache_feeds | held
         feeds |= {name: value.numpy() for name, value in zip(draw_names(len(draws)), numbers)}
-        results = executor.run({name: feeds[name] for name in graph.inputs if name in feeds}, _no_calls)
+        results = executor.run({name: feeds[name] for name in graph.inputs if name in feeds}, no_calls)
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed
@@ -199,10 +198,6 @@ def _differs(name: str, step: int, what: str) -> UnsupportedError:
     return UnsupportedError(
         f"the exported step is not the eager one: {name!r} after step {step + 1} is {what}", f"likely cause: {causes}"
     )
-
-
-def _no_calls(*_: Any) -> Any:
-    raise AssertionError("an exported step has no collectives")
 
 
 class _Eager:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,11 +16,15 @@ import onnx_ir
 import onnx_ir.passes.common as common
 import onnxscript.optimizer
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.documents.draws import Distribution
 from gopt.frontends.functional_step import LOSS, UPDATED
 from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
 from gopt.frontends.pytorch.tracing import TracedStep
+from gopt.ir.graph import Graph
+from gopt.ir.load import graph_of
+from gopt.ir.tensor import Tensor
 
 OPSET = 20
 _FOLDED = 1024
@@ -152,3 +156,26 @@ def unread_inputs(model: onnx.ModelProto) -> list[str]:
             if attribute.HasField("g"):
                 read |= {name for inner in attribute.g.node for name in inner.input}
     return [each.name for each in model.graph.input if each.name not in read]
+
+
+def with_values(
+    model: onnx.ModelProto, states: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor]
+) -> Graph:
+    """The model as a graph with the first values of states and with constants, which are no longer inputs."""
+    graph = graph_of(model)
+    for name, value in {**states, **constants}.items():
+        if name in graph.inputs and not isinstance(value, FakeTensor):
+            graph.initializers[name] = Tensor(graph.inputs[name], array=array_of(value))
+    for name in constants:
+        graph.inputs.pop(name, None)
+    return graph
+
+
+def array_of(value: torch.Tensor) -> np.ndarray:
+    """A tensor as an array of its type."""
+    value = value.detach().contiguous()
+    if value.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return value.numpy()

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
@@ -24,7 +22,9 @@ from gopt.frontends.pytorch.check import ExportCheck, FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
     with_random_nodes,
+    with_values,
 )
+from gopt.frontends.pytorch.evaluation import evaluation_model
 from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import named
@@ -32,8 +32,6 @@ from gopt.frontends.pytorch.recorded_step import RecordedStep
 from gopt.frontends.pytorch.shapes import check_trained, without_values
 from gopt.frontends.pytorch.tracing import TracedStep
 from gopt.ir.graph import Graph
-from gopt.ir.load import graph_of
-from gopt.ir.tensor import Tensor
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
 
@@ -59,6 +57,10 @@ class Exported(HtmlTable):
     """Input of random numbers -> what ``gopt run`` draws it from."""
     hyper: Mapping[str, DefaultValue] = field(default_factory=dict)
     """Hyper-parameter -> what ``gopt run`` feeds where none is set."""
+    evaluation: str = ""
+    """The model of the forward in evaluation mode, or ''."""
+    metrics: tuple[str, ...] = ()
+    """Its outputs."""
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt export --json`` prints."""
@@ -72,6 +74,7 @@ class Exported(HtmlTable):
             },
             "draws": {name: to_document(draw) for name, draw in self.draws.items()},
             "hyper": {name: to_document(value) for name, value in self.hyper.items()},
+            "evaluation": {"model": self.evaluation, "outputs": list(self.metrics)} if self.evaluation else None,
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -93,6 +96,9 @@ def export(
     options = options or ExportOptions()
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
+    beside = evaluation_path(output)
+    if options.evaluation:
+        check_model(resolve_output(beside), shown=beside, force=force)
     advance("building the model")
     with contextlib.nullcontext() if options.values else without_values():
         recipe = _recipe(factory, options)
@@ -102,7 +108,14 @@ def export(
     traced, model, graph, checked = _agreeing(step, Path(output).stem, advance)
     if options.draws is Draws.NODES and step.draws:
         with_random_nodes(model, step.draws)
-        graph = _with_values(model, traced)
+        graph = with_values(model, traced.states, traced.constants)
+    evaluation = None
+    if options.evaluation:
+        advance("tracing the forward in evaluation mode")
+        evaluation = evaluation_model(recipe, options, step.seen, beside.stem)
+        save_model(resolve_output(beside), evaluation.graph, beside, force=force)
+        if evaluation.note:
+            step.notes.append(f"{beside} holds for the example's number of samples alone: {evaluation.note}")
     data = save_model(target, graph, Path(output), force=force)
     fed = [name for name in graph.inputs if name not in graph.initializers and name not in traced.states]
     return Exported(
@@ -110,7 +123,13 @@ def export(
         sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
         tuple(step.notes), {name: draw for name, draw in named(step.draws).items() if name in fed},
         {name: value for name, value in traced.defaults.items() if name in fed},
+        "" if evaluation is None else str(beside), () if evaluation is None else tuple(evaluation.graph.outputs),
     )  # fmt: skip
+
+
+def evaluation_path(output: str | os.PathLike[str]) -> Path:
+    """The model of the forward in evaluation mode, beside a step: ``step.eval.onnx``."""
+    return Path(output).with_suffix(f".eval{Path(output).suffix or '.onnx'}")
 
 
 def _agreeing(
@@ -160,7 +179,7 @@ def _readable(model: onnx.ModelProto, traced: TracedStep, options: ExportOptions
     """The model as a graph with its values; raises UnsupportedError for an operator that ONNX lacks in a type of
     autocast."""
     try:
-        return _with_values(model, traced)
+        return with_values(model, traced.states, traced.constants)
     except InputError as error:
         if options.autocast is None:
             raise
@@ -179,23 +198,3 @@ def _recipe(factory: Any, options: ExportOptions) -> Recipe:
         if callable(factory)
         else make_recipe(factory)
     )
-
-
-def _with_values(model: onnx.ModelProto, traced: TracedStep) -> Graph:
-    """The model as a graph with the first values of states and with constants, which are no longer inputs."""
-    graph = graph_of(model)
-    for name, value in (traced.states | traced.constants).items():
-        if name in graph.inputs and not isinstance(value, FakeTensor):
-            graph.initializers[name] = Tensor(graph.inputs[name], array=_array(value))
-    for name in traced.constants:
-        graph.inputs.pop(name, None)
-    return graph
-
-
-def _array(value: torch.Tensor) -> np.ndarray:
-    value = value.detach().contiguous()
-    if value.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return value.numpy()

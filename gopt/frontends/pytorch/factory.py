@@ -90,15 +90,29 @@ class Recipe:
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch, a tensor of one element; raises InputError where there is none."""
+        return _one_element(self._result(batch))
+
+    def evaluated(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The loss of a batch, and other tensors of one element that are returned beside it: metrics by their keys, or
+        ``metric_1``, ... by their places in a tuple."""
+        found = self._result(batch)
+        metrics = {"loss": _one_element(found)}
+        if isinstance(found, Mapping):
+            beside = [(str(name), value) for name, value in found.items()]
+        else:
+            several = isinstance(found, Sequence) and not isinstance(found, torch.Tensor)
+            beside = [(f"metric_{place}", value) for place, value in enumerate(found) if place] if several else []
+        scalars = {name: value for name, value in beside if isinstance(value, torch.Tensor) and value.numel() == 1}
+        return metrics | {name: value.reshape(()) for name, value in scalars.items() if name not in metrics}
+
+    def _result(self, batch: Mapping[str, torch.Tensor]) -> Any:
         given = _filled(self.form, {name: value.detach() for name, value in batch.items()})  # it may get a gradient
         if self.loss is not None and not self.positional:
-            found = self.loss(self.module, given)
-        elif self.loss is not None:
+            return self.loss(self.module, given)
+        if self.loss is not None:
             *inputs, target = given.values()
-            found = self.loss(self.module(*inputs), target)
-        else:
-            found = self.module(*given.values()) if self.positional else self.module(**given)
-        return _one_element(found)
+            return self.loss(self.module(*inputs), target)
+        return self.module(*given.values()) if self.positional else self.module(**given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class ExportOptions:
     ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
     steps that are compared with eager PyTorch. ``schedule_steps``: for how many a schedule outside of the graph is
     written down. ``outputs``: keep what the module returns. ``values``: False for shapes
-    alone, which cannot be compared. ``dynamic``: the number of samples is left open.
+    alone, which cannot be compared. ``dynamic``: the number of samples is left open. ``evaluation``: write the
+    forward in evaluation mode too.
     """
 
     clip_norm: float | None = None
@@ -71,6 +72,7 @@ class ExportOptions:
     outputs: bool = False
     values: bool = True
     dynamic: Dynamic | None = None
+    evaluation: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -92,6 +94,8 @@ class ExportOptions:
                 "--dynamic cannot be combined with --no-values",
                 "only a comparison shows what holds for any size",
             )
+        if self.evaluation and not self.values:
+            raise OptionError("--eval cannot be combined with --no-values", "only a comparison shows that it is right")
         if self.dynamic is not None and self.draws is Draws.NODES:
             raise OptionError(
                 "--dynamic cannot be combined with --random nodes", "random nodes have one shape: take --random inputs"

@@ -50,7 +50,7 @@ def named(draws: Sequence[DrawnInput]) -> dict[str, Draw]:
     return {name: each.draw for name, each in zip(draw_names(len(draws)), draws)}
 
 
-class _Source(TorchDispatchMode):
+class RandomSource(TorchDispatchMode):
     """Replaces random operators of ATen by the numbers of ``next``; raises UnsupportedError for other random
     operators."""
 
@@ -98,7 +98,7 @@ def _generators() -> tuple[Any, ...]:
     return random.getstate(), pickle.dumps(np.random.get_state())
 
 
-class RecordedDraws(_Source):
+class RecordedDraws(RandomSource):
     """Draws random numbers, and records each draw."""
 
     def __init__(self, seed: int) -> None:
@@ -111,7 +111,7 @@ class RecordedDraws(_Source):
         return self.found[-1].values(self._generator)
 
 
-class ReplayedDraws(_Source):
+class ReplayedDraws(RandomSource):
     """Returns the numbers of inputs, in order. ``expected``: what they were drawn from, where that is known."""
 
     def __init__(self, values: Sequence[torch.Tensor], expected: Sequence[DrawnInput] = ()) -> None:
@@ -131,23 +131,23 @@ class ReplayedDraws(_Source):
         return self._values[self.taken - 1]
 
 
-def _uniform(source: _Source, x: torch.Tensor) -> torch.Tensor:
+def _uniform(source: RandomSource, x: torch.Tensor) -> torch.Tensor:
     return source.next(UNIFORM, x.shape)
 
 
-def _normal(source: _Source, x: torch.Tensor) -> torch.Tensor:
+def _normal(source: RandomSource, x: torch.Tensor) -> torch.Tensor:
     return source.next(NORMAL, x.shape)
 
 
-def _bernoulli_in_place(source: _Source, x: Any, p: Any = 0.5, generator: Any = None) -> Any:
+def _bernoulli_in_place(source: RandomSource, x: Any, p: Any = 0.5, generator: Any = None) -> Any:
     return x.copy_((_uniform(source, x) < p).to(x.dtype))
 
 
-def _bernoulli(source: _Source, x: Any, p: Any = None, generator: Any = None) -> Any:
+def _bernoulli(source: RandomSource, x: Any, p: Any = None, generator: Any = None) -> Any:
     return (_uniform(source, x) < (x if p is None else p)).to(x.dtype)
 
 
-def _native_dropout(source: _Source, x: Any, p: float, train: Any) -> Any:
+def _native_dropout(source: RandomSource, x: Any, p: float, train: Any) -> Any:
     if train is False or p == 0:
         return x, torch.ones_like(x, dtype=torch.bool)
     mask = _uniform(source, x) < 1.0 - p  # as bernoulli_(1 - p), which eager code on a CPU calls
@@ -158,31 +158,31 @@ def _dtype(options: dict[str, Any], default: torch.dtype | None = None) -> torch
     return options.get("dtype") or default or torch.get_default_dtype()
 
 
-def _rand(source: _Source, size: Any, **options: Any) -> Any:
+def _rand(source: RandomSource, size: Any, **options: Any) -> Any:
     return source.next(UNIFORM, size).to(_dtype(options))
 
 
-def _randn(source: _Source, size: Any, **options: Any) -> Any:
+def _randn(source: RandomSource, size: Any, **options: Any) -> Any:
     return source.next(NORMAL, size).to(_dtype(options))
 
 
-def _rand_like(source: _Source, x: Any, **options: Any) -> Any:
+def _rand_like(source: RandomSource, x: Any, **options: Any) -> Any:
     return _uniform(source, x).to(_dtype(options, x.dtype))
 
 
-def _randn_like(source: _Source, x: Any, **options: Any) -> Any:
+def _randn_like(source: RandomSource, x: Any, **options: Any) -> Any:
     return _normal(source, x).to(_dtype(options, x.dtype))
 
 
-def _uniform_in_place(source: _Source, x: Any, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
+def _uniform_in_place(source: RandomSource, x: Any, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
     return x.copy_((_uniform(source, x) * (high - low) + low).to(x.dtype))
 
 
-def _normal_in_place(source: _Source, x: Any, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Any:
+def _normal_in_place(source: RandomSource, x: Any, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Any:
     return x.copy_((_normal(source, x) * std + mean).to(x.dtype))
 
 
-def _normal_of_tensors(source: _Source, mean: Any, std: Any, generator: Any = None) -> Any:
+def _normal_of_tensors(source: RandomSource, mean: Any, std: Any, generator: Any = None) -> Any:
     like = mean + std if isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor) else _tensor_of(mean, std)
     return (mean + std * _normal(source, like)).to(like.dtype)
 
@@ -192,20 +192,20 @@ def _tensor_of(mean: Any, std: Any) -> torch.Tensor:
     return found
 
 
-def _exponential_in_place(source: _Source, x: Any, lambd: float = 1.0, generator: Any = None) -> Any:
+def _exponential_in_place(source: RandomSource, x: Any, lambd: float = 1.0, generator: Any = None) -> Any:
     return x.copy_((-torch.log1p(-_uniform(source, x)) / lambd).to(x.dtype))
 
 
-def _integers(source: _Source, low: int, high: int, size: Any, **options: Any) -> Any:
+def _integers(source: RandomSource, low: int, high: int, size: Any, **options: Any) -> Any:
     drawn = source.next(Draw(Distribution.INTEGERS, low=low, high=high), size)
     return drawn.to(options.get("dtype") or torch.int64)
 
 
-def _permutation(source: _Source, count: int, **options: Any) -> Any:
+def _permutation(source: RandomSource, count: int, **options: Any) -> Any:
     return source.next(PERMUTATION, (count,)).to(options.get("dtype") or torch.int64)
 
 
-def _integers_like(source: _Source, x: torch.Tensor, low: int, high: int, **options: Any) -> Any:
+def _integers_like(source: RandomSource, x: torch.Tensor, low: int, high: int, **options: Any) -> Any:
     return _integers(source, low, high, x.shape, dtype=options.get("dtype") or x.dtype)
 
 

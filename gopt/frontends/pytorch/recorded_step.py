@@ -211,7 +211,7 @@ class RecordedStep:
         try:
             model = to_onnx(traced, name)
         except torch.onnx.OnnxExporterError as error:
-            raise _no_form(error) from error
+            raise no_form(error) from error
         dead = set(unread_inputs(model))
         unread = [name for name in (*traced.batch, *traced.draws, *traced.hyper, *traced.constants) if name in dead]
         self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
@@ -244,7 +244,8 @@ def _refuse_sized_draws(one: Sequence[DrawnInput], two: Sequence[DrawnInput]) ->
             )
 
 
-def _no_form(error: BaseException) -> UnsupportedError:
+def no_form(error: BaseException) -> UnsupportedError:
+    """The refusal of a graph for which torch's exporter found no ONNX form."""
     said = _root(error)
     operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", said)
     complexly = " of complex numbers" if "complex-valued" in said else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,11 +117,7 @@ def trace(
     absent = {each.name for each in carried if each.read() is None}
 
     def run(*flat: Any) -> list[Any]:
-        with (
-            FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH),
-            dropout_between_layers(),
-            torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
-        ):  # fmt: skip
+        with exportable():
             values = dict(zip(names, (to_fun(value) for value in flat)))
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
             own_outputs = returned(recipe, names) if options.outputs else no_outputs()
@@ -138,19 +134,37 @@ def trace(
             outputs = [*(new[name] for name in states), *own.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
 
-    mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
     with assumptions() as assumed:
-        graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
-    refuse_shapes_of_values(graph, names, constants, seen.selections)
+        graph = graph_of_code(run, arguments, constants, options, seen)
+    return TracedStep(
+        graph, dict(recipe.batch), drawn, hyper.values, states, constants, kept,
+        default_values(recipe, hyper, scheduled, options.schedule_steps), hyper.rates, sorted(fixed), list(assumed),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def exportable() -> Iterator[None]:
+    """Trace operators that have an ONNX form alone, on tensors that no operator changes in place."""
+    with (
+        FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH), dropout_between_layers(),
+        torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
+    ):  # fmt: skip
+        yield
+
+
+def graph_of_code(
+    run: Callable[..., list[Any]], arguments: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor],
+    options: ExportOptions, seen: EagerSteps,
+) -> torch.fx.GraphModule:  # fmt: skip
+    """The graph of code that takes the arguments in order; raises UnsupportedError for shapes that values decide."""
+    mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
+    graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
+    refuse_shapes_of_values(graph, [*arguments], constants, seen.selections)
     for node in reversed(graph.graph.nodes):
         if "profiler" in str(node.target):
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
-    merged, batch = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph)), dict(recipe.batch)
-    return TracedStep(
-        merged, batch, drawn, hyper.values, states, constants, kept,
-        default_values(recipe, hyper, scheduled, options.schedule_steps), hyper.rates, sorted(fixed), list(assumed),
-    )  # fmt: skip
+    return torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
 
 
 def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ Ranks, which are threads of one process, take theirs from one iterator in turn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,24 +80,27 @@ class StreamSource:
     """Inputs that are drawn where a batch has none."""
 
     def batch(self, turn: MicroStep) -> Batch:
-        given = self._named(self.stream.take(turn), turn)
+        fed = [name for name in self.types if name not in self.drawn.draws]
+        given = named(self.stream.take(turn), turn.place, [*self.types], fed)
         arrays = {name: array(value) for name, value in given.items() if name in self.types}
         return self.drawn.completed(arrays, self.types, turn.number, turn.part)
 
-    def _named(self, given: Any, turn: MicroStep) -> Mapping[str, Any]:
-        if isinstance(given, Mapping):
-            return given
-        if not isinstance(given, tuple | list):
-            given = (given,)
-        fed = [name for name in self.types if name not in self.drawn.draws]
-        names = [*self.types] if len(given) == len(self.types) else fed
-        if len(given) != len(names):
-            raise InputError(
-                f"batch {turn.place} of the data is a {class_of(given)} of {len(given)}, and "
-                f"the step takes {', '.join(names)}",
-                "give that many, in this order, or a dictionary: input -> array",
-            )
-        return dict(zip(names, given))
+
+def named(given: Any, place: int, *orders: Sequence[str]) -> Mapping[str, Any]:
+    """A batch by input: one that is no mapping has a value for each input of one of the orders, or is the only one.
+    ``place``: its number. Raises InputError."""
+    if isinstance(given, Mapping):
+        return given
+    if not isinstance(given, tuple | list):
+        given = (given,)
+    names = next((order for order in orders if len(order) == len(given)), None)
+    if names is None:
+        raise InputError(
+            f"batch {place} of the data is a {class_of(given)} of {len(given)}, and "
+            f"the step takes {', '.join(orders[-1])}",
+            "give that many, in this order, or a dictionary: input -> array",
+        )
+    return dict(zip(names, given))
 
 
 def array(value: Any) -> Array | None:

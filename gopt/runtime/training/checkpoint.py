@@ -6,6 +6,7 @@ A crash at any moment leaves earlier checkpoints unchanged.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from gopt.artifact.checkpoint_index import (
+    BEST_DIR,
     INDEX_FILE,
+    BestEntry,
     CheckpointIndex,
     check_states_file,
     complete_steps,
@@ -38,6 +41,7 @@ from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import SampleOrder
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
+    check_step,
     check_there,
     check_unlocked,
     identity,
@@ -97,6 +101,11 @@ class Checkpoints:
                 f"{self.root} holds checkpoints of an earlier run, up to step {kept[-1]}",
                 "continue from there with --resume, or choose another --checkpoint",
             )
+        if not resume and os.path.lexists(self.root / BEST_DIR):
+            raise OptionError(
+                f"{self.root} holds {BEST_DIR}, the best checkpoint of an earlier run",
+                "continue with --resume, move it away, or choose another --checkpoint",
+            )
 
     @contextmanager
     def open(self, engine: Agreement, start: int) -> Iterator[None]:
@@ -127,33 +136,42 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.root / step_dir(step)
 
+    def best(self) -> CheckpointIndex | None:
+        """The index of the best step, None where there is none. Raises RunError as ``load``."""
+        path = self.root / BEST_DIR
+        return read_index(path, self.manifest, identity(self.root)) if (path / INDEX_FILE).is_file() else None
+
     def save(
         self, engine: Agreement, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array],
-        extra: Mapping[str, Array] = NOTHING,
+        extra: Mapping[str, Array] = NOTHING, best: BestEntry | None = None,
     ) -> None:  # fmt: skip
         """Write a checkpoint; every rank calls it.
 
         ``to_host`` returns a state's array in host memory. ``extra``: what this rank alone saves beside the states, by
-        names that no state has. Raises RunError, the same on all ranks, when it cannot be written.
+        names that no state has. ``best``: it takes the place of the best step. Raises RunError, the same on all ranks,
+        when it cannot be written.
         """
         try:
             with ExitStack() as opened:
-                written = _writers(self._own, engine.rank).get(engine.rank, ())
+                written = writers(self._own, engine.rank).get(engine.rank, ())
                 mine = {name: to_host(held[name]) for name in written}
-                self._save(engine, step, {**mine, **extra}, opened)
+                self._save(engine, step, {**mine, **extra}, opened, best)
         except _WriteFailedError as refused:
             engine.gather(None)  # the first rank has removed its files: from now on ranks may end the job
             raise refused.args[0] from refused
 
-    def _save(self, engine: Agreement, step: int, mine: Mapping[str, Array], opened: ExitStack) -> None:
-        target = self.path(step)
+    def _save(
+        self, engine: Agreement, step: int, mine: Mapping[str, Array], opened: ExitStack, best: BestEntry | None
+    ) -> None:
+        target = self.path(step) if best is None else self.root / BEST_DIR
         made: list[Staged] = []
 
         def begin() -> str:
             if engine.rank:
                 return ""
             check_there(self.root, self._lock)  # else this step would stand without manifest and source
-            remove_step(target)
+            if best is None:
+                remove_step(target)
             made.append(opened.enter_context(staged_folder(target)))
             return made[0].path.name
 
@@ -169,10 +187,11 @@ class Checkpoints:
                 index = CheckpointIndex(
                     step=step, manifest=self._own.digest(), run=self.run, draws=self.draws,
                     shuffle=None if order is None else order.shuffle,
-                    last=None if order is None else str(order.last), batches=dealt, files=files,
+                    last=None if order is None else str(order.last), batches=dealt, best=best,
+                    files=files,
                 )  # fmt: skip
                 write_new(staged / INDEX_FILE, index.text().encode())
-                made[0].commit()
+                made[0].commit(check_step if os.path.lexists(target) else None)
                 prune(self.root, self.keep)
 
         _on_all_ranks(engine, target, finish)
@@ -217,7 +236,7 @@ class Checkpoints:
         source = self._loaded = self._source(rank, of_run, files)
         found: dict[str, Array] = {}
         own = {source: list[str]()} if rank_states_file(source) in files else {}  # load_extra reads it
-        for writer, names in (own | _writers(of_run, source)).items():
+        for writer, names in (own | writers(of_run, source)).items():
             path = folder / rank_states_file(writer)
             check_states_file(path, files.get(path.name))
             try:
@@ -244,7 +263,7 @@ class Checkpoints:
         return None if tensor is None else tensor.copied()
 
 
-def _writers(manifest: Manifest, rank: int) -> dict[int, list[str]]:
+def writers(manifest: Manifest, rank: int) -> dict[int, list[str]]:
     """The first rank that holds each state of a rank -> those states. It writes them for all ranks with the same
     values."""
     owner: dict[tuple[str, tuple[Piece, ...]], int] = {}

@@ -221,6 +221,15 @@ def _put_values(root: Path, values: StatesFile) -> str:
     return target.name
 
 
+def check_step(path: Path) -> None:
+    """Raise OSError for what is no folder with files of a step alone: nothing of the user is replaced."""
+    if path.is_symlink() or not path.is_dir():
+        raise FileExistsError(errno.EEXIST, "no checkpoint of gopt has this name")
+    for each in path.iterdir():
+        if each.name != INDEX_FILE and not STATES_OF_RANK.fullmatch(each.name):
+            raise OSError(errno.ENOTEMPTY, f"it holds {each.name!r}, which gopt did not write: move it away")
+
+
 def remove_step(path: Path) -> None:
     """Remove the files that gopt wrote of one step, and the index first, so that the step never counts as complete.
     Other files and links stay. A note says where that is not possible."""

@@ -15,6 +15,7 @@ from gopt.errors import RunError
 from gopt.mesh import Mesh
 from gopt.runtime.training.array_source import Last, SampleOrder
 from gopt.runtime.training.batch_stream import BatchStream
+from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class Job:
     record: Path | None = None
     """The file into which the chief of a split writes in which order all received messages."""
 
+    evaluation: EvaluationPlan | None = None
+
     def order(self, times: int, *, once: bool = False) -> SampleOrder:
         """How samples are dealt out to steps of so many micro-steps."""
         return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times)
@@ -68,16 +71,22 @@ class Progress:
     """Additional figures of a split's trainer: bytes pushed and pulled, seconds waited."""
     more_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Losses beside the first, by name, of all ranks."""
+    hyper: Mapping[str, float] = field(default_factory=dict)
+    """The hyper-parameters of the step."""
+    evaluation: Evaluation | None = None
+    """Of the states behind the step."""
 
     @classmethod
     def of(
         cls, step: int, losses: Sequence[Mapping[str, float]], seconds: float, samples: int,
-        more: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None, hyper: Mapping[str, float] | None = None,
+        evaluation: Evaluation | None = None,
     ) -> Progress:  # fmt: skip
         """Of what all ranks report: losses by name, the first one first."""
         first, *others = ({name: tuple(each[name] for each in losses)} for name in losses[0])
         (own,) = first.values()
-        return cls(step, own, seconds, samples, more or {}, {n: made for each in others for n, made in each.items()})
+        beside = {name: made for each in others for name, made in each.items()}
+        return cls(step, own, seconds, samples, more or {}, beside, hyper or {}, evaluation)
 
     @property
     def loss(self) -> float:
@@ -103,9 +112,11 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         others = {name: list(losses) for name, losses in self.more_losses.items()}
+        evaluated = {} if self.evaluation is None else {"evaluation": self.evaluation.to_json()}
         return {"step": self.step, "loss": self.loss, "losses": list(self.losses),
                 **({"more_losses": others} if others else {}), "seconds": round(self.seconds, 6),
-                "samples_per_second": round(self.samples_per_second, 3), **self.more}  # fmt: skip
+                "samples_per_second": round(self.samples_per_second, 3),
+                **({"hyper": dict(self.hyper)} if self.hyper else {}), **evaluated, **self.more}  # fmt: skip
 
 
 def mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gopt.artifact.checkpoint_index import BEST_DIR, INDEX_FILE, BestEntry, open_index
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import to_document
@@ -73,6 +74,15 @@ class RunResult:
         return sum(each.seconds for each in self.steps)
 
     @property
+    def best(self) -> tuple[int, BestEntry] | None:
+        """The step of the best checkpoint, and its evaluation; None where none is kept."""
+        path = None if self.checkpoint is None else self.checkpoint / BEST_DIR
+        if path is None or not (path / INDEX_FILE).is_file() or not any(each.evaluation for each in self.steps):
+            return None
+        index = open_index(path)
+        return None if index.best is None else (index.step, index.best)
+
+    @property
     def samples_per_second(self) -> float:
         return sum(each.samples for each in self.steps) / self.seconds if self.seconds else 0.0
 
@@ -94,6 +104,17 @@ class RunResult:
             "samples_per_second": round(self.samples_per_second, 3),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
         }  # fmt: skip
+        evaluated = [each for each in self.steps if each.evaluation is not None]
+        if evaluated:
+            last = evaluated[-1].evaluation
+            record["evaluations"] = [
+                {"step": each.step, **each.evaluation.to_json()} for each in evaluated if each.evaluation is not None
+            ]
+            record["ended"] = "patience" if last is not None and last.ends else None
+            record["best"] = None
+            if self.best is not None:
+                step, kept = self.best
+                record["best"] = {"checkpoint": f"{self.checkpoint}/{BEST_DIR}", "step": step, **to_document(kept)}
         if self.roles is not None:
             record["roles"] = dict(self.roles)
         if self.servers:

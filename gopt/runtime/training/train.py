@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt.artifact.checkpoint_index import BestEntry
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest import InputKind, LocalState
 from gopt.errors import GoptError, InputError, OptionError, RunError
@@ -28,6 +29,7 @@ from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs, seed_of
+from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan, Evaluator
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
@@ -63,6 +65,8 @@ class Trainer:
         self.step = 0
         self.stopped = 0
         """The signal for which the run ends early, the same on all ranks."""
+        self.ended = False
+        """Whether the run ends because evaluations no longer improve."""
         self._stop_signal = stop_signal
         self.call = -1
         self._position = position
@@ -86,6 +90,7 @@ class Trainer:
         """Phases that read a batch."""
         self._samples = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
         """Of a batch of one rank."""
+        self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
         self._next_input = self.manifest.next_inputs(self.record)
         self.programs: dict[str, Executor] = {}
         data = self.mesh.data_group
@@ -96,7 +101,17 @@ class Trainer:
     def note(self) -> str:
         """A note on the samples, or ''."""
         held = self.data.held if isinstance(self.data, ArraySource) else None
-        return self.job.order(self._micro_steps).note(held, self.parts)
+        left = 0 if self._evaluator is None else self._evaluator.left_out
+        evaluated = f"the evaluation leaves out the last {left} samples, which make no whole batch" if left else ""
+        return "; ".join(filter(None, (self.job.order(self._micro_steps).note(held, self.parts), evaluated)))
+
+    def _evaluation(self, plan: EvaluationPlan) -> Evaluator:
+        made = Evaluator.of(plan, self.manifest, self._samples)
+        if made.choice is not None and self.checkpoints is not None and self.job.resume:
+            best = self.checkpoints.best()
+            since = 0 if best is None or not plan.every else (self.step - best.step) // plan.every
+            made.choice.resume(None if best is None else best.best, since)
+        return made
 
     def _load(self, phase: str) -> Graph:
         path = self.job.folder / Path(self.record.files[phase]).name
@@ -191,7 +206,7 @@ class Trainer:
         for program in self.programs.values():
             program.mark = trace.segment if trace is not None else no_timing
         try:
-            while self.step < self.job.steps and not self.stopped:
+            while self.step < self.job.steps and not (self.stopped or self.ended):
                 self._step(collectives, on_step)
         finally:
             collectives.close()
@@ -237,16 +252,36 @@ class Trainer:
         told = self.engine.gather((mine, self._stop_signal(), digests))
         losses, signals, everything = zip(*told, strict=True)
         self.stopped = next(filter(None, signals), 0)
+        seconds = time.perf_counter() - begin
+        evaluation = self._evaluated()
         if self.engine.rank == 0:
             samples = self._samples * self.parts * times
-            on_step(Progress.of(self.step, losses, time.perf_counter() - begin, samples))
+            fed = {name: float(value) for name, value in hyper.items()}
+            on_step(Progress.of(self.step, losses, seconds, samples, hyper=fed, evaluation=evaluation))
+        best = self._best(evaluation)
         due = self._due()
-        if self._audit_due(due):
-            if digests is None:  # the run ends because of a signal
+        if self._audit_due(due or best is not None):
+            if digests is None:  # of a signal, or an evaluation
                 everything = tuple(self.engine.gather(self._digests()))
             self._audit.check(self.engine, everything, self.held, self.to_host, self.step)
         if self.checkpoints is not None and due:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
+        if self.checkpoints is not None and best is not None:
+            self.checkpoints.save(self.engine, self.step, self.held, self.to_host, best=best)
+
+    def _evaluated(self) -> Evaluation | None:
+        """Evaluate the states where that is due."""
+        evaluator = self._evaluator
+        if self.stopped or evaluator is None or not evaluator.due(self.step, self.step == self.job.steps):
+            return None
+        found = evaluator.evaluate(self.engine, self.mesh.ranks, self.held, self.to_host)
+        self.ended = found.ends
+        return found
+
+    def _best(self, evaluation: Evaluation | None) -> BestEntry | None:
+        """The entry of the best checkpoint that is due, if one is."""
+        choice = None if self._evaluator is None else self._evaluator.choice
+        return choice.kept if choice is not None and evaluation is not None and evaluation.best else None
 
     def _audit_due(self, saved: bool) -> bool:
         """Return whether states in common are compared now; ``saved``: whether a checkpoint follows."""
@@ -262,6 +297,7 @@ class Trainer:
         return self.checkpoints is not None and (
             self.step == self.job.steps
             or bool(self.stopped)
+            or self.ended
             or bool(self.job.every and self.step % self.job.every == 0)
         )
 

@@ -1,0 +1,35 @@
+"""Options of ``gopt run`` for evaluation on held-out data, and for curves."""
+
+from __future__ import annotations
+
+import click
+
+from .options import F
+
+
+def evaluation_options(function: F) -> F:
+    """``--eval`` and what belongs to it."""
+    for option in (
+        click.option(
+            "--patience", type=click.IntRange(1), metavar="N",
+            help="End the run, with exit code 0, after N evaluations without a better one.",
+        ),
+        click.option(
+            "--keep-best", metavar="METRIC[:min|max]",
+            help="Keep the checkpoint with the best value of METRIC as CKPT/best.  [default: min, of the first metric]",
+        ),
+        click.option(
+            "--eval-every", type=click.IntRange(1), metavar="K",
+            help="Evaluate after every K steps, and at the end.  [default: at the end]",
+        ),
+        click.option(
+            "--eval-data", metavar="PATH|MODULE:FUNCTION",
+            help="Read held-out samples, in the forms of --data; a function must end.",
+        ),
+        click.option(
+            "--eval", metavar="MODEL",
+            help="Evaluate the parameters of the run by this model of the forward, which gopt export --eval writes.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function

@@ -1,0 +1,242 @@
+"""The forward of a recipe in evaluation mode, as a model beside the step.
+
+Parameters and buffers are inputs under the names that the step's states have, so that a run feeds its own. The model is
+compared with eager PyTorch at other values of them than it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
+
+from gopt.documents.draws import Draw
+from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
+from gopt.frontends.functional_step import LOSS
+from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
+from gopt.frontends.pytorch.check import LIMITS, batches
+from gopt.frontends.pytorch.convert import array_of, quiet, to_onnx, unread_inputs, with_values, without_inputs
+from gopt.frontends.pytorch.eager import autocast
+from gopt.frontends.pytorch.eager_code import on_attention_math
+from gopt.frontends.pytorch.eager_steps import EagerSteps
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.hyper import Hyper
+from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.outputs import no_outputs, returned
+from gopt.frontends.pytorch.randomness import RandomSource
+from gopt.frontends.pytorch.recorded_step import OTHER_SIZES, no_form
+from gopt.frontends.pytorch.samples import dimensions, resized
+from gopt.frontends.pytorch.size_branches import inputs_with_samples, refuse_branches
+from gopt.frontends.pytorch.states import Kind, Place, find_places
+from gopt.frontends.pytorch.tracing import TracedStep, exportable, graph_of_code, swapped
+from gopt.ir.graph import Graph
+from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.session import SessionCache
+from gopt.sanitize import show
+
+Tensors = dict[str, torch.Tensor]
+
+
+class _NoDraws(RandomSource):
+    def next(self, draw: Draw, shape: Sequence[int]) -> torch.Tensor:
+        raise UnsupportedError(
+            f"--eval: the forward draws random numbers in evaluation mode too ({draw})",
+            "put them into the batch, or leave --eval out",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationModel:
+    """``graph``: the model with the first values of parameters and buffers; ``note``: why it holds for one size of the
+    batch alone, '' where it holds for any."""
+
+    graph: Graph
+    note: str
+
+
+@dataclass(slots=True)
+class _Forward:
+    """The forward of a recipe whose module is in evaluation mode."""
+
+    recipe: Recipe
+    options: ExportOptions
+    seen: EagerSteps
+
+    def places(self) -> list[Place]:
+        """Parameters, buffers and constants."""
+        return [each for each in find_places(self.recipe, self.seen) if each.kind is not Kind.OPTIMIZER]
+
+    def values(self, held: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
+        """The loss, other metrics, and what the module returns, of tensors in the place of ``held`` ones."""
+        nothing = Hyper({}, [], {})
+        taken = [*held, *batch, LOSS]
+        outputs = returned(self.recipe, taken) if self.options.outputs else no_outputs()
+        with (
+            swapped(self.recipe, self.places(), held, nothing, False, OptimizerTracing()), outputs as own,
+            torch.no_grad(), autocast(self.options), _NoDraws(),
+        ):  # fmt: skip
+            found = self.recipe.evaluated(batch)
+        metrics = {f"metric.{name}" if name in (*held, *batch) else name: value for name, value in found.items()}
+        return metrics | {name: value for name, value in own.items() if name not in metrics}
+
+    def model(self, name: str) -> onnx.ModelProto:
+        """The forward as a model, with parameters and buffers as inputs. Raises UnsupportedError."""
+        held = {each.name: each.value.detach().clone() for each in self.places()}
+        arguments, names = self.recipe.batch | held, list[str]()
+
+        def run(*flat: Any) -> list[Any]:
+            with exportable():
+                values = dict(zip(arguments, map(to_fun, flat)))
+                found = self.values({each: values[each] for each in held}, {n: values[n] for n in self.recipe.batch})
+            names[:] = found
+            return [from_fun(value.detach()) for value in found.values()]
+
+        with quiet():
+            graph = graph_of_code(run, arguments, {}, self.options, self.seen)
+            traced = TracedStep(
+                graph, dict(self.recipe.batch), {}, {}, {}, held, names[1:], {}, {}, [], []
+            )  # fmt: skip
+            try:
+                model = to_onnx(traced, name)
+            except torch.onnx.OnnxExporterError as error:
+                raise no_form(error) from error
+        without_inputs(model, unread_inputs(model))
+        return model
+
+    def resized(self, size: int, sampled: Sequence[str]) -> _Forward:
+        return replace(self, recipe=replace(self.recipe, batch=resized(self.recipe.batch, size, sampled)))
+
+
+def evaluation_model(recipe: Recipe, options: ExportOptions, seen: EagerSteps, name: str) -> EvaluationModel:
+    """The forward of a recipe in evaluation mode, of any number of samples where its code holds for any.
+
+    Raises UnsupportedError for a forward that draws random numbers, cannot be exported, or is not that of eager
+    PyTorch."""
+    forward = _Forward(recipe, options, seen)
+    with _evaluating(recipe.whole), _refusals():
+        sampled, note = _sampled(forward)
+        model = forward.model(name)
+        if sampled:
+            try:
+                model = _at_any_size(forward, sampled, name)
+            except UnsupportedError as error:
+                sampled, note = (), error.message
+        graph = _graph(model, forward)
+        _compare(graph, forward, sampled)
+    return EvaluationModel(graph, note)
+
+
+@contextlib.contextmanager
+def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """Put a module and what it contains into evaluation mode; each is as it was at the end."""
+    modes = {each: each.training for each in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in modes.items():
+            each.training = training
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise UnsupportedError, which names the option, for whatever code raises."""
+    try:
+        yield
+    except (UnsupportedError, InputError) as error:
+        text = error.message if error.message.startswith("--eval") else f"--eval: {error.message}"
+        raise UnsupportedError(text, *error.hints) from error
+    except GoptError:
+        raise
+    except Exception as error:
+        if isinstance(error.__cause__, GoptError):
+            raise error.__cause__ from None
+        text = next(iter(str(error).splitlines()), "no message")[:400]
+        raise UnsupportedError(
+            f"--eval: the forward in evaluation mode cannot be traced: {type(error).__name__}: {text}",
+            "code that looks at the values of tensors (item(), if x > 0) has no graph; --debug shows where",
+        ) from error
+
+
+def _sampled(forward: _Forward) -> tuple[tuple[str, ...], str]:
+    """The inputs that have samples, or why the model is made for one number of them alone."""
+    recipe, options = forward.recipe, forward.options
+    try:
+        sampled = inputs_with_samples(recipe, options)
+        size = next(pairs_of_sizes(dimensions(recipe)))[0]
+        refuse_branches(recipe, options, size, sampled, (*dimensions(recipe)[:1], *OTHER_SIZES))
+    except (UnsupportedError, OptionError) as error:
+        return (), error.message.removeprefix("--dynamic batch: ").removeprefix("--dynamic batch ")
+    return sampled, ""
+
+
+def _at_any_size(forward: _Forward, sampled: Sequence[str], name: str) -> onnx.ModelProto:
+    refusals = []
+    for sizes in pairs_of_sizes(dimensions(forward.recipe)):
+        one, two = (forward.resized(size, sampled).model(name) for size in sizes)
+        try:
+            return join_sizes((one, two), sizes)
+        except UnsupportedError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _graph(model: onnx.ModelProto, forward: _Forward) -> Graph:
+    places = forward.places()
+    states = {each.name: each.value for each in places if each.kind is not Kind.CONSTANT}
+    return with_values(model, states, {each.name: each.value for each in places if each.kind is Kind.CONSTANT})
+
+
+def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
+    """Run the model and eager PyTorch on the example batch, another one, and other numbers of samples where that is
+    open, with disturbed parameters and buffers. Raises UnsupportedError for a value that differs."""
+    generator = torch.Generator().manual_seed(forward.options.seed + 2)
+    held = {each.name: _disturbed(each, generator) for each in forward.places()}
+    executor = Executor(graph, SessionCache())
+    fed = {name: array_of(value) for name, value in held.items() if name in graph.inputs}
+    tried = batches(forward.recipe, 2) + [
+        forward.resized(size, sampled).recipe.batch for size in OTHER_SIZES if sampled
+    ]
+    for batch in tried:
+        with quiet(), on_attention_math():
+            theirs = forward.values(held, batch)
+        given = {name: array_of(value) for name, value in batch.items() if name in graph.inputs}
+        mine = executor.run(given | fed, no_calls)
+        for name, value in theirs.items():
+            _check(name, mine[name], value, LIMITS[forward.options.autocast].loss)
+
+
+def _disturbed(place: Place, generator: torch.Generator) -> torch.Tensor:
+    """A value of a place that is not its first one, where a run may have another."""
+    value = place.value.detach()
+    if place.kind is Kind.CONSTANT or not value.is_floating_point():
+        return value.clone()
+    return value + 0.1 * torch.rand(value.shape, generator=generator).to(value.dtype)
+
+
+def _check(name: str, mine: np.ndarray, theirs: torch.Tensor, limit: float) -> None:
+    a, b = mine.astype(np.float64), array_of(theirs.double()).astype(np.float64)
+    finite = np.isfinite(b)
+    if name == LOSS and not finite.all():
+        raise UnsupportedError(
+            "the loss of eager PyTorch in evaluation mode is not a number: nothing can be compared",
+            "give an example batch and values with which evaluation works",
+        )
+    difference, size = (float(np.linalg.norm((each[finite]).ravel())) for each in (a - b, b))
+    if (
+        a.shape != b.shape
+        or not np.array_equal(a[~finite], b[~finite], equal_nan=True)
+        or not (difference <= limit * max(size, 1.0))
+    ):
+        raise UnsupportedError(
+            f"the evaluation model is not the eager one: {show(name)} is {difference:.2e} from eager PyTorch, where "
+            f"its norm is {size:.2e}",
+            "likely cause: a branch on values, or an operator that is exported wrongly",
+        )
