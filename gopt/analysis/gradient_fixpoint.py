@@ -102,7 +102,7 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
-    """What lets an update read a number of the batch: the means behind it, as those of all ranks."""
+    """The hint that lets an update read a number of the batch: the means behind it, as those of all ranks."""
     stack, found = [value], dict[str, None]()
     for name in stack:
         node = step.index.producers.get(name)

@@ -62,7 +62,7 @@ def without_needs(
 
 
 def multiplied(index: GraphIndex, value: str) -> str:
-    """What the readers of a value multiply it to, one behind the other: a derivative's last factors stand there."""
+    """The product that the readers of a value make, one behind the other: a derivative's last factors stand there."""
     for _ in range(_CHAIN):
         users = index.users.get(value, [])
         if len(users) != 1 or not users[0].is_a(*_FACTORS):

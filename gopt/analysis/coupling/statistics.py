@@ -77,7 +77,7 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
 
 
 def _made_by_backward(training: TrainingGraph) -> set[str]:
-    """What depends on derivatives by single samples, which hold the number of samples where the loss is a mean."""
+    """The values behind derivatives by single samples, which hold the number of samples where the loss is a mean."""
     backward = [name for node in training.graph.nodes if node.phase is Phase.BACKWARD for name in node.outputs]
     reduced = {*training.gradients.values()}
     return descendants(GraphIndex(training.graph), (name for name in backward if name not in reduced))

@@ -33,7 +33,7 @@ class UniformFactor:
     uniform: bool = True
 
     def weights(self) -> UniformFactor:
-        """What rows that are alike take of a matrix that they are multiplied by: the sizes in it, no constant."""
+        """The factor that rows which are alike take of a matrix: the sizes in it, and no constant."""
         return UniformFactor(1.0, self.batches, False)
 
     def times(self, other: UniformFactor, power: int = 1) -> UniformFactor:
