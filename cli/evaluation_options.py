@@ -8,8 +8,16 @@ from .options import F
 
 
 def evaluation_options(function: F) -> F:
-    """``--eval`` and what belongs to it."""
+    """``--eval`` and what belongs to it; curves and figures."""
     for option in (
+        click.option(
+            "--peak-flops", type=float, metavar="N",
+            help="Say what share of N floating-point operations a second, the peak of one rank's device, is used.",
+        ),
+        click.option(
+            "--tensorboard", metavar="FOLDER",
+            help="Write curves for TensorBoard: losses, learning rate, evaluations, rates.",
+        ),
         click.option(
             "--patience", type=click.IntRange(1), metavar="N",
             help="End the run, with exit code 0, after N evaluations without a better one.",

@@ -27,23 +27,38 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @contextmanager
 def live_run(steps: int) -> Iterator[Callable[[Progress | StepMessage], None]]:
-    """A line on stderr that follows the steps; nothing when stderr is not a terminal."""
+    """A line of at most 80 columns on stderr that follows the steps; nothing when stderr is not a terminal."""
     errors = Console(stderr=True)
     if not errors.is_terminal or verbosity() is Verbosity.QUIET:
         yield lambda _: None
         return
     columns = (
-        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[rate]:.0f} samples/s"), TimeRemainingColumn(),
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=8), TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
     )  # fmt: skip
     with Bar(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("", total=steps, loss="", rate=0.0)
+        task = bar.add_task("", total=steps, facts="")
 
         def show(step: Progress | StepMessage) -> None:
-            loss = "" if step.loss is None else f"loss {step.loss:.4g}"
-            bar.update(task, completed=step.step, loss=loss, rate=step.samples_per_second)
+            bar.update(task, completed=step.step, facts=facts(step))
 
         yield show
+
+
+def facts(step: Progress | StepMessage) -> str:
+    """Loss, rate, memory and the share of the peak of operations, as far as they are known."""
+    tokens = step.tokens_per_second
+    return ", ".join(
+        filter(
+            None,
+            [
+                "" if step.loss is None else f"loss {step.loss:.4g}",
+                f"{tokens:.0f} tokens/s" if tokens else f"{step.samples_per_second:.0f} samples/s",
+                f"{step.memory / 1e9:.2g} GB" if step.memory else "",
+                f"{step.utilisation:.0%}" if step.utilisation else "",
+            ],
+        )
+    )
 
 
 def render_evaluation(step: int, found: Evaluation) -> None:
@@ -69,6 +84,14 @@ def render_run(result: RunResult) -> None:
         f"in {f'{seconds:.1f}' if seconds >= 1 else f'{seconds:.2g}'} s: "
         f"{1000 * seconds / count:.1f} ms a step, {result.samples_per_second:.0f} samples/s"
     )
+    used = result.usage
+    said = [
+        f"{used['tokens_per_second']:.0f} tokens/s" if "tokens_per_second" in used else "",
+        f"{used['memory'] / 1e9:.2f} GB of memory at most" if "memory" in used else "",
+        f"{used['utilisation']:.1%} of the peak of floating-point operations" if "utilisation" in used else "",
+    ]
+    if used.keys() - {"memory"}:
+        out.print(", ".join(filter(None, said)))
     out.print(f"loss {first.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
     for name in first.means:
         line = [each.means[name] for each in result.steps]
@@ -76,7 +99,8 @@ def render_run(result: RunResult) -> None:
     if result.not_finite is not None:
         out.print(
             f"warning: {'a' if first.means else 'the'} loss is not finite in {_steps(result.not_finite.steps)}, "
-            f"first in step {result.not_finite.first}; with --stop-on-nan the run ends there",
+            f"first in step {result.not_finite.first}{f', {cause}' if (cause := result.not_finite.cause) else ''}; "
+            "with --stop-on-nan the run ends there",
         )
     if last.epoch > 1:
         out.print(f"the samples of the data were read {last.epoch:.4g} times")

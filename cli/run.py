@@ -222,7 +222,7 @@ def options_of(given: dict[str, Any]) -> RunOptions:
 
     same = (
         "state", "shuffle", "draws", "last", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
-        "audit", "eval", "eval_data", "keep_best",
+        "audit", "eval", "eval_data", "keep_best", "tensorboard", "peak_flops",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(

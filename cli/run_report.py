@@ -56,6 +56,7 @@ def report_steps(
     from gopt.runtime.engines.heartbeat import LIVE, launcher_folder
     from gopt.runtime.training.draws import seed_of
     from gopt.runtime.training.run_result import RunResult
+    from gopt.verbs.curves import curves
 
     from .render_run import live_run, render_evaluation, render_run
 
@@ -63,7 +64,10 @@ def report_steps(
     resumed, seed = _resume_step(job), seed_of(job, manifest)
     watched = launcher_folder()
     live_path = None if watched is None else str(watched / LIVE)
-    with live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live:
+    with (
+        live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live,
+        curves(given["tensorboard"]) as draw,
+    ):  # fmt: skip
 
         def tell(progress: Any) -> None:
             steps.append(progress)
@@ -73,6 +77,7 @@ def report_steps(
             line = strict_json(progress.to_json())
             live(line)
             write(line)
+            draw(progress)
 
         yield tell
     result = RunResult(

@@ -66,7 +66,7 @@ def examine() -> Environment:
 _EXTRAS = (
     ("torch", "torch", "gopt export"), ("onnxscript", "torch", "gopt export"), ("onnx-ad", "derive", "gopt derive"),
     ("mpi4py", "mpi", "gopt run with processes"), ("llvmlite", "fast", "faster steps of gopt run"),
-    ("nccl4py", "nccl", "gopt run --engine nccl"),
+    ("nccl4py", "nccl", "gopt run --engine nccl"), ("tensorboard", "tensorboard", "gopt run --tensorboard"),
 )  # fmt: skip
 """Package, the extra that brings it, and what it is for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import sys
 import threading
 from collections.abc import Sequence
@@ -96,3 +97,9 @@ def same_memory(one: Array, other: Array) -> bool:
 def _references(held: list[Array], place: int) -> int:
     """The number of references to an array of a list, views of it included."""
     return sys.getrefcount(held[place])
+
+
+def peak_memory() -> int:
+    """The largest memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -23,6 +23,7 @@ from gopt.runtime.training.batch_stream import BatchStream, array
 from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.evaluation import Evaluation
 from gopt.runtime.training.job import Job, Progress, read_manifest
+from gopt.verbs.curves import curves
 from gopt.verbs.on_disk import TemporaryFolder
 from gopt.verbs.run_options import RunKeywords, RunOptions
 from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
@@ -114,12 +115,15 @@ def run(
     job = replace(asked, checkpoint=root).job(ranks, _data(data, scratch.path), steps)
     told: list[Progress] = []
 
-    def tell(progress: Progress) -> None:
-        told.append(progress)
-        on_step(progress)
-
     seed = seed_of(job, manifest_check.read_manifest(ranks)[0])
-    count, last = _train(job, asked, RunHooks(tell))
+    with curves(asked.tensorboard) as draw:
+
+        def tell(progress: Progress) -> None:
+            told.append(progress)
+            draw(progress)
+            on_step(progress)
+
+        count, last = _train(job, asked, RunHooks(tell))
     return Run(count, tuple(told), ranks, root / step_dir(last), seed, scratch)
 
 

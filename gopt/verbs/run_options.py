@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from gopt.runtime.training.array_source import Last
 from gopt.runtime.training.batch_stream import BatchStream
 from gopt.runtime.training.evaluation import BestRule, EvaluationPlan
 from gopt.runtime.training.job import Job
+from gopt.verbs.curves import check_writer
 
 if TYPE_CHECKING:
     from gopt.runtime.parameter_server.job import ServerJob
@@ -42,7 +44,8 @@ class RunOptions:
 
     ``eval``: a model of the forward (``gopt export --eval``) that is evaluated on ``eval_data``, in a form of ``data``
     that ends, at the end and every ``eval_every`` steps. ``keep_best``: a metric of it, as ``accuracy:max``; the best
-    checkpoint is kept as ``best``. ``patience``: end after so many evaluations without a better one.
+    checkpoint is kept as ``best``. ``patience``: end after so many evaluations without a better one. ``tensorboard``:
+    a folder for curves. ``peak_flops``: operations a second of one rank's device, by which a run says what it uses.
 
     Of a split alone: ``trainers``, how many take part; ``roles``, which process is what; ``on_trainer_loss`` in rounds,
     ``abort`` or ``continue``; ``nan``, what servers do about gradients that are not finite: ``pass``, ``abort`` or
@@ -73,6 +76,8 @@ class RunOptions:
     eval_every: int = 0
     keep_best: str | None = None
     patience: int = 0
+    tensorboard: FilePath | None = None
+    peak_flops: float | None = None
     trainers: int | None = None
     roles: str | None = None
     on_trainer_loss: str = "abort"
@@ -101,6 +106,10 @@ class RunOptions:
                 "leave one of them out",
             )
 
+        if self.tensorboard is not None:
+            check_writer()
+        if self.peak_flops is not None and not 0 < self.peak_flops < math.inf:
+            raise OptionError(f"--peak-flops cannot be {self.peak_flops}", "give a number above 0, such as 312e12")
         for name, needed, hint in (
             ("eval_data", "eval", "--eval MODEL, which gopt export --eval writes"),
             ("eval_every", "eval", "--eval MODEL, which gopt export --eval writes"),
@@ -122,6 +131,7 @@ class RunOptions:
             tuning=self.tuning, audit=self.audit,
             trace=None if self.trace is None else Path(self.trace),
             record=None if self.record is None else Path(self.record), evaluation=self._evaluation(),
+            peak_flops=self.peak_flops,
         )  # fmt: skip
 
     def _evaluation(self) -> EvaluationPlan | None:
@@ -155,6 +165,10 @@ class RunOptions:
                     "--eval needs ranks of gopt shard: servers hold the parameters, and no step is the same on all "
                     "trainers",
                     "leave it out, and evaluate checkpoints: gopt merge CKPT/step_… --inference -o MODEL",
+                )
+            if self.peak_flops is not None:
+                raise OptionError(
+                    "--peak-flops needs ranks of gopt shard: servers compute a part of the step", "leave it out"
                 )
             if self.trace is not None:
                 raise OptionError(
@@ -213,6 +227,8 @@ class RunKeywords(TypedDict, total=False):
     eval_every: int
     keep_best: str | None
     patience: int
+    tensorboard: FilePath | None
+    peak_flops: float | None
     trainers: int | None
     roles: str | None
     on_trainer_loss: str

@@ -69,6 +69,6 @@ class LargeBatchCheck:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "outcome": self.outcome.value, "states": self.states, "why": self.why,
+            "outcome": self.outcome.value, "line": self.line(), "states": self.states, "why": self.why,
             "apart": [each.to_json() for each in self.apart], "notes": list(self.notes), "taken": list(self.taken),
         }  # fmt: skip

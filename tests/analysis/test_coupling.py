@@ -298,6 +298,12 @@ def test_labels_that_are_ignored_are_no_note(ignored, kind, tmp_path, capsys):
         assert ("one large batch" in capsys.readouterr().out) is told, words
 
 
+def test_padding_of_sequences_is_a_note():
+    """Sequences are padded to different lengths, so that ranks have different numbers of labels."""
+    found = gopt.shard(FIXTURES / "real" / "tagger_padding.onnx", 2).report()
+    assert any("one large batch" in each and "weighted:v101 is exact" in each for each in found.notes)
+
+
 LARGEST = "  a_x = Abs(x)\n  top = ReduceMax<keepdims = 0>(a_x, first)\n  stat_out = Max(stat, top)\n"
 AVERAGE = (
     "  own = ReduceMean<keepdims = 0>(x, first)\n  part = Mul(own, quarter)\n  rest = Mul(stat, quarter)\n"

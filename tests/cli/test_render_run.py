@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gopt.cli.render_run import render_run, sparkline
+from gopt.cli.render_run import facts, render_run, sparkline
 
 from gopt.runtime.parameter_server.waits import ServerSummary
-from gopt.runtime.training.job import Progress
+from gopt.runtime.training.job import Progress, Usage
 from gopt.runtime.training.run_result import RunResult
 
 NAN, INF = float("nan"), float("inf")
@@ -44,6 +44,22 @@ def test_a_run(capsys):
     assert "1 step on 1 rank (mpi, 3 calls in shared memory)" in shown(
         capsys, [2.5], ranks=1, engine="mpi", shared_calls=3
     )
+
+
+def test_facts_of_a_step_fit_beside_a_bar():
+    usage = Usage(tokens=64_000, memory=12_345_678_901, flops=10**12, peak=4e12)
+    step = Progress(1234, (2.34567,), 0.5, 32, usage=usage)
+    assert facts(step) == "loss 2.346, 128000 tokens/s, 12 GB, 50%"
+    assert facts(Progress(1, (2.5,), 0.5, 32)) == "loss 2.5, 64 samples/s"
+    assert len(f"step 1234/10000 {'━' * 8} {facts(step)} 0:12:34") <= 80
+
+
+def test_what_a_run_used(capsys):
+    steps = [Progress(number, (2.5,), 0.5, 32, usage=Usage(1000, number * 10**9, 10**12, 4e12)) for number in (1, 2)]
+    text = shown(capsys, [], steps=steps)
+    assert "2000 tokens/s, 2.00 GB of memory at most, 50.0% of the peak of floating-point operations" in text
+    told = RunResult(folder=Path("out"), engine="threads", ranks=1, steps=steps, asked=2).to_json()
+    assert (told["tokens_per_second"], told["memory"], told["utilisation"]) == (2000.0, 2 * 10**9, 0.5)
 
 
 def test_a_split(capsys):

@@ -160,12 +160,12 @@ def shots(words: Sequence[str], home: Path, chosen: Sequence[tuple[str, Sequence
 
 
 def main(kind: str = "all") -> int:
-    """``all`` shots at all forms; or ``some``: one at one form of each command; or those that are ``launched``."""
+    """``all`` shots at all forms; ``some``: one at one form of a third of the commands; those that are ``launched``."""
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.modules["llvmlite"] = None  # type: ignore[assignment]
     made, found, listed = 0, [f"not in the table: {name}" for name in sorted(every.missing())], list(every.forms())
     if kind == "some":
-        listed = every.one_form_each()
+        listed = every.one_form_each()[::3]
     if kind == "launched":
         listed = [text.split() for text in every.LAUNCHED.values()]
     home = Path(tempfile.mkdtemp(prefix="gopt.streams."))

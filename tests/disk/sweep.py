@@ -316,7 +316,16 @@ class Sweep:
             for known in (old.get(step), new.get(step)):
                 if known is not None and files != known:
                     wrong.append(f"{step} is not whole")
-        return wrong
+        return [*wrong, *self._best(left)]
+
+    def _best(self, left: Tree) -> list[str]:
+        """The best step is there where one was, and whole: that of a step on the way as well."""
+        index = self.work / "ck/best/index.json"
+        if "ck/best/index.json" not in left:
+            return ["best is gone"] if "ck/best/index.json" in self.old or "ck/best" in left else []
+        files = json.loads(index.read_text())["files"]
+        found = {name: hashlib.sha256((index.parent / name).read_bytes()).hexdigest() for name in files}
+        return [f"best/{name} is not whole" for name in files if found[name] != files[name]["sha256"]]
 
     def _between(self, name: str) -> bool:
         """Whether a manifest is the new one without digests of files that are about to be replaced."""

@@ -39,6 +39,7 @@ _RUN = [
     "--every",
     "1",
 ]
+_BEST = ["--eval", "e.onnx", "--eval-data", "data.npz", "--eval-every", "1", "--keep-best", "loss"]
 
 
 def _do(*command: str) -> None:
@@ -175,6 +176,16 @@ def _checkpoints(folder: Path) -> None:
     _do("seal", str(home))
 
 
+def _best(folder: Path) -> None:
+    """Two steps done, and the best of them."""
+    _data(folder)
+    _step(folder)
+    _do("merge", str(folder / "step.onnx"), "--inference", "--output", "loss", "-o", str(folder / "e.onnx"))
+    (folder / "step.onnx").unlink()
+    paths = ("in.ranks", "data.npz", "ck", "e.onnx")
+    _do(*(str(folder / part) if part in paths else part for part in (*_RUN, *_BEST)), "--steps", "2")
+
+
 _CASES = (
     Case("shard", _step, ["shard", "step.onnx", "--ranks", "2", "-o", "out"], r"out(/|$)"),
     Case("shard-jobs", lambda folder: _old_folder(folder, "shard"),
@@ -199,6 +210,7 @@ _CASES = (
          ["reshard", "in.ranks", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
     Case("run", _data, [*_RUN, "--steps", "1"], r"ck(/|$)", [*_RUN, "--steps", "1", "--resume"], added=True),
     Case("resume", _checkpoints, [*_RUN, "--steps", "4", "--resume"], r"ck(/|$)", added=True),
+    Case("best", _best, [*_RUN, *_BEST, "--steps", "4", "--resume"], r"ck(/|$)", added=True),
     Case("load-state", _state, ["load-state", "step.onnx", "w.npz", "-o", "n.onnx"], r"n\.onnx"),
     Case("load-state-force", _state, ["load-state", "step.onnx", "w.npz", "-o", "m.onnx", "--force"], r"m\.onnx"),
     Case("state-dict", _ranks, ["merge", "in.ranks", "--state-dict", "s.safetensors"], r"s\.safetensors"),

@@ -21,8 +21,8 @@ FILES = ["state-dict-force", "report-force", "reduce"]
 RUNS = ["run"]
 AGAIN = [
     "shard", "shard-jobs-new", "shard-jobs-plain", "split-jobs", "load-state-force", "reproducer", "shard-force",
-    "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "load-state", "state-dict",
-    "report", "seal",
+    "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "best", "load-state",
+    "state-dict", "report", "seal",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
 HANGING = ["shard-jobs-new", "shard-jobs-plain", "split-jobs"]
@@ -41,7 +41,7 @@ def swept(*arguments: str) -> list[dict[str, Any]]:
 def test_killed_and_failed_at_a_part_of_the_writes():
     """Every command, and every fault of each: the points go round with the fault."""
     made = [
-        found for cases, every in ((OUTPUTS, 16), (FILES, 6), (RUNS, 34))
+        found for cases, every in ((OUTPUTS, 32), (FILES, 12), (RUNS, 68))
         for found in swept(*cases, "--faults", "", "--some", f"kill,torn,{REST}", "--every", str(every))
     ]  # fmt: skip
     for found in made:

@@ -6,7 +6,7 @@ import pytest
 from fuzz.campaign import Campaign
 from fuzz.cases import KINDS
 
-SEEDS = 3
+SEEDS = 2
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def ended(made: Path, home: Path, file: str, at: int, command: str) -> tuple[int
     return child.returncode, child.stderr
 
 
-@pytest.mark.parametrize("name", part(COMMANDS, keep=2))
+@pytest.mark.parametrize("name", part(COMMANDS, keep=1))
 def test_a_file_that_is_truncated_meanwhile_is_named(made: Path, tmp_path: Path, name: str) -> None:
     file, command = COMMANDS[name]
     code, said = ended(made, tmp_path / "home", file, 0, command)

@@ -12,8 +12,11 @@ from gopt.ir.graph import Node
 
 
 def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool:
-    """Return whether a value is the number of labels of the batch that differ from one negative number, which is no
-    class, as ``ignore_index`` of PyTorch is: every loss of labels has such a count, and usually no label to ignore."""
+    """Return whether a value is the number of samples whose label differs from one negative number, which is no class,
+    as ``ignore_index`` of PyTorch is: every loss of labels has such a count, and usually no label to ignore.
+
+    A sample of several labels is a sequence: those are padded, so that ranks' numbers differ as a rule.
+    """
     count = _behind(index, value)
     if count is None or not count.is_a("ReduceSum"):
         return False
@@ -24,7 +27,13 @@ def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool
     ignored = [index.constants.value(name) for name in equal.inputs]
     labels = [name for name, each in zip(equal.inputs, ignored) if each is None]
     negative = [each for each in ignored if each is not None and each.size == 1 and float(np.ravel(each)[0]) < 0]
-    return len(labels) == len(negative) == 1 and _source(index, labels[0]) in batch
+    source = _source(index, labels[0]) if len(labels) == len(negative) == 1 else ""
+    return source in batch and _one_each(index.graph.types[source].shape)
+
+
+def _one_each(shape: tuple[int | str | None, ...] | None) -> bool:
+    """Return whether a batch of this shape has one element for each sample."""
+    return shape is not None and all(size == 1 for size in shape[1:])
 
 
 def _behind(index: GraphIndex, name: str) -> Node | None:

@@ -49,5 +49,5 @@ def read_proof(verification: Path | Mapping[str, Any], ranks: int) -> Proof:
         confirmed=sum(each.holds for each in found.gradients),
         unconfirmed=len(doubts),
         doubts=tuple(doubts[:DOUBTS]),
-        notes=found.notes,
+        notes=found.notes if found.large_batch is None else (found.large_batch.line, *found.notes),
     )

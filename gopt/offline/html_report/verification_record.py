@@ -49,6 +49,13 @@ class UnconfirmedValue:
 
 
 @dataclass(frozen=True, slots=True)
+class LargeBatchLine:
+    """The comparison with the step of one large batch, as it was printed."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class VerificationRecord:
     """The keys of a verification that the page shows. ``worst``: variant -> the value that is furthest off."""
 
@@ -61,3 +68,4 @@ class VerificationRecord:
     gradients: tuple[CheckedGradient, ...]
     unconfirmed: tuple[UnconfirmedValue, ...]
     notes: tuple[str, ...]
+    large_batch: LargeBatchLine | None = field(default=None, metadata=OPTIONAL)

@@ -49,7 +49,7 @@ def forward_only(training: TrainingGraph, outputs: Sequence[str]) -> Forward:
     ]  # fmt: skip
     running = evaluated(subgraph, statistics)
     made = {node.outputs[0]: node for node in (*identities, *running)}
-    found = _pruned(_with(subgraph.graph, made), chosen)
+    found = pruned(_with(subgraph.graph, made), chosen)
     kept = {name for node in found.nodes for name in node.outputs}
     _check_random(training, found)
     _check_values(training, found)
@@ -97,7 +97,7 @@ def _with(graph: Graph, made: dict[str, Node]) -> Graph:
     return graph
 
 
-def _pruned(graph: Graph, outputs: Sequence[str]) -> Graph:
+def pruned(graph: Graph, outputs: Sequence[str]) -> Graph:
     """Only what the outputs need; states are constants. The header loses what speaks of the training step."""
     index = GraphIndex(graph)
     needed, values = ancestors(index, outputs)

@@ -94,26 +94,30 @@ class Evaluation:
 
 @dataclass(slots=True)
 class Choice:
-    """The best evaluation so far. ``kept``: of it; ``without``: evaluations since then."""
+    """The best evaluation so far. ``kept``: of it, behind ``step``; ``without``: evaluations since then."""
 
     rule: BestRule
     patience: int
     kept: BestEntry | None = None
+    step: int = 0
     without: int = 0
 
-    def judged(self, found: Evaluation) -> Evaluation:
-        """An evaluation, compared with those before it."""
+    def judged(self, found: Evaluation, step: int) -> Evaluation:
+        """The evaluation behind a step, compared with those before it.
+
+        A job that was killed may have kept the best of a step that the next one makes again: it stays the best."""
         value = found.values[self.rule.metric]
         mode = self.rule.mode or "min"
         sign = -1 if mode == "max" else 1
         better = math.isfinite(value) and (self.kept is None or sign * value < sign * self.kept.value)
         if better:
-            self.kept = BestEntry(self.rule.metric, mode, value)
-        self.without = 0 if better else self.without + 1
+            self.kept, self.step = BestEntry(self.rule.metric, mode, value), step
+        better = better or (self.kept is not None and (step, value) == (self.step, self.kept.value))
+        self.without = 0 if better or step < self.step else self.without + 1
         return replace(found, best=better, without=self.without, ends=0 < self.patience <= self.without)
 
-    def resume(self, kept: BestEntry | None, since: int) -> None:
-        """Go on from the best checkpoint of a job that is continued, made so many evaluations before. Raises
+    def resume(self, kept: BestEntry | None, step: int, since: int) -> None:
+        """Go on from the best checkpoint of a job that is continued, that of a step, so many evaluations ago. Raises
         OptionError where it is the best by another metric."""
         if kept is not None and (kept.metric, kept.mode) != (self.rule.metric, self.rule.mode):
             raise OptionError(
@@ -121,7 +125,7 @@ class Choice:
                 f"that by {clean_line(kept.metric)}:{kept.mode}",
                 f"write --keep-best {clean_line(kept.metric)}:{kept.mode}, or move the folder best away",
             )
-        self.kept, self.without = kept, max(since, 0)
+        self.kept, self.step, self.without = kept, step, max(since, 0)
 
 
 @dataclass(slots=True)
@@ -169,10 +173,10 @@ class Evaluator:
         return last or bool(self.plan.every and step % self.plan.every == 0)
 
     def evaluate(
-        self, engine: Engine, ranks: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]
+        self, engine: Engine, ranks: int, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]
     ) -> Evaluation:
-        """Evaluate the states that ranks hold; every rank calls it, and gets the same. Raises InputError for data that
-        does not fit."""
+        """Evaluate the states that ranks hold behind a step; every rank calls it, and gets the same. Raises InputError
+        for data that does not fit."""
         begin = time.perf_counter()
         fed = self._executor.hold(self.gathered(engine, held, to_host))
         mine = []
@@ -188,7 +192,7 @@ class Evaluator:
             sums += samples * np.asarray(values)
         values = dict(zip(self.metrics, (sums / total).tolist()))
         found_one = Evaluation(values, total, time.perf_counter() - begin)
-        return found_one if self.choice is None else self.choice.judged(found_one)
+        return found_one if self.choice is None else self.choice.judged(found_one, step)
 
     def gathered(self, engine: Engine, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> dict[str, Array]:
         """The whole values of the states that the model reads, put together as ``gopt merge`` does; every rank calls

@@ -48,6 +48,8 @@ class Job:
     """Steps between comparisons of what ranks hold in common; None: before each checkpoint; 0: none."""
     trace: Path | None = None
     """The file into which the first rank writes the timeline of all ranks, in Chrome's trace format."""
+    peak_flops: float | None = None
+    """Operations a second that one rank's device makes at most: the run says what share of it is used."""
     record: Path | None = None
     """The file into which the chief of a split writes in which order all received messages."""
 
@@ -56,6 +58,18 @@ class Job:
     def order(self, times: int, *, once: bool = False) -> SampleOrder:
         """How samples are dealt out to steps of so many micro-steps."""
         return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The use of a step. ``tokens``: of all ranks, 0 where the batch has none; ``memory``: the largest peak of a
+    process by then, in bytes; ``flops``: of all ranks; ``peak``: operations a second of all ranks' devices, 0 where
+    that is not known."""
+
+    tokens: int = 0
+    memory: int = 0
+    flops: int = 0
+    peak: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +89,21 @@ class Progress:
     """The hyper-parameters of the step."""
     evaluation: Evaluation | None = None
     """Of the states behind the step."""
+    cause: str = ""
+    """Of a first step whose loss is not finite: where the numbers end."""
+    usage: Usage = Usage()
 
     @classmethod
     def of(
         cls, step: int, losses: Sequence[Mapping[str, float]], seconds: float, samples: int,
         more: Mapping[str, Any] | None = None, hyper: Mapping[str, float] | None = None,
-        evaluation: Evaluation | None = None,
+        evaluation: Evaluation | None = None, cause: str = "", usage: Usage | None = None,
     ) -> Progress:  # fmt: skip
         """Of what all ranks report: losses by name, the first one first."""
         first, *others = ({name: tuple(each[name] for each in losses)} for name in losses[0])
         (own,) = first.values()
         beside = {name: made for each in others for name, made in each.items()}
-        return cls(step, own, seconds, samples, more or {}, beside, hyper or {}, evaluation)
+        return cls(step, own, seconds, samples, more or {}, beside, hyper or {}, evaluation, cause, usage or Usage())
 
     @property
     def loss(self) -> float:
@@ -106,6 +123,24 @@ class Progress:
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
+    def tokens(self) -> int:
+        return self.usage.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.usage.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def memory(self) -> int:
+        return self.usage.memory
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the peak of all ranks' devices that the step's products and convolutions used."""
+        peak = self.usage.peak * self.seconds
+        return self.usage.flops / peak if peak else 0.0
+
+    @property
     def epoch(self) -> float:
         """Of a split whose samples are in a file: how many times they were read by then; 0 of other runs."""
         return float(self.more.get("epoch", 0))
@@ -116,7 +151,13 @@ class Progress:
         return {"step": self.step, "loss": self.loss, "losses": list(self.losses),
                 **({"more_losses": others} if others else {}), "seconds": round(self.seconds, 6),
                 "samples_per_second": round(self.samples_per_second, 3),
-                **({"hyper": dict(self.hyper)} if self.hyper else {}), **evaluated, **self.more}  # fmt: skip
+                **self._used(), **({"hyper": dict(self.hyper)} if self.hyper else {}), **evaluated,
+                **({"cause": self.cause} if self.cause else {}), **self.more}  # fmt: skip
+
+    def _used(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"tokens_per_second": round(self.tokens_per_second, 3)} if self.tokens else {}
+        found |= {"memory": self.memory} if self.memory else {}
+        return found | ({"utilisation": round(self.utilisation, 6)} if self.usage.peak else {})
 
 
 def mean(values: Sequence[float]) -> float:
@@ -132,12 +173,12 @@ def not_finite(losses: Mapping[str, float]) -> str:
     return f"the loss is {losses[name]}" if len(losses) == 1 else f"the loss {name!r} is {losses[name]}"
 
 
-def not_finite_error(losses: Mapping[str, float], done: int) -> RunError:
-    """The error for a loss that is no number. ``done``: steps before that one."""
-    hint = (
-        "lower the learning rate" if done else "look for NaN in the data and the start values, for nothing was updated"
-    )
-    return RunError(not_finite(losses), f"{hint}, or leave --stop-on-nan out")
+def not_finite_error(losses: Mapping[str, float], done: int, cause: str = "") -> RunError:
+    """The error for a loss that is no number. ``done``: steps before that one; ``cause``: of the first step, where the
+    numbers end."""
+    hint = "lower the learning rate" if done else "look there, for nothing was updated before"
+    where = f" {cause or 'in the data or the first forward'}" if not done else ""
+    return RunError(f"{not_finite(losses)}{where}", f"{hint}, or leave --stop-on-nan out")
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:

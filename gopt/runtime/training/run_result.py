@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gopt.artifact.checkpoint_index import BEST_DIR, INDEX_FILE, BestEntry, open_index
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
-from gopt.documents.records import to_document
+from gopt.documents.records import OPTIONAL, to_document
 from gopt.runtime.training.job import Progress
 
 if TYPE_CHECKING:
@@ -26,14 +26,21 @@ class StepMessage:
     loss: float | None
     """None where it is not finite."""
     samples_per_second: float
+    tokens_per_second: float = field(default=0.0, metadata=OPTIONAL)
+    memory: int = field(default=0, metadata=OPTIONAL)
+    utilisation: float = field(default=0.0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """Steps whose loss is not finite: how many, and the first one."""
+    """Steps whose loss is not finite: how many, and the first one; where the numbers end, if that is known."""
 
     steps: int
     first: int
+    cause: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"steps": self.steps, "first": self.first, **({"cause": self.cause} if self.cause else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +94,24 @@ class RunResult:
         return sum(each.samples for each in self.steps) / self.seconds if self.seconds else 0.0
 
     @property
+    def usage(self) -> dict[str, float]:
+        """Of all steps, where known: tokens a second, the peak of memory in bytes, the share of the peak of
+        operations."""
+        used = [each.usage for each in self.steps]
+        found: dict[str, float] = {}
+        if any(each.tokens for each in used) and self.seconds:
+            found["tokens_per_second"] = round(sum(each.tokens for each in used) / self.seconds, 3)
+        if used and used[-1].memory:
+            found["memory"] = max(each.memory for each in used)
+        if used and used[-1].peak and self.seconds:
+            found["utilisation"] = round(sum(each.flops for each in used) / (used[-1].peak * self.seconds), 6)
+        return found
+
+    @property
     def not_finite(self) -> NotFinite | None:
         """None where all losses are finite numbers."""
-        failed = [each.step for each in self.steps if not each.finite]
-        return NotFinite(len(failed), failed[0]) if failed else None
+        failed = [each for each in self.steps if not each.finite]
+        return NotFinite(len(failed), failed[0].step, failed[0].cause) if failed else None
 
     def to_json(self) -> dict[str, Any]:
         bad = self.not_finite
@@ -99,11 +120,13 @@ class RunResult:
             "shared_calls": self.shared_calls, "steps": len(self.steps), "asked": self.asked, "resumed": self.resumed,
             "first": self.steps[0].to_json() if self.steps else None,
             "last": self.steps[-1].to_json() if self.steps else None,
-            "not_finite": None if bad is None else {"steps": bad.steps, "first": bad.first},
+            "not_finite": None if bad is None else bad.to_json(),
             "seconds": round(self.seconds, 6),
             "samples_per_second": round(self.samples_per_second, 3),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
         }  # fmt: skip
+        if self.steps:
+            record |= self.usage
         evaluated = [each for each in self.steps if each.evaluation is not None]
         if evaluated:
             last = evaluated[-1].evaluation

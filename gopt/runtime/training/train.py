@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gopt.analysis.flops import flops
 from gopt.artifact.checkpoint_index import BestEntry
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest import InputKind, LocalState
@@ -21,6 +23,7 @@ from gopt.runtime.device import Device, Host
 from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine, raise_on_one_rank
 from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
+from gopt.runtime.memory import peak_memory
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.array_source import ArraySource, MicroStep
@@ -30,10 +33,11 @@ from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs, seed_of
 from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan, Evaluator
+from gopt.runtime.training.first_nan import first_nan
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
-from gopt.runtime.training.job import Job, Progress, mean, not_finite, not_finite_error, read_manifest
+from gopt.runtime.training.job import Job, Progress, Usage, mean, not_finite, not_finite_error, read_manifest
 from gopt.runtime.training.kept_order import kept_order, with_kept_order
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
@@ -91,6 +95,9 @@ class Trainer:
         self._samples = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
         """Of a batch of one rank."""
         self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
+        self._usage = Usage()
+        self._tokens = next((type.dims[1] for type in self.types.values() if _is_tokens(type)), 0)
+        """Of a sample; 0 where no input is of tokens."""
         self._next_input = self.manifest.next_inputs(self.record)
         self.programs: dict[str, Executor] = {}
         data = self.mesh.data_group
@@ -110,7 +117,7 @@ class Trainer:
         if made.choice is not None and self.checkpoints is not None and self.job.resume:
             best = self.checkpoints.best()
             since = 0 if best is None or not plan.every else (self.step - best.step) // plan.every
-            made.choice.resume(None if best is None else best.best, since)
+            made.choice.resume(*((None, 0) if best is None else (best.best, best.step)), since)
         return made
 
     def _load(self, phase: str) -> Graph:
@@ -158,6 +165,9 @@ class Trainer:
             types = {state.input: self._input(state.input) for state in self.states}
             take_from_first(self.engine, replicas, self._sync, self.device, self.held, types)
         check_equal(self.engine, replicas, self.held)
+        if self.job.peak_flops is not None:
+            own = sum(times * flops(self._graphs[phase]) for phase, times in self.phases)
+            self._usage = Usage(flops=sum(self.engine.gather(own)), peak=self.job.peak_flops * self.mesh.ranks)
         self._audit = Audit(replicas, self.engine.rank, self.job.folder)
         plans = raise_on_one_rank(self.engine, self._plan)
         shared = share_memory(self.engine, list(plans.values()))
@@ -231,7 +241,7 @@ class Trainer:
         self._set_position(-1)
         hyper = {each.name: each.at(self.step) for each in self._hyper}
         seen: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
-        times = self._micro_steps
+        times, first = self._micro_steps, []
         for phase, count in self.phases:
             program = self.programs[phase]
             reads_batch = phase in self._reading
@@ -240,41 +250,48 @@ class Trainer:
                 if reads_batch:
                     batch = self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
                     feeds = hyper | self.record.feeds(batch)
+                    if not self.step:
+                        first.append(batch)
                 shown = program.advance(self.held, feeds, collectives)
                 for name in seen.keys() & shown.keys():
                     seen[name].append(float(self.device.to_host(shown[name])))
         mine = {name: mean(values) for name, values in seen.items()}
+        cause = first_nan(self.job, first, hyper, self.states, self._start) if first and not_finite(mine) else ""
         if self.job.stop_on_nan and not_finite(mine):
             self.call = -1  # it came of no call
-            raise not_finite_error(mine, self.step)
+            raise not_finite_error(mine, self.step, cause)
         self.step += 1
         digests = self._digests() if self._audit_due(self._due()) else None
-        told = self.engine.gather((mine, self._stop_signal(), digests))
-        losses, signals, everything = zip(*told, strict=True)
+        told = self.engine.gather((mine, self._stop_signal(), digests, cause, peak_memory()))
+        losses, signals, everything, causes, memory = zip(*told, strict=True)
         self.stopped = next(filter(None, signals), 0)
         seconds = time.perf_counter() - begin
         evaluation = self._evaluated()
         if self.engine.rank == 0:
             samples = self._samples * self.parts * times
             fed = {name: float(value) for name, value in hyper.items()}
-            on_step(Progress.of(self.step, losses, seconds, samples, hyper=fed, evaluation=evaluation))
+            where = next((f"rank {rank}: {text}" for rank, text in enumerate(causes) if text), "")
+            usage = replace(self._usage, tokens=samples * self._tokens, memory=max(memory))
+            on_step(Progress.of(
+                self.step, losses, seconds, samples, hyper=fed, evaluation=evaluation, cause=where, usage=usage,
+            ))  # fmt: skip
         best = self._best(evaluation)
         due = self._due()
         if self._audit_due(due or best is not None):
             if digests is None:  # of a signal, or an evaluation
                 everything = tuple(self.engine.gather(self._digests()))
             self._audit.check(self.engine, everything, self.held, self.to_host, self.step)
+        if self.checkpoints is not None and best is not None:  # first: a step that is kept is not made again
+            self.checkpoints.save(self.engine, self.step, self.held, self.to_host, best=best)
         if self.checkpoints is not None and due:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
-        if self.checkpoints is not None and best is not None:
-            self.checkpoints.save(self.engine, self.step, self.held, self.to_host, best=best)
 
     def _evaluated(self) -> Evaluation | None:
         """Evaluate the states where that is due."""
         evaluator = self._evaluator
         if self.stopped or evaluator is None or not evaluator.due(self.step, self.step == self.job.steps):
             return None
-        found = evaluator.evaluate(self.engine, self.mesh.ranks, self.held, self.to_host)
+        found = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.held, self.to_host)
         self.ended = found.ends
         return found
 
@@ -304,3 +321,8 @@ class Trainer:
     def to_host(self, value: Any) -> Array:
         """A state of a running job as an array in host memory, after all pending work on it."""
         return self.device.to_host(self.device.view(value))
+
+
+def _is_tokens(type: TensorType) -> bool:
+    """Return whether an input of the batch has whole numbers in rows, as token ids are."""
+    return len(type.dims) == 2 and type.dims[1] > 1 and numpy_dtype(type.dtype).kind in "iu"

@@ -30,6 +30,14 @@ def test_errors_are_relative_and_gradients_counted(tmp_path):
     assert (proof.gradients, proof.confirmed, proof.unconfirmed, proof.outcome) == (1, 1, 0, "equal")
 
 
+def test_the_comparison_with_one_large_batch_is_a_note(tmp_path):
+    for found, notes in (
+        ({"outcome": "equal", "line": "one large batch: equal"}, ("one large batch: equal", "a note")),
+        (None, ("a note",)),
+    ):
+        assert read_proof(result(tmp_path / "p.json", large_batch=found), 2).notes == notes
+
+
 def test_an_error_that_is_not_finite_stays_so(tmp_path):
     worst = {"as they are": {"name": "w", "kind": "loss", "rank": None, "step": 2, "error_over_tolerance": None}}
     assert read_proof(result(tmp_path / "p.json", worst=worst), 2).worst[0].error is None

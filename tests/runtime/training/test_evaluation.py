@@ -14,7 +14,7 @@ from gopt.cli.main import main
 from recipes import Recipe, build
 
 import gopt
-from gopt.artifact.checkpoint_index import open_index
+from gopt.artifact.checkpoint_index import BestEntry, open_index
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.load import load
 from gopt.offline.inference.write import merge_inference
@@ -243,6 +243,13 @@ def test_a_metric_that_is_not_finite_is_never_the_best():
     assert BestRule.parse("loss") == BestRule("loss", None) and BestRule.parse("top:5:max") == BestRule("top:5", "max")
     choice = Choice(BestRule("top", "max"), 2)
     values = [float("nan"), 1.0, float("inf"), 0.5, 2.0, 2.0]
-    found = [choice.judged(Evaluation({"top": value}, 1, 0.0)) for value in values]
+    found = [choice.judged(Evaluation({"top": value}, 1, 0.0), step) for step, value in enumerate(values)]
     assert [each.best for each in found] == [False, True, False, False, True, False]
     assert [each.ends for each in found] == [False, False, False, True, False, False] and choice.kept.value == 2.0
+
+
+def test_the_best_of_a_step_that_is_made_again_stays_the_best():
+    choice = Choice(BestRule("loss", "min"), 2)
+    choice.resume(BestEntry("loss", "min", 0.5), 5, -3)
+    found = [choice.judged(Evaluation({"loss": value}, 1, 0.0), step) for step, value in ((3, 0.9), (4, 0.8), (5, 0.5))]
+    assert [(each.best, each.without, each.ends) for each in found] == [(False, 0, False)] * 2 + [(True, 0, False)]

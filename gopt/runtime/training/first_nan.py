@@ -1,0 +1,80 @@
+"""Why the first loss of a job is not a number: the first input, start value or value of the forward that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt.artifact.manifest import LocalState
+from gopt.errors import GoptError
+from gopt.ir.external_data import load_state
+from gopt.ir.types import FLOATS
+from gopt.offline.folder_contents import read_folder
+from gopt.offline.inference.forward import pruned
+from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.session import Array, SessionCache
+from gopt.runtime.training.job import Job
+from gopt.sanitize import show
+
+
+def first_nan(
+    job: Job, batches: Sequence[Mapping[str, Array]], hyper: Mapping[str, Array], states: Sequence[LocalState],
+    start: Callable[[], Mapping[str, Any]],
+) -> str:  # fmt: skip
+    """Where the numbers end: in the data, in the start values, or in the first forward.
+
+    ``batches``: those of a rank's first step; ``states``: its own; ``start``: gives their values before it."""
+    for batch in batches:
+        for name, value in batch.items():
+            if fault := _fault(value):
+                return f"in the data: {show(name)} {fault}"
+    for name, value in _pieces(states, start()):
+        if fault := _fault(value):
+            return f"in the start values: {show(name)} {fault}"
+    try:
+        found = next(filter(None, (_in_forward(job, {**batch, **hyper}) for batch in batches)), "")
+    except (GoptError, MemoryError):  # a source that cannot run here
+        found = ""
+    return f"in the first forward: {found or 'its data and start values are numbers'}"
+
+
+def _pieces(states: Sequence[LocalState], held: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """The parts of the source's states that a rank's states are made of."""
+    for state in states:
+        flat, start = np.asarray(held[state.input]).reshape(-1), 0
+        for piece in state.pieces:
+            yield piece.tensor, flat[start : start + piece.elements]
+            start += piece.elements
+
+
+def _fault(value: Any) -> str:
+    """Return the fault of the numbers of an array, '' where all are finite."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "fV" or not array.size:
+        return ""
+    bad = ~np.isfinite(array.astype(np.float32) if array.dtype.itemsize < 4 else array)
+    if not bad.any():
+        return ""
+    kind = "NaN" if np.isnan(array[bad].astype(np.float64)).any() else "infinite"
+    place = f", first in row {int(np.argwhere(bad)[0][0])}" if array.ndim > 1 and len(array) > 1 else ""
+    return f"is {kind} in {int(bad.sum())} of its {array.size} numbers{place}"
+
+
+def _in_forward(job: Job, feeds: Mapping[str, Array]) -> str:
+    """The first value of the source's forward, from the start values of the folder, that is NaN, or else infinite; ''
+    where there is none, or start values lie elsewhere."""
+    held = read_folder(job.folder)
+    if job.startup and held.startup is not None:
+        return ""
+    graph = held.graph
+    if job.state is not None:
+        graph.initializers.update({name: each for name, each in load_state(job.state).items() if name in held.missing})
+    part = pruned(graph, held.manifest.losses)
+    made = {name: node for node in part.nodes for name in node.outputs if name and part.type_of(name).dtype in FLOATS}
+    part.outputs = {name: part.type_of(name) for name in made}
+    found = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds}, no_calls)
+    faults = {name: fault for name in made if (fault := _fault(found[name]))}
+    name = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
+    return "" if name is None else f"{show(name)}, which {made[name].op_type} computes, {faults[name]}"
