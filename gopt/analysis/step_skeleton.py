@@ -106,7 +106,8 @@ class StepSkeleton:
         found = set()
         for name in rest:
             size = (graph.inputs[name].shape or (None,))[0]
-            if isinstance(size, str) or any(self._meets_samples(value, size, tainted) for value in self._layouts(name)):
+            named = isinstance(size, str) and name in self.index.users
+            if named or any(self._meets_samples(value, size, tainted) for value in self._layouts(name)):
                 found.add(name)
         return found
 

@@ -261,7 +261,7 @@ class GradientUnits:
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
             settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
-            if all(unit.start for unit in units) and not any(unit.sure for unit in settled):
+            if all(unit.start for unit in units) and not self._all_sure(settled):
                 return Unit(start=True)  # terms of a derivative of the model, such as that of an error function
             units = settled
         first, sure = units[0], self._all_sure(units)
@@ -287,7 +287,7 @@ class GradientUnits:
     def _all_sure(self, units: list[Unit]) -> bool:
         """Return whether constants tell the degree of values that are added: of some, where all are as the losses."""
         sure = [unit for unit in units if unit.sure]
-        alike = bool(sure) and {unit.degree for unit in units} == {self.terms.common}
+        alike = bool(sure) and {(unit.degree, unit.by) for unit in units} == {(self.terms.common, "")}
         return len(sure) == len(units) or alike
 
     def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
