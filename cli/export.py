@@ -54,6 +54,10 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--outputs", is_flag=True, help="Keep the results of the module, such as logits, as outputs.")
 @click.option(
+    "--outputs-of", multiple=True, metavar="MODULES",
+    help="Keep the results of submodules as outputs, e.g. encoder,layers.3. May be repeated.",
+)  # fmt: skip
+@click.option(
     "--no-values",
     is_flag=True,
     help="Trace shapes alone, for a model that does not fit in memory; nothing is compared.",
@@ -108,12 +112,17 @@ def options_of(given: dict[str, Any]) -> ExportOptions:
         ema=given["ema"],
         schedules=Schedules(given["scheduler"]),
         draws=Draws(given["draws"]),
-        hyper=tuple(name for text in given["hyper"] for name in text.split(",") if name),
+        hyper=_names(given["hyper"]),
         seed=given["seed"],
         check=given["check"],
         schedule_steps=given["schedule_steps"],
         outputs=given["outputs"],
+        outputs_of=_names(given["outputs_of"]),
         evaluation=given["evaluation"],
         values=not given["no_values"],
         dynamic=None if given["dynamic"] is None else Dynamic(given["dynamic"]),
     )
+
+
+def _names(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for text in texts for name in text.split(",") if name)

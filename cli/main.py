@@ -30,6 +30,7 @@ from .verbosity import restored, with_verbosity
 
 COMMANDS = {
     "export": "Make a training step from a PyTorch model, checked against eager PyTorch.",
+    "init": "Write a file with a factory to fill in, for gopt export.",
     "import": "Make a training step from a folder of ONNX Runtime's training artifacts.",
     "derive": "Make a training step from a forward ONNX model, with checked gradients.",
     "shard": "Write one runnable graph per rank, with a manifest and a report.",

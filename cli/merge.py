@@ -13,7 +13,9 @@ from .terminal import print_json
 @click.argument("path", metavar="DIR|CHECKPOINT|STEP", type=click.Path(readable=False))
 @click.option("-o", "output", metavar="MODEL", help="The ONNX file to write.")
 @click.option(
-    "--state-dict", metavar="FILE", help="Write parameters and running statistics as a .safetensors file, no model."
+    "--state-dict",
+    metavar="FILE",
+    help="Write the state dict of the module as a .safetensors or .pt file, no model.",
 )
 @click.option("--inference", is_flag=True, help="Write the forward alone, as it is evaluated.")
 @click.option("--training-info", is_flag=True, help="Write the forward, with the step beside it as training_info.")
@@ -32,6 +34,11 @@ def command(
     DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept. Where the values are more
     than 64 MiB they lie beside the model, in MODEL.<digest>.data.
 
+    --state-dict writes what module.load_state_dict takes, strictly where gopt export made the step: tied, frozen and
+    counted tensors too; of other steps, parameters and running statistics. A .pt file loads with weights_only=True, and
+    with --all-states holds "model", "optimizer" and "step", and "scheduler", "scaler", "ema" and "loss" where the step
+    has them. A .safetensors file has all states under their names in the step.
+
     --inference writes a model of the forward alone: parameters are constants, BatchNorm reads its running statistics,
     dropout passes values on. It computes the step's outputs beside loss and states (gopt export --outputs), or each
     value that --output names.
@@ -39,20 +46,21 @@ def command(
     --training-info writes that model with the step in it, in ONNX's own form of a training step: the algorithm computes
     the loss and the new value of every state, update_binding says which initializer it replaces. gopt reads it again.
 
-    Both options take a training step as well: STEP is its file.
+    All three options take a training step as well: STEP is its file.
 
     \b
     Example:
       gopt merge step.ranks -o step.onnx
       gopt merge checkpoints/step_00000100 -o trained.onnx
       gopt merge checkpoints/step_00000100 --state-dict trained.safetensors
+      gopt merge checkpoints/step_00000100 --state-dict trained.pt --all-states
       gopt merge checkpoints/step_00000100 --inference -o model.onnx
       gopt merge step.onnx --training-info --output logits -o both.onnx
     """
     from gopt.offline.inference.write import merge_inference
     from gopt.offline.merge import merge
-    from gopt.offline.state_values import save_state_dict
     from gopt.offline.training_info.write import merge_training_info
+    from gopt.verbs.folders import save_state_dict
 
     from .render import render_inference, render_merged, render_state_dict, render_training_info
     from .render_progress import progress

@@ -12,8 +12,10 @@ import gopt
 
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
-    "load", "shard", "split", "verify", "run", "inspect", "explain", "report", "diff", "plan", "merge", "reshard",
-    "seal", "unchecked", "export", "derive", "import_step", "golden_update", "golden_check",
+    "load", "shard", "split", "verify", "run", "inspect", "explain", "report", "diff", "plan", "merge",
+    "save_state_dict", "reshard", "seal",
+    "unchecked", "export", "derive", "import_step",
+    "golden_update", "golden_check",
 )  # fmt: skip
 OPTIONS = ("ShardOptions", "Auto", "SplitOptions", "DeriveOptions", "VerifyOptions", "RunOptions")
 OBJECTS = ("Source", "Sharded", "Split", "Mesh", "Plan", "Run")

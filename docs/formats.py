@@ -29,6 +29,7 @@ FORMATS = {
     "report": "report.json",
     "index": "index.json of a checkpoint",
     "roles": "Roles of a kept source",
+    "torch": "Names of PyTorch",
     "config": "gopt.toml",
     "servers": "Server map",
     "golden": "gopt-golden.toml",

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gopt.parameter_server.options import SplitOptions
     from gopt.verbs.derive import derive
     from gopt.verbs.export import export
-    from gopt.verbs.folders import diff, explain, merge, reshard
+    from gopt.verbs.folders import diff, explain, merge, reshard, save_state_dict
     from gopt.verbs.import_step import import_step
     from gopt.verbs.inspect import inspect
     from gopt.verbs.plan import Plan, plan
@@ -66,7 +66,8 @@ __all__ = [
     "Auto", "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run",
     "RunError", "RunOptions", "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError",
     "UnsupportedError", "VerifyOptions", "__version__", "derive", "diff", "explain", "export", "golden_check",
-    "golden_update", "import_step", "inspect", "load", "merge", "plan", "report", "reshard", "run", "seal", "shard",
+    "golden_update", "import_step", "inspect", "load", "merge", "plan", "report", "reshard", "run", "save_state_dict",
+    "seal", "shard",
     "split", "unchecked", "verify",
 ]  # fmt: skip
 
@@ -82,7 +83,7 @@ _NAMES = {
     "gopt.parameter_server.options": ("SplitOptions",),
     "gopt.verbs.derive": ("derive",),
     "gopt.verbs.export": ("export",),
-    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "seal"),
+    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "save_state_dict", "seal"),
     "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),

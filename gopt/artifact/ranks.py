@@ -12,6 +12,7 @@ from gopt.artifact.integrity import Inventory
 from gopt.artifact.serialize import external_tensor, named_tensor
 from gopt.artifact.states_file import StatesFile
 from gopt.collectives.messages import AGGREGATE_ROWS
+from gopt.documents.torch_record import KEY as TORCH_NAMES
 from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM
 from gopt.ir.tensor import Tensor
@@ -83,6 +84,8 @@ class _RankWriter:
         header = onnx.ModelProto()
         header.CopyFrom(graph.header)
         header.ClearField("graph")
+        for place in [at for at, each in enumerate(header.metadata_props) if each.key == TORCH_NAMES]:
+            del header.metadata_props[place]  # of the whole step, and long
         self._described = bool(header.configuration)  # specs are of the whole step; a rank's file is of one device
         drop_configurations(header)
         if not any(opset.domain == COMM for opset in header.opset_import):

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gopt import api
 from gopt.analysis.training import StateKind
+from gopt.artifact.checkpoint_index import open_index
 from gopt.artifact.model_file import check_model, put_file
 from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import defer_signals, raise_on_signals
 from gopt.disk.staging import staged_file
+from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
+from gopt.ir.graph import Graph
 from gopt.ir.load import load
-from gopt.offline.folder_contents import read_folder
+from gopt.ir.tensor import Tensor
+from gopt.offline.folder_contents import read_folder, step_at
 from gopt.offline.merge import save_model
 from gopt.offline.unused_values import refuse_unused
 from gopt.sanitize import show
@@ -26,6 +31,8 @@ from gopt.suggestions import did_you_mean
 
 OF_MODULE = (StateKind.PARAMETER, StateKind.STATISTIC)
 """States that a PyTorch module has: parameters and running statistics."""
+TORCH_FILES = (".pt", ".pth")
+"""Endings of files that ``torch.save`` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +77,85 @@ class Loaded:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """The values of a folder, checkpoint or step. ``record``: the names that PyTorch has for them, where the step was
+    exported from it; ``step``: of the checkpoint, 0 of a folder, None of a file, which does not say."""
+
+    graph: Graph
+    kinds: Mapping[str, StateKind]
+    record: TorchRecord | None
+    step: int | None
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> StepValues:
+        """The values of ``path``; raises what ``step_at`` raises."""
+        place = Path(path)
+        if place.is_file():
+            training = step_at(place).training
+            kinds, graph, step = {each.tensor: each.kind for each in training.states}, training.graph, None
+        else:
+            held = read_folder(path)
+            kinds, graph = {each.tensor: each.kind for each in held.manifest.states}, held.graph
+            step = open_index(place).step if held.trained else 0
+        return cls(graph, kinds, TorchRecord.of(graph.metadata, str(path)), step)
+
+    def of_module(self) -> dict[str, str]:
+        """Name in the module's state dict -> value of the step; without a record, parameters and running statistics
+        under their own names."""
+        if self.record is not None:
+            return dict(self.record.module)
+        return {name: name for name, kind in self.kinds.items() if kind in OF_MODULE}
+
+
 def save_state_dict(
     path: str | os.PathLike[str], output: str | os.PathLike[str], *, all_states: bool = False, force: bool = False
 ) -> StateDict:
-    """Write the values that the ranks of a folder or checkpoint hold as one safetensors file, by the source's names.
+    """Write the values that the ranks of a folder or checkpoint hold, or a step, as one safetensors file.
 
-    Parameters and running statistics: what ``module.load_state_dict`` takes of a step that ``gopt export`` made.
-    ``all_states``: optimizer states and counters too. Raises OptionError where the file exists and ``force`` is not
-    given, InputError for ranks that are incomplete, RunError when it cannot be written.
+    Of a step that ``gopt export`` made: what ``module.load_state_dict`` takes, tied, frozen and counted tensors
+    included; of others parameters and running statistics. ``all_states``: all states by the step's names instead.
+    Raises OptionError where the file exists and ``force`` is not given, InputError for ranks that are incomplete,
+    RunError when it cannot be written.
     """
-    target, shown = resolve_output(output), Path(output)
+    shown = Path(output)
     if shown.suffix != ".safetensors":
-        raise OptionError(f"{shown} is not a safetensors file", "let its name end in .safetensors")
-    check_model(target, shown=shown, force=force)
-    held = read_folder(path)
-    wanted = [each.tensor for each in held.manifest.states if all_states or each.kind in OF_MODULE]
-    values = {name: held.graph.initializers[name] for name in wanted if name in held.graph.initializers}
+        raise OptionError(f"{shown} is not a safetensors file", "let its name end in .safetensors or .pt")
+    target = new_file(output, force)
+    found = StepValues.at(path)
+    wanted = {name: name for name in found.kinds} if all_states else found.of_module()
+    held = found.graph.initializers
+    values = {name: held[value] for name, value in wanted.items() if value in held}
     types = {name: tensor.type for name, tensor in values.items()}
+
+    def write(file: IO[bytes]) -> None:
+        for chunk in safetensors_chunks(types, (tensor.read() for tensor in values.values())):
+            file.write(chunk)
+
+    put_new(target, shown, force, write)
+    missing = [name for name in wanted if name not in values]
+    lost = () if all_states or found.record is None else found.record.lost
+    return StateDict(str(shown), len(values), sum(type.nbytes for type in types.values()), (*missing, *lost))
+
+
+def new_file(output: str | os.PathLike[str], force: bool) -> Path:
+    """The resolved path of a file to write; raises OptionError where it is taken."""
+    target = resolve_output(output)
+    check_model(target, shown=Path(output), force=force)
+    return target
+
+
+def put_new(target: Path, shown: Path, force: bool, write: Callable[[IO[bytes]], object]) -> None:
+    """The file that ``write`` fills takes its place at once, or not at all; raises RunError."""
     try:
         make_folders(target.parent)
         with raise_on_signals(), staged_file(target) as staged:
             with staged.open() as file:
-                for chunk in safetensors_chunks(types, (tensor.read() for tensor in values.values())):
-                    file.write(chunk)
+                write(file)
             with defer_signals():
                 put_file(staged, target, force)
     except OSError as error:
         raise RunError(f"cannot write {shown}: {reason(error)}", "choose another path") from error
-    missing = tuple(name for name in wanted if name not in values)
-    return StateDict(str(shown), len(values), sum(type.nbytes for type in types.values()), missing)
 
 
 def load_values(
@@ -114,27 +171,49 @@ def load_values(
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     graph = load(model)
+    record = TorchRecord.of(graph.metadata, os.fsdecode(model))
     training = api.find_roles(graph.twin(), Path(model).name)[0]
     states = training.state_of()
-    given = load_state(state)
-    unknown = tuple(name for name in given if name not in states)
+    file = load_state(state)
+    given = _own_names(file, {} if record is None else record.module, states, os.fsdecode(state))
+    fixed = frozenset() if record is None else record.held & graph.initializers.keys()
+    unknown = tuple(name for name in given if name not in states and name not in fixed)
     if unknown and not ignore_unknown:
         others = f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise InputError(
             f"{state}: {show(unknown[0])} is not a state of the model{others}",
             did_you_mean(unknown[0], states) or "gopt inspect MODEL lists its states",
-            "--ignore-unknown leaves it out (a tied weight is one state, under its first name)",
-        )  # fmt: skip
-    taken = [name for name in given if name in states]
+            "--ignore-unknown leaves it out",
+        )
+    taken = [name for name in given if name in states or name in fixed]
     for name in taken:
-        tensor = given[name]
+        tensor = file[given[name]]
         if tensor.type != graph.types[name]:
             raise InputError(
                 f"{state}: {show(name)} is {tensor.type}, the model says {graph.types[name]}",
                 "convert it, or leave it out of the file: that state keeps its value",
             )
         graph.initializers[name] = tensor
-    refuse_unused(training, {name: given[name] for name in taken}, os.fsdecode(state))
+    refuse_unused(training, {name: file[given[name]] for name in taken if name in states}, os.fsdecode(state))
     data = save_model(target, graph, Path(output), force=force)
     kept = tuple(name for name in states if name not in given)
     return Loaded(str(Path(output)), data, len(taken), kept, unknown)
+
+
+def _own_names(
+    given: Mapping[str, Tensor], names: Mapping[str, str], states: Mapping[str, object], file: str
+) -> dict[str, str]:
+    """Name in the step -> name in the file. ``names``: of the module's state dict, where a tied tensor has several.
+
+    Raises InputError where two names of one tensor have two values.
+    """
+    found: dict[str, str] = {}
+    for name in given:
+        own = name if name in states else names.get(name, name)
+        if own in found and given[name].numpy().tobytes() != given[found[own]].numpy().tobytes():
+            raise InputError(
+                f"{file}: {show(name)} and {show(found[own])} have two values, and are one tensor in the module",
+                "leave one of them out",
+            )
+        found[own] = name
+    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import OptionError
@@ -31,10 +32,17 @@ def export(
 
     >>> gopt.export("train.py:make", "step.onnx")  # doctest: +SKIP
     """
-    try:
+    with needs_torch("gopt export"):
         from gopt.frontends.pytorch.export import export as trace
+    return trace(factory, output, options=options, force=force, advance=advance)
+
+
+@contextlib.contextmanager
+def needs_torch(what: str) -> Iterator[None]:
+    """The context of an import that needs PyTorch: raises OptionError where that is missing."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "onnxscript", "onnx_ir"):
             raise
-        raise OptionError(f"gopt export needs {error.name}", "pip install 'gopt[torch]'") from None
-    return trace(factory, output, options=options, force=force, advance=advance)
+        raise OptionError(f"{what} needs {error.name}", "pip install 'gopt[torch]'") from None

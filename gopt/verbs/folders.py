@@ -1,4 +1,4 @@
-"""``gopt.explain``, ``gopt.merge``, ``gopt.reshard``, ``gopt.diff`` and ``gopt.seal``: verbs of output folders."""
+"""Verbs of output folders: ``gopt.explain``, ``merge``, ``save_state_dict``, ``reshard``, ``diff`` and ``seal``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 from gopt import api
 from gopt.mesh import Mesh
 from gopt.offline import merge as merging
+from gopt.offline import state_values
 from gopt.offline.diff import Diff, Tolerance
 from gopt.offline.diff import diff as compare
 from gopt.offline.explain import Story
 from gopt.offline.explain import explain as tell
 from gopt.offline.seal import Sealed
 from gopt.offline.seal import seal as seal_folder
+from gopt.offline.state_values import TORCH_FILES, StateDict
 from gopt.option_types import checked
+from gopt.verbs.export import needs_torch
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 
 
@@ -44,6 +47,29 @@ def merge(what: Folder, model: str | os.PathLike[str], *, force: bool = False) -
     """
     with on_disk(what) as path:
         return merging.merge(path, model, force=force)
+
+
+@checked
+def save_state_dict(
+    what: Folder, output: str | os.PathLike[str], *, all_states: bool = False, force: bool = False
+) -> StateDict:
+    """Write what ``module.load_state_dict`` takes, of a folder, checkpoint, run or step, as a .safetensors file, or as
+    a .pt file for ``torch.load``.
+
+    ``all_states``: states of optimizers too. A .pt file is then a dict: ``model``, ``optimizer``, ``step``, and what
+    the step has of ``scheduler``, ``scaler``, ``ema`` and ``loss``. Raises OptionError where the file exists and
+    ``force`` is not given, or PyTorch is missing, InputError for ranks that are incomplete, RunError when it cannot be
+    written.
+
+    >>> gopt.save_state_dict(gopt.shard("fixtures/mlp_sgd.onnx", 2), "trained.safetensors").missing
+    ()
+    """
+    with on_disk(what) as path:
+        if not os.fsdecode(output).endswith(TORCH_FILES):
+            return state_values.save_state_dict(path, output, all_states=all_states, force=force)
+        with needs_torch(f"a {os.path.splitext(os.fsdecode(output))[1]} file"):
+            from gopt.frontends.pytorch.state_file import save_torch
+        return save_torch(path, output, all_states=all_states, force=force)
 
 
 @checked

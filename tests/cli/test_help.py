@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -116,6 +117,18 @@ def test_no_message_names_a_page_that_a_wheel_lacks() -> None:
 def test_an_unknown_topic_names_the_nearest(capsys):
     assert main(["help", "role"]) == 2
     assert "did you mean 'roles'?" in capsys.readouterr().err
+
+
+def test_a_factory_is_written_whole_and_never_over_another_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0 and "gopt export factory.py:make -o step.onnx" in capsys.readouterr().out
+    text = Path("factory.py").read_text()
+    assert "gopt export factory.py:make -o step.onnx" in text and "{name}" not in text
+    compile(text, "factory.py", "exec")
+    Path("factory.py").write_text("mine")
+    assert main(["init"]) == 2 and Path("factory.py").read_text() == "mine"
+    assert main(["init", "--force", "--json"]) == 0 and Path("factory.py").read_text() == text
+    assert main(["init", "factory.txt"]) == 2
 
 
 def test_the_demo_is_a_step_that_trains(tmp_path, monkeypatch, capsys):

@@ -163,7 +163,7 @@ def test_every_option_with_a_path_is_known():
             names_path = any(word in (param.metavar or "") for word in words) or isinstance(param, click.Argument)
             assert not names_path or param.name in known | {"reproducer", "name"}, f"{name} {param.opts}"
     assert set(COMMANDS) - set(command_line.COMMANDS) <= {
-        "demo", "derive", "doctor", "export", "import", "passes", "help", "reproduce", "reduce", "load-state",
+        "demo", "derive", "doctor", "export", "import", "init", "passes", "help", "reproduce", "reduce", "load-state",
         "golden", "report", "seal",
     }  # fmt: skip
 

@@ -47,6 +47,7 @@ def case(name: str, made: Path) -> list[str]:
         "import": ["import", ARTIFACTS, "-o", str(made / "step.onnx"), "--force"],
         "report": ["report", out, "--html", str(made / "page.html"), "--force"],
         "demo": ["demo", str(made / "demo"), "--force"],
+        "init": ["init", str(made / "made.py"), "--force"],
         "doctor": ["doctor"],
     }[name]
 
@@ -58,7 +59,7 @@ CASES = {
     "verify": "gopt-verification", "run": "gopt-run",
     "passes": "gopt-passes", "explain": "gopt-explanation", "merge a state dict": "gopt-merge",
     "load-state": "gopt-load-state", "import": "gopt-import",
-    "report": "gopt-report-page", "demo": "gopt-demo", "doctor": "gopt-doctor",
+    "report": "gopt-report-page", "demo": "gopt-demo", "init": "gopt-init", "doctor": "gopt-doctor",
 }  # fmt: skip
 
 

@@ -45,6 +45,7 @@ TABLE = {
     "reduce": "reduce step.onnx -o reduced.onnx --force --tries 2 -- false {}",
     "passes": "passes",
     "demo": "demo sample --force",
+    "init": "init made.py --force",
     "doctor": "doctor",
     "help": "help shard",
 }

@@ -18,12 +18,13 @@ from gopt.frontends.pytorch.eager import EagerTraining
 from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.module_record import SCALE, TRACKER
 from gopt.frontends.pytorch.narrow_noise import NarrowNoise
 from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
-from gopt.frontends.pytorch.outputs import no_outputs, returned
+from gopt.frontends.pytorch.outputs import returned
 from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_names
 from gopt.frontends.pytorch.states import Kind, find_places
-from gopt.frontends.pytorch.tracing import EPOCH, SCALE, TRACKER
+from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.session import SessionCache
@@ -233,10 +234,9 @@ class _Eager:
 
     def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
         recipe = self._training.recipe
-        kept = returned(recipe, self._taken) if self._options.outputs else no_outputs()
-        with kept as own, on_attention_math(), ReplayedDraws(draws):
+        with returned(recipe, self._options, self._taken) as own, on_attention_math(), ReplayedDraws(draws):
             self.loss = loss = self._training.step(batch)
-        self.outputs = {name: _array(value) for name, value in own.items()}
+        self.outputs = {name: _array(value) for name, value in own.outputs.items()}
         return loss
 
     def states(self) -> Arrays:

@@ -37,7 +37,7 @@ def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
     Inputs are in the order of ``step.arguments``, constants among them. Outputs are ``loss``, the states' names with
     ``_out``, then ``step.outputs``. Raises torch.onnx.OnnxExporterError.
     """
-    outputs = [LOSS, *(f"{each}{UPDATED}" for each in step.states), *step.outputs]
+    outputs = [LOSS, *(f"{each}{UPDATED}" for each in step.states), *step.outputs, *step.hidden]
     names = {"input_names": list(step.arguments), "output_names": outputs}
     arguments = tuple(step.arguments.values())
     with quiet():
@@ -47,6 +47,7 @@ def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
         except torch.onnx.OnnxExporterError:
             model = _exported(step.graph, arguments, names)
         _clean(model)
+        step.copies.update(_hide(model, step.hidden))
     proto = onnx.ModelProto.FromString(onnx_ir.serde.serialize_model(model).SerializeToString())
     _strip(proto, name)
     return proto
@@ -94,6 +95,29 @@ def _clean(model: Any) -> None:
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+
+
+def _hide(model: Any, names: Sequence[str]) -> dict[str, str]:
+    """Make outputs values: what they are copies of gets their name, unless it is an input or output itself. Return
+    those copies, with the names of the input or output."""
+    copies: dict[str, str] = {}
+    hidden = [each for each in model.graph.outputs if each.name in set(names)]
+    kept = [each for each in model.graph.outputs if each.name not in set(names)]
+    model.graph.outputs[:] = kept
+    taken = set(map(id, kept))
+    for value in hidden:
+        source = value
+        while (node := source.producer()) is not None and node.op_type == "Identity":
+            source = node.inputs[0]
+        if source is value:
+            continue
+        if source.producer() is None or id(source) in taken:
+            copies[value.name] = source.name
+            continue
+        value.name, source.name = f"{value.name}.copy", value.name
+        taken.add(id(source))
+    common.RemoveUnusedNodesPass()(model)
+    return copies
 
 
 def _strip(model: onnx.ModelProto, name: str) -> None:

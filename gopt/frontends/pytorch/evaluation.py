@@ -29,7 +29,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.hyper import Hyper
 from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.frontends.pytorch.outputs import no_outputs, returned
+from gopt.frontends.pytorch.outputs import returned
 from gopt.frontends.pytorch.randomness import RandomSource
 from gopt.frontends.pytorch.recorded_step import OTHER_SIZES, no_form
 from gopt.frontends.pytorch.samples import dimensions, resized
@@ -77,14 +77,14 @@ class _Forward:
         """The loss, other metrics, and what the module returns, of tensors in the place of ``held`` ones."""
         nothing = Hyper({}, [], {})
         taken = [*held, *batch, LOSS]
-        outputs = returned(self.recipe, taken) if self.options.outputs else no_outputs()
         with (
-            swapped(self.recipe, self.places(), held, nothing, False, OptimizerTracing()), outputs as own,
+            swapped(self.recipe, self.places(), held, nothing, False, OptimizerTracing()),
+            returned(self.recipe, self.options, taken) as own,
             torch.no_grad(), autocast(self.options), _NoDraws(),
         ):  # fmt: skip
             found = self.recipe.evaluated(batch)
         metrics = {f"metric.{name}" if name in (*held, *batch) else name: value for name, value in found.items()}
-        return metrics | {name: value for name, value in own.items() if name not in metrics}
+        return metrics | {name: value for name, value in own.outputs.items() if name not in metrics}
 
     def model(self, name: str) -> onnx.ModelProto:
         """The forward as a model, with parameters and buffers as inputs. Raises UnsupportedError."""

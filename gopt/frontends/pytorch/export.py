@@ -18,6 +18,7 @@ from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError, RunError, UnsupportedError
+from gopt.frontends.pytorch.autocasts import recorded_autocasts
 from gopt.frontends.pytorch.check import ExportCheck, FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
@@ -100,7 +101,7 @@ def export(
     if options.evaluation:
         check_model(resolve_output(beside), shown=beside, force=force)
     advance("building the model")
-    with contextlib.nullcontext() if options.values else without_values():
+    with recorded_autocasts(), contextlib.nullcontext() if options.values else without_values():
         recipe = _recipe(factory, options)
     if not options.values:
         check_trained(recipe)

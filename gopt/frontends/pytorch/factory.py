@@ -16,6 +16,7 @@ import torch
 
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.frontends.pytorch.copies import OPTIMIZER_HOOKS, copy_tensor_hooks, rebind_hooks, rebound
+from gopt.frontends.pytorch.scripts import Script, script_factory
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -135,14 +136,22 @@ def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
     return type(form)(_filled(inner, batch) for inner in form)
 
 
-def _one_element(found: Any) -> torch.Tensor:
-    """The loss in the result of a module or loss function."""
+def loss_in(found: Any) -> Any:
+    """The loss in the result of a module or loss function: under ``loss``, or of a tuple the first, or the only tensor
+    of one element that has a gradient."""
     if isinstance(found, Mapping) and "loss" in found:
-        found = found["loss"]
-    elif not isinstance(found, torch.Tensor) and isinstance(getattr(found, "loss", None), torch.Tensor):
-        found = found.loss
-    elif isinstance(found, Sequence) and found and isinstance(found[0], torch.Tensor):
-        found = found[0]
+        return found["loss"]
+    if not isinstance(found, torch.Tensor) and isinstance(getattr(found, "loss", None), torch.Tensor):
+        return found.loss
+    if not isinstance(found, Sequence):
+        return found
+    single = [each for each in found if isinstance(each, torch.Tensor) and each.numel() == 1 and each.requires_grad]
+    first = found[0] if found else None
+    return single[0] if len(single) == 1 and not any(first is each for each in single) else first
+
+
+def _one_element(found: Any) -> torch.Tensor:
+    found = loss_in(found)
     if not isinstance(found, torch.Tensor) or found.numel() != 1:
         what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise InputError(
@@ -251,10 +260,16 @@ def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:
 
 
 def load_factory(text: str) -> Callable[[], Any]:
-    """The function that ``MODULE:FACTORY`` or ``FILE.py:FACTORY`` names; raises OptionError, InputError."""
+    """The function that ``MODULE:FACTORY`` or ``FILE.py:FACTORY`` names, or the one of ``FILE.py``; raises OptionError,
+    InputError."""
     where, colon, name = text.rpartition(":")
+    if text.endswith(".py"):
+        return script_factory(_there(Path(text)), _from_file)[0]
     if not colon or not where or not name:
-        raise OptionError(f"{text!r} names no factory", "write MODULE:FACTORY or FILE.py:FACTORY")
+        raise OptionError(
+            f"{text!r} names no factory", "write MODULE:FACTORY or FILE.py:FACTORY",
+            "gopt init writes a file with one, and what to fill in",
+        )  # fmt: skip
     module = _from_file(Path(where)) if where.endswith(".py") else _from_path(where)
     found: Any = module
     for part in name.split("."):
@@ -280,11 +295,16 @@ def call_factory(factory: Callable[[], Any], name: str) -> Recipe:
     return make_recipe(given)
 
 
-def _from_file(path: Path) -> Any:
+def _there(path: Path) -> Path:
     if not path.is_file():
         raise InputError(
             f"there is no file {path}", "write MODULE:FACTORY with a .py file, or with a module on PYTHONPATH"
         )
+    return path
+
+
+def _from_file(path: Path) -> Any:
+    Script.read(_there(path)).refuse_training()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(

@@ -53,9 +53,9 @@ class ExportOptions:
     ``clip_norm``, ``clip_value``: clips over the gradients of all optimizers. ``loss_scale``: a number, or DYNAMIC.
     ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
     steps that are compared with eager PyTorch. ``schedule_steps``: for how many a schedule outside of the graph is
-    written down. ``outputs``: keep what the module returns. ``values``: False for shapes
-    alone, which cannot be compared. ``dynamic``: the number of samples is left open. ``evaluation``: write the
-    forward in evaluation mode too.
+    written down. ``outputs``: keep what the module returns; ``outputs_of``: what submodules return. ``values``: False
+    for shapes alone, which cannot be compared. ``dynamic``: the number of samples is left open. ``evaluation``: write
+    the forward in evaluation mode too.
     """
 
     clip_norm: float | None = None
@@ -70,6 +70,7 @@ class ExportOptions:
     check: int = 3
     schedule_steps: int = 10_000
     outputs: bool = False
+    outputs_of: tuple[str, ...] = ()
     values: bool = True
     dynamic: Dynamic | None = None
     evaluation: bool = False

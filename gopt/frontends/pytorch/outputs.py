@@ -1,59 +1,164 @@
-"""Outputs of the module itself, such as logits, as outputs of the step beside the loss."""
+"""Results of modules, such as logits, under names that their user knows: outputs of the step, or its values."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
+import inspect
+import textwrap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gopt.errors import UnsupportedError
-from gopt.frontends.pytorch.factory import Recipe
+from gopt.errors import OptionError, UnsupportedError
+from gopt.frontends.pytorch.factory import Recipe, loss_in
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
+
+
+@dataclasses.dataclass(slots=True)
+class ModuleValues:
+    """Tensors of a step by name. ``outputs``: what ``--outputs`` and ``--outputs-of`` keep; ``returned``: what the
+    module returns, where that is not kept; ``given``: what it was called with; ``arguments``: their names in
+    ``forward``."""
+
+    outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    returned: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    given: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    arguments: dict[str, str] = dataclasses.field(default_factory=dict)
+    of_module: list[str] = dataclasses.field(default_factory=list)
+    """Names of what the module itself returns, kept or not."""
+
+    @property
+    def hidden(self) -> dict[str, torch.Tensor]:
+        """Values that get a name and are no outputs."""
+        return self.returned | self.given
 
 
 @contextlib.contextmanager
-def returned(recipe: Recipe, taken: Container[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield a dict that the module's call fills: name -> tensor that it returned, without the loss.
+def returned(recipe: Recipe, options: ExportOptions, taken: Container[str]) -> Iterator[ModuleValues]:
+    """Yield what the call of the module fills, without the loss.
 
-    Names are the keys of what it returns, ``output`` for a tensor, ``output_0``, ... for a tuple; a name in ``taken``
-    gets the prefix ``output.``. Raises UnsupportedError at the end where the module was not called exactly once.
+    Names are the keys and fields of what it returns, the names in its ``return``, ``output`` for a tensor, and
+    ``output_0``, ... for a tuple; a name in ``taken`` gets the prefix ``output.``, one of a submodule its path. Raises
+    OptionError for a submodule that there is not, UnsupportedError at the end where one whose results are kept was not
+    called exactly once.
     """
-    found: dict[str, torch.Tensor] = {}
-    calls = []
+    found = ModuleValues()
+    calls: dict[str, int] = dict.fromkeys((*([""] if options.outputs else []), *options.outputs_of), 0)
+    filled: dict[str, bool] = {}
+    modules = {"": recipe.module, **_submodules(recipe.module, options.outputs_of)}
 
-    def hook(module: Any, inputs: Any, result: Any) -> None:
-        calls.append(result)
-        for name, value in _named(result, recipe.loss is None):
-            found[f"output.{name}" if name in taken else name] = value.detach()
+    def before(module: Any, args: Any, kwargs: Any) -> None:
+        for name, value in _arguments(module, args, kwargs).items():
+            found.arguments[name] = f"input.{name}" if name in taken else name
+            found.given[found.arguments[name]] = value.detach().clone()  # forward may write to it
 
-    handle = recipe.module.register_forward_hook(hook)
+    def behind(path: str, module: Any, result: Any) -> None:
+        calls[path] = calls.get(path, 0) + 1
+        loss = loss_in(result) if recipe.loss is None and not path else None
+        named = {}
+        for name, value in _named(result, _return_names(module)):
+            if value is not loss and name != "loss":
+                own = path if path and name == "output" else f"{path}.{name}" if path else name
+                other = own in taken or own in found.given or own in found.outputs
+                named[f"output.{own}" if other else own] = value.detach()
+        filled[path] = bool(named)
+        if path or options.outputs:
+            found.outputs |= named
+        else:
+            found.returned |= {name: value.clone() for name, value in named.items()}
+        if not path:
+            found.of_module = list(named)
+
+    def hooked(path: str) -> Any:
+        return lambda module, args, result: behind(path, module, result)
+
+    handles = [each.register_forward_hook(hooked(path)) for path, each in modules.items()]
+    handles.append(recipe.module.register_forward_pre_hook(before, with_kwargs=True))
     try:
         yield found
     finally:
-        handle.remove()
-    if len(calls) != 1 or not found:
-        what = f"is called {len(calls)} times" if len(calls) != 1 else "returns no tensor beside the loss"
-        raise UnsupportedError(
-            f"--outputs: the module {what} in a step", "let the loss function call module(...) once, or leave it out"
-        )
+        for each in handles:
+            each.remove()
+    for path, count in calls.items():
+        if (path or options.outputs) and (count != 1 or not filled[path]):
+            _refuse(path, count)
+    if calls.get("") != 1:
+        found.returned, found.given, found.arguments, found.of_module = {}, {}, {}, []
 
 
-@contextlib.contextmanager
-def no_outputs() -> Iterator[dict[str, torch.Tensor]]:
-    """The context where outputs of the module are not kept."""
-    yield {}
+def _refuse(path: str, count: int) -> None:
+    what = f"is called {count} times" if count != 1 else "returns no tensor beside the loss"
+    if not path:
+        hint = "let the loss function call module(...) once, or leave it out"
+        raise UnsupportedError(f"--outputs: the module {what} in a step", hint)
+    raise UnsupportedError(f"--outputs-of: {show(path)} {what} in a step", "leave it out")
 
 
-def _named(result: Any, with_loss: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def _submodules(module: torch.nn.Module, paths: Sequence[str]) -> dict[str, torch.nn.Module]:
+    known = dict(module.named_modules(remove_duplicate=False))
+    for path in paths:
+        if path not in known or not path:
+            hint = did_you_mean(path, known) or f"it has {', '.join(list(known)[1:9])}"
+            raise OptionError(f"--outputs-of: the module has no submodule {show(path)}", hint)
+    return {path: known[path] for path in paths}
+
+
+def _named(result: Any, names: Sequence[str | None], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a result. ``names``: those that its code has for the result, or for its parts."""
     if isinstance(result, torch.Tensor):
-        if not with_loss:
-            yield "output", result
-    elif isinstance(result, Mapping):
-        for name, value in result.items():
-            if isinstance(value, torch.Tensor) and name != "loss":
-                yield str(name), value
-    elif isinstance(result, Sequence):
-        for place, value in enumerate(result):
-            if isinstance(value, torch.Tensor) and not (with_loss and place == 0):
-                yield f"output_{place}", value
+        yield (
+            prefix.removesuffix(".") or next(filter(None, names[:1]), "output") if len(names) < 2 else "output",
+            result,
+        )
+        return
+    for name, value in _parts(result, names, prefix):
+        yield from _named(value, (), f"{prefix}{name}.")
+
+
+def _parts(result: Any, names: Sequence[str | None], prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(result, Mapping):
+        yield from ((str(name), value) for name, value in result.items())
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        yield from ((each.name, getattr(result, each.name)) for each in dataclasses.fields(result))
+    elif isinstance(result, Sequence) and not isinstance(result, str):
+        fields = getattr(result, "_fields", names if len(names) == len(result) else [None] * len(result))
+        for place, (name, value) in enumerate(zip(fields, result)):
+            yield name or (str(place) if prefix else f"output_{place}"), value
+
+
+def _return_names(module: torch.nn.Module) -> list[str | None]:
+    """The variables in the ``return`` of ``forward``, where every one has the same; None for other expressions, and for
+    arguments of ``forward``."""
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward))).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return []
+    if not isinstance(function, ast.FunctionDef):
+        return []
+    inner = {id(part) for each in ast.walk(function) if _is_function(each) and each is not function
+             for part in ast.walk(each)}  # fmt: skip
+    found = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and id(each) not in inner]
+    parts = [list(each.elts) if isinstance(each, ast.Tuple | ast.List) else [each] for each in found]
+    given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    names = [
+        [each.id if isinstance(each, ast.Name) and each.id not in given else None for each in one] for one in parts
+    ]
+    return names[0] if names and all(each == names[0] for each in names) else []
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def _arguments(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
+    """Tensors that ``forward`` was called with, by its names."""
+    try:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return {}
+    return {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}

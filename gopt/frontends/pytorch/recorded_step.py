@@ -11,8 +11,10 @@ import torch
 
 from gopt.documents.draws import Draw
 from gopt.documents.roles import RolesRecord
+from gopt.documents.torch_record import KEY
 from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
+from gopt.frontends.pytorch.autocasts import no_foreign_autocast
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
 from gopt.frontends.pytorch.check import FedOptions, compare
 from gopt.frontends.pytorch.convert import (
@@ -88,7 +90,7 @@ class RecordedStep:
                 EagerTraining(tried, plain).step(recipe.batch)
 
         try:
-            with quiet(), no_draws_of_python():
+            with quiet(), no_draws_of_python(), no_foreign_autocast():
                 seen = eager_steps(
                     recipe,
                     lambda tried: run(tried, recorded),
@@ -213,9 +215,10 @@ class RecordedStep:
         except torch.onnx.OnnxExporterError as error:
             raise no_form(error) from error
         dead = set(unread_inputs(model))
-        unread = [name for name in (*traced.batch, *traced.draws, *traced.hyper, *traced.constants) if name in dead]
+        unread = [name for name in (*traced.batch, *traced.draws, *traced.hyper) if name in dead]
         self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
-        without_inputs(model, unread)
+        kept = traced.record.held
+        without_inputs(model, [*unread, *(name for name in traced.constants if name in dead and name not in kept)])
         self.notes += [
             f"{name} is the rate of group {group} of optimizer {index}, which is no multiple of lr"
             for name, (index, group) in list(traced.rates.items())[1:]
@@ -275,3 +278,12 @@ def _add_roles(model: onnx.ModelProto, traced: TracedStep, draws: Mapping[str, D
     batch = tuple(name for name in (*traced.batch, *drawn) if name in inputs)
     hyper = {name: value for name, value in traced.defaults.items() if name in inputs}
     add_roles(model, RolesRecord(loss=LOSS, states=states, batch=batch, draws=drawn or None, hyper=hyper or None))
+    known = inputs | {name for node in model.graph.node for name in node.output}
+    called = {name: traced.copies.get(value, value) for name, value in (traced.record.inputs or {}).items()}
+    returned = [traced.copies.get(name, name) for name in traced.record.outputs]
+    record = replace(
+        traced.record,
+        outputs=tuple(name for name in returned if name in known),
+        inputs={name: value for name, value in called.items() if value in known} or None,
+    )
+    model.metadata_props.add(key=KEY, value=record.text())

@@ -33,7 +33,8 @@ class Place:
     ``value``: its value before the first step. ``read`` gives None where the optimizer has not stored it yet, and to
     ``write`` None removes it. ``owner``: index of the optimizer that updates it, None for buffers and constants.
     ``number``: whether it is a number of Python. ``is_scalar``: whether eager code takes ``item()`` of it, such as of a
-    count, and computes in float64, where ``1 - 0.999 ** count`` keeps its digits.
+    count, and computes in float64, where ``1 - 0.999 ** count`` keeps its digits. ``slot``: of a state or counter of an
+    optimizer, its parameter's name or its group, and its key.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Place:
     owner: int | None = None
     number: bool = False
     is_scalar: bool = False
+    slot: tuple[str | int | None, str] | None = None
 
     def store(self) -> None:
         """Write its value before the first step, as a number where it is one."""
@@ -79,9 +81,9 @@ def find_places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
         for place, group in enumerate(optimizer.param_groups):
             counters = seen.counters.get((index, place), {})
             prefix = f"optimizer{index}.group{place}"
-            places += [_counter(f"{prefix}.{key}", index, group, key, value) for key, value in counters.items()]
+            places += [_counter(f"{prefix}.{key}", index, group, (place, key), each) for key, each in counters.items()]
         for key, value in seen.counters.get((index, None), {}).items():
-            places.append(_counter(f"optimizer{index}.{key}", index, vars(optimizer), key, value))
+            places.append(_counter(f"optimizer{index}.{key}", index, vars(optimizer), (None, key), value))
     for spots in tensors_of(recipe.whole, "_buffers").values():
         held, key, name = spots[0]
         places.append(_module_place(name, _kind(spots, seen), held[key], spots))
@@ -150,7 +152,8 @@ def _states_of(
         scalar = not value.dim() and value.dtype is torch.float32
         if not isinstance(first, FakeTensor):  # of those it is not known what code reads
             scalar = scalar and (index, owner.name, key) in seen.read
-        yield Place(f"{owner.name}.{key}", Kind.OPTIMIZER, value, write, read, index, number, scalar)
+        name, slot = f"{owner.name}.{key}", (owner.name, key)
+        yield Place(name, Kind.OPTIMIZER, value, write, read, index, number, scalar, slot)
 
 
 def store_others(recipe: Recipe, seen: EagerSteps) -> None:
@@ -163,8 +166,9 @@ def store_others(recipe: Recipe, seen: EagerSteps) -> None:
                     optimizer.state[parameter].setdefault(key, copy.copy(value))
 
 
-def _counter(name: str, index: int, held: dict[str, Any], key: str, first: float) -> Place:
+def _counter(name: str, index: int, held: dict[str, Any], slot: tuple[int | None, str], first: float) -> Place:
     """The place of a number in a group, or in the attributes of an optimizer. None there is no number yet."""
+    key = slot[1]
     unset = key in held and held[key] is None
 
     def write(new: Any) -> None:
@@ -176,7 +180,7 @@ def _counter(name: str, index: int, held: dict[str, Any], key: str, first: float
     def read() -> torch.Tensor | None:
         return None if held.get(key) is None else _tensor(held[key])
 
-    return Place(name, Kind.OPTIMIZER, _tensor(first), write, read, index, True)
+    return Place(name, Kind.OPTIMIZER, _tensor(first), write, read, index, True, slot=slot)
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gopt.documents.default_values import DefaultValue
+from gopt.documents.torch_record import NO_RECORD, TorchRecord
 from gopt.errors import InputError
 from gopt.frontends.functional_step import LOSS, UPDATED
 from gopt.frontends.pytorch.copies import copy_tensor_hooks, rebind_hooks, rebound
@@ -31,9 +32,10 @@ from gopt.frontends.pytorch.eager_code import readable
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.hyper import Hyper, hyper_inputs
+from gopt.frontends.pytorch.module_record import SCALE, TRACKER, torch_record
 from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists, run_optimizers, started
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
-from gopt.frontends.pytorch.outputs import no_outputs, returned
+from gopt.frontends.pytorch.outputs import ModuleValues, returned
 from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_names
 from gopt.frontends.pytorch.rate_formulas import default_values
 from gopt.frontends.pytorch.reads import assumptions, no_reads
@@ -43,14 +45,14 @@ from gopt.frontends.pytorch.states import Kind, Place
 from gopt.frontends.pytorch.value_shapes import refuse_shapes_of_values
 from gopt.sanitize import show
 
-SCALE, TRACKER, EPOCH = "loss_scale", "loss_scale.growth_tracker", "scheduler.step"
+EPOCH = "scheduler.step"
 FIRST_SCALE, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
 """Defaults of ``torch.amp.GradScaler``."""
 
 
 @dataclass(slots=True)
 class TracedStep:
-    """A step as an fx graph ``(*inputs, *states, *constants) -> (loss, *new states, *outputs)``.
+    """A step as an fx graph ``(*inputs, *states, *constants) -> (loss, *new states, *outputs, *hidden)``.
 
     ``inputs``: batch, draws and hyper-parameters by name with an example; ``states`` and ``constants``: values before
     the first step.
@@ -63,7 +65,7 @@ class TracedStep:
     states: dict[str, torch.Tensor]
     constants: dict[str, torch.Tensor]
     outputs: list[str]
-    """Names of what the module returns, where that is kept."""
+    """Names of what modules return, where that is kept."""
     defaults: dict[str, DefaultValue]
     """Hyper-parameters with what a run feeds where the user sets nothing."""
     rates: dict[str, tuple[int, int]]
@@ -72,6 +74,13 @@ class TracedStep:
     """Hyper-parameters that the code compared with a number: the graph follows the branch of their example."""
     assumed: list[str]
     """Lines of code that raises an error for some values."""
+    record: TorchRecord = NO_RECORD
+    """The names that PyTorch has for states and constants."""
+    hidden: list[str] = field(default_factory=list)
+    """Names of further results of the graph, values that are no outputs of the step: of what the module returns, and is
+    called with."""
+    copies: dict[str, str] = field(default_factory=dict)
+    """Hidden results that are inputs or outputs of the step, with the names of those."""
 
     @property
     def arguments(self) -> dict[str, torch.Tensor]:
@@ -112,7 +121,7 @@ def trace(
     names = list(arguments)
 
     fixed: set[str] = set()
-    kept: list[str] = []
+    kept: list[ModuleValues] = []
     numbers = {name: float(value) for name, value in hyper.values.items()}
     absent = {each.name for each in carried if each.read() is None}
 
@@ -120,25 +129,29 @@ def trace(
         with exportable():
             values = dict(zip(names, (to_fun(value) for value in flat)))
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
-            own_outputs = returned(recipe, names) if options.outputs else no_outputs()
             with (
                 readable(examples, fixed, recipe.optimizers),
                 ReplayedDraws([values[name] for name in drawn], draws),
-                own_outputs as own,
+                returned(recipe, options, names) as own,
             ):
                 with swapped(recipe, [*carried, *constant], values, hyper, scheduled, way):
                     loss, new = _step(recipe, options, [*carried, *constant], seen, way, absent, values)
                 if scheduled:
                     new[EPOCH] = values[EPOCH] + 1
-            kept[:] = own
-            outputs = [*(new[name] for name in states), *own.values()]
+            kept[:] = [own]
+            outputs = [*(new[name] for name in states), *own.outputs.values(), *own.hidden.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
 
     with assumptions() as assumed:
         graph = graph_of_code(run, arguments, constants, options, seen)
     return TracedStep(
-        graph, dict(recipe.batch), drawn, hyper.values, states, constants, kept,
+        graph, dict(recipe.batch), drawn, hyper.values, states, constants, list(kept[0].outputs),
         default_values(recipe, hyper, scheduled, options.schedule_steps), hyper.rates, sorted(fixed), list(assumed),
+        replace(
+            torch_record(recipe, options, places, way.apart),
+            outputs=tuple(kept[0].of_module), inputs=kept[0].arguments or None,
+        ),
+        list(kept[0].hidden),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -10,6 +10,7 @@ import onnx
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import HEAVY
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.offline.inference.batch_norm import evaluated
@@ -31,17 +32,25 @@ class Forward:
     changed: frozenset[str]
 
 
-def forward_only(training: TrainingGraph, outputs: Sequence[str]) -> Forward:
+def forward_only(training: TrainingGraph, outputs: Sequence[str], *, called: bool = False) -> Forward:
     """The model that computes ``outputs``, or where there are none the step's own outputs beside the loss.
 
-    BatchNorm reads running statistics, and dropout passes values on. Raises OptionError for an output that is no value
-    of the forward, UnsupportedError for random numbers and batch statistics that are not understood, InputError for a
-    state without a value.
+    BatchNorm reads running statistics, and dropout passes values on. ``called``: where the loss function of an exported
+    step calls its module with what it computes from random numbers, the model has what the module was called with as
+    inputs. Raises OptionError for an output that is no value of the forward, UnsupportedError for random numbers and
+    batch statistics that are not understood, InputError for a state without a value.
     """
     graph = training.graph
-    chosen = _chosen(training, outputs)
-    random = [name for node in training.random for name in node.outputs if name]
-    subgraph = ForwardSubgraph.of(graph.twin(), chosen, [*training.batch, *random])
+    record = TorchRecord.of(graph.metadata, "the step")
+    returned = () if record is None else record.outputs
+    chosen = _chosen(training, outputs, returned)
+    whole = record is not None and called and set(chosen) <= set(returned)
+    given = dict(record.inputs or {}) if record is not None and whole else {}
+    drawn = [*training.draws, *(name for node in training.random for name in node.outputs if name)]
+    if descendants(GraphIndex(graph), drawn).union(drawn).isdisjoint(given.values()):
+        given = {}
+    graph = _given(graph, given) if given else graph
+    subgraph = ForwardSubgraph.of(graph.twin(), chosen, [*training.batch, *drawn, *given, *given.values()])
     draws = uniform_draws(subgraph, training.batch)
     identities = list(as_identities(subgraph, draws))
     statistics = [
@@ -60,11 +69,25 @@ def forward_only(training: TrainingGraph, outputs: Sequence[str]) -> Forward:
     return Forward(found, dropped, ran, frozenset(changed))
 
 
-def _chosen(training: TrainingGraph, outputs: Sequence[str]) -> list[str]:
-    """The values to compute; raises OptionError."""
+def _given(graph: Graph, values: Mapping[str, str]) -> Graph:
+    """A twin of the graph that is fed values in place of computing them. ``values``: the input's name -> value; a name
+    that another value has stays with that."""
+    made, cut = graph.twin(), set(values.values())
+    made.nodes = [node for node in made.nodes if cut.isdisjoint(node.outputs)]
+    made.inputs = {name: type for name, type in made.inputs.items() if name not in cut}
+    for name, value in values.items():
+        own = name if name not in graph.types else value
+        made.inputs[own] = made.types[own] = graph.type_of(value)
+        if own != value:
+            made.nodes.insert(0, Node("Identity", [own], [value]))
+    return made
+
+
+def _chosen(training: TrainingGraph, outputs: Sequence[str], returned: Sequence[str]) -> list[str]:
+    """The values to compute; ``returned``: what is known to be the result of the module. Raises OptionError."""
     graph = training.graph
     late = descendants(GraphIndex(graph), training.gradients.values())
-    own = [name for name in training.metrics if name not in late]
+    own = [name for name in training.metrics if name not in late] or [name for name in returned if name in graph.types]
     if not outputs and not own:
         needed, _ = ancestors(GraphIndex(graph), training.losses)
         heavy = [node for node in graph.nodes if id(node) in needed and node.op_type in HEAVY]

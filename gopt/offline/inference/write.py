@@ -47,7 +47,7 @@ def merge_inference(
     """
     target = resolve_output(model)
     check_model(target, shown=Path(model), force=force)
-    found = forward_only(step_at(path).training, outputs)
+    found = forward_only(step_at(path).training, outputs, called=True)
     graph = found.graph
     data = save_model(target, graph, Path(model), force=force)
     return Inference(

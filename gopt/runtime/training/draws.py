@@ -20,7 +20,7 @@ from gopt.errors import OptionError
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint_folder import newest_index
-from gopt.runtime.training.fitted_arrays import fitted
+from gopt.runtime.training.fitted_arrays import fitted, sized
 
 if TYPE_CHECKING:
     from gopt.runtime.training.job import Job
@@ -56,11 +56,12 @@ class DrawnInputs:
     ) -> dict[str, Array]:
         """The batch of a micro-step: what is given, in its types, and the numbers of inputs that are not. Raises
         InputError for what does not fit, or lacks."""
+        closed = sized({**self.types, **types}, given)
         own = {
-            name: fitted(name, type, given.get(name)) for name, type in types.items()
+            name: fitted(name, closed[name], given.get(name)) for name in types
             if name in given or name not in self.draws
         }  # fmt: skip
-        return own | self.batch(number, part, own)
+        return own | replace(self, types=closed).batch(number, part, own)
 
     def without(self, given: Container[str]) -> DrawnInputs:
         """The same but for inputs that are ``given``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,34 @@ from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
 
 
+def sized(types: Mapping[str, TensorType], given: Mapping[str, Any]) -> dict[str, TensorType]:
+    """Types with their open dimensions as a batch has them. Raises InputError where two inputs that share one have it
+    in two sizes."""
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, type in types.items():
+        shape = np.shape(given[name]) if not type.static and given.get(name) is not None else ()
+        for size, found in zip(type.shape or (), shape):
+            if isinstance(size, str) and sizes.setdefault(size, (name, found))[1] != found:
+                raise InputError(
+                    f"the data's {name!r} has {found} samples, and its {sizes[size][0]!r} {sizes[size][1]}",
+                    "yield batches of as many samples of each",
+                )
+    return {name: _closed(type, {size: found for size, (_, found) in sizes.items()}) for name, type in types.items()}
+
+
+def _closed(type: TensorType, sizes: Mapping[str, int]) -> TensorType:
+    if type.static or type.shape is None:
+        return type
+    shape = (size if isinstance(size, int) else sizes.get(size or "", size) for size in type.shape)
+    return TensorType(type.dtype, tuple(shape))
+
+
 def fitted(name: str, type: TensorType, value: Any) -> Array:
     """An array of a type, converted in width where it must be. Raises InputError for another shape or kind."""
     if value is None:
         raise InputError(f"the data has no {name!r}", f"yield dictionaries with an array {name!r} of {type}")
     array = np.asarray(value)
-    if array.shape != type.dims:
+    if not TensorType(type.dtype, array.shape).may_have_shape_of(type):
         raise InputError(
             f"the data's {name!r} has shape {list(array.shape)}, the step takes {type}", "yield batches of that shape"
         )

@@ -39,6 +39,7 @@ from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, Usage, mean, not_finite, not_finite_error, read_manifest
 from gopt.runtime.training.kept_order import kept_order, with_kept_order
+from gopt.runtime.training.sample_files import on_disk
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.runtime.training.trace import Trace, check_writable
@@ -92,8 +93,9 @@ class Trainer:
         self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
         self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
-        self._samples = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
-        """Of a batch of one rank."""
+        closed = [type for type in self.types.values() if type.static]
+        self._samples = max((type.dims[0] if type.dims else 1 for type in closed), default=1)
+        """Of a batch of one rank; where their number is open, of its newest one."""
         self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
         self._usage = Usage()
         self._tokens = next((type.dims[1] for type in self.types.values() if _is_tokens(type)), 0)
@@ -132,10 +134,11 @@ class Trainer:
     def _batch_types(self) -> dict[str, TensorType]:
         inputs = self.manifest.inputs_of(InputKind.BATCH)
         for each in inputs:
-            if not each.type.static:
+            if not each.type.static and isinstance(self.job.data, str) and on_disk(self.job.data):
                 raise InputError(
-                    f"batch input {each.name!r} has the open shape {each.type}",
-                    "export the step at fixed sizes, and shard that",
+                    f"batch input {each.name!r} has the open shape {each.type}, and samples on disk do not say how "
+                    "many of them are a batch",
+                    "give --data module:function, which yields batches, or export the step at fixed sizes",
                 )
         return {each.name: each.type for each in inputs}
 
@@ -249,6 +252,8 @@ class Trainer:
                 feeds: Mapping[str, Any] = hyper
                 if reads_batch:
                     batch = self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
+                    open_sized = [name for name, type in self.types.items() if not type.static]
+                    self._samples = max((len(batch[name]) for name in open_sized), default=self._samples)
                     feeds = hyper | self.record.feeds(batch)
                     if not self.step:
                         first.append(batch)

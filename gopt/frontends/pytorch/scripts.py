@@ -1,0 +1,242 @@
+"""Training scripts without a factory: what they train is found, or the lines that are missing are told.
+
+A script is parsed before it is run. One that trains while it is imported is never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from gopt.errors import InputError, OptionError
+from gopt.sanitize import show
+
+GUARD = 'if __name__ == "__main__":'
+_LOSSES = ("criterion", "loss", "loss_fn", "loss_function", "compute_loss", "objective")
+_BATCHES = ("batch", "example", "example_batch", "sample")
+_LOADERS = ("train_loader", "train_dataloader", "trainloader", "loader", "dataloader")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A file as Python's grammar reads it."""
+
+    path: Path
+    tree: ast.Module
+
+    @classmethod
+    def read(cls, path: Path) -> Script:
+        """The script of a file; raises InputError."""
+        try:
+            return cls(path, ast.parse(path.read_bytes(), path.name))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
+
+    def refuse_training(self) -> None:
+        """Raise OptionError, with the lines that make it a factory, where the script trains while it is imported."""
+        line = self._training_line()
+        if line is not None:
+            raise OptionError(
+                f"{self.path} trains while it is imported, from line {line} on, and was not run",
+                f"put line {line}, and what trains behind it, under: {GUARD}",
+                *self._missing(),
+            )
+
+    def factories(self) -> list[str]:
+        """Functions that need no argument and return a tuple of four or five."""
+        functions = [each for each in self.tree.body if isinstance(each, ast.FunctionDef)]
+        return [each.name for each in functions if _needs_nothing(each) and any(map(_is_recipe, _returned(each)))]
+
+    def recipe(self, module: ModuleType) -> tuple[Any, ...]:
+        """The result of a factory, made of the names in an imported script. Raises OptionError, with the lines to add,
+        for what is not there, or there twice."""
+        named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        optimizers = _unique(value for value in named.values() if isinstance(value, torch.optim.Optimizer))
+        if not optimizers:
+            raise OptionError(f"{self.path} has no optimizer, where it is imported", *self._missing())
+        model = self._one("module", _trained(named, optimizers))
+        losses = {name: value for name, value in named.items() if _is_loss(name, value) and value is not model}
+        loss = self._one("loss", losses) if losses else None
+        batch = self._batch(named)
+        if batch is None:
+            names = ", ".join((*_BATCHES, *_LOADERS))
+            raise OptionError(f"{self.path} has no batch, where it is imported: none of {names}", *self._missing())
+        schedulers = _unique(v for v in named.values() if isinstance(v, torch.optim.lr_scheduler.LRScheduler))
+        given = optimizers[0] if len(optimizers) == 1 else optimizers
+        return (model, loss, given, batch, *(schedulers if len(schedulers) == 1 else ()))
+
+    def _one(self, what: str, found: Mapping[str, Any]) -> Any:
+        several = _unique(found.values())
+        if len(several) != 1:
+            names = f": {', '.join(map(show, found))}" if found else ""
+            count = "several values that may be its" if several else "no"
+            raise OptionError(f"{self.path} has {count} {what}, where it is imported{names}", *self._missing())
+        return several[0]
+
+    def _batch(self, named: Mapping[str, Any]) -> Any:
+        """An example batch: under its usual names, or the first of a loader."""
+        given = next((named[name] for name in _BATCHES if isinstance(named.get(name), dict | tuple | list)), None)
+        loaders = {name: value for name, value in named.items() if isinstance(value, DataLoader)}
+        name = next((each for each in (*_LOADERS, *loaders) if each in loaders), None)
+        if given is None and name is not None:
+            given = next(iter(loaders[name]))
+        return tuple(given) if isinstance(given, list) else given
+
+    def _training_line(self) -> int | None:
+        """The first line outside of functions and the guard that computes a backward, or calls what does."""
+        training = _training_functions(self.tree)
+        for each in _top_level(self.tree.body):
+            if any(_trains(node, training) for node in _own_nodes(each)):
+                return each.lineno
+        return None
+
+    def _missing(self) -> list[str]:
+        """The lines of a factory, as hints, with the names and expressions of the script."""
+        model, optimizer, loss, batch = self.names()
+        lines = ("def make():", f"    {model[0]} = {model[1]}", f"    {optimizer[0]} = {optimizer[1]}",
+                 f"    return {model[0]}, {loss}, {optimizer[0]}, {batch}")  # fmt: skip
+        told = f"add these four lines to {self.path.name}, and export {self.path.name}:make"
+        return [told, *lines, "gopt init writes a file with such a function and its comments"]
+
+    def names(self) -> tuple[tuple[str, str], tuple[str, str], str, str]:
+        """Module and optimizer with what makes them, loss and batch; stand-ins where nothing is found."""
+        made = dict(_assignments(self.tree))
+        found = ((name, value) for name, value in made.items() if _makes_optimizer(_called(value)))
+        optimizer, call = next(found, ("optimizer", None))
+        owner = next((each for each in ast.walk(call) if _is_parameters(each)), None) if call is not None else None
+        model = owner.func.value.id if owner is not None else "model"  # type: ignore[attr-defined]
+        loss = next((name for name in _LOSSES if name in made or name in _functions(self.tree)), "loss")
+        batch = next((name for name in (*_BATCHES,) if name in made), None)
+        loader = next((each for each in _LOADERS if each in made), None)
+        example = batch or (f"tuple(next(iter({loader})))" if loader else "(x, y)")
+        model_text = ast.unparse(made[model]) if model in made else "Model()"
+        optimizer_text = ast.unparse(call) if call is not None else f"torch.optim.AdamW({model}.parameters())"
+        return (model, model_text), (optimizer, optimizer_text), loss, example
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that an import runs: not those of functions, nor of what only a script's own start runs."""
+    for each in body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if isinstance(each, ast.If) and _is_guard(each.test):
+            yield from _top_level(each.orelse)
+        else:
+            yield each
+
+
+def _is_guard(test: ast.expr) -> bool:
+    parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
+    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in parts)
+
+
+def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement without the bodies of functions in it."""
+    yield statement
+    for each in ast.iter_child_nodes(statement):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _own_nodes(each)
+
+
+def _called(node: ast.AST) -> str:
+    """The function that a call calls, as text; '' for anything else."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _makes_optimizer(called: str) -> bool:
+    *before, name = called.split(".")
+    return "lr_scheduler" not in before and ("optim" in before or name in vars(torch.optim))
+
+
+def _trains(node: ast.AST, training: set[str]) -> bool:
+    called = _called(node)
+    return called.endswith(".backward") or called in training
+
+
+def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    return {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
+
+
+def _training_functions(tree: ast.Module) -> set[str]:
+    """Functions that compute a backward, or call one that does."""
+    functions, found, before = _functions(tree), set[str](), -1
+    while before != len(found):
+        before = len(found)
+        found |= {name for name, each in functions.items() if any(_trains(node, found) for node in ast.walk(each))}
+    return found
+
+
+def _needs_nothing(function: ast.FunctionDef) -> bool:
+    given = function.args
+    return len(given.posonlyargs + given.args) == len(given.defaults) and all(given.kw_defaults)
+
+
+def _returned(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
+    yield from (each.value for each in ast.walk(function) if isinstance(each, ast.Return))
+
+
+def _is_recipe(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Tuple) and len(value.elts) in (4, 5)
+
+
+def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names with the expressions that they are set to, wherever they stand in the script."""
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
+            yield each.targets[0].id, each.value
+
+
+def _is_parameters(node: ast.AST) -> bool:
+    """Return whether a node is ``NAME.parameters()``."""
+    function = node.func if isinstance(node, ast.Call) else None
+    owner = function.value if isinstance(function, ast.Attribute) and function.attr == "parameters" else None
+    return isinstance(owner, ast.Name)
+
+
+def _unique(values: Any) -> list[Any]:
+    found: dict[int, Any] = {id(each): each for each in values}
+    return list(found.values())
+
+
+def _trained(named: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.nn.Module]:
+    """Modules that hold all that the optimizers train, without those that are a part of another one."""
+    wanted = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+    found = {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, torch.nn.Module) and wanted and wanted <= set(map(id, value.parameters()))
+    }
+    inner = {id(part) for each in found.values() for part in each.modules() if part is not each}
+    return {name: value for name, value in found.items() if id(value) not in inner}
+
+
+def _is_loss(name: str, value: Any) -> bool:
+    """Return whether a value is a loss: of torch's, or one of these names."""
+    if isinstance(value, torch.nn.Module):
+        return type(value).__module__ == "torch.nn.modules.loss" or name in _LOSSES
+    return name in _LOSSES and callable(value) and not isinstance(value, torch.Tensor)
+
+
+def script_factory(path: Path, imported: Callable[[Path], ModuleType]) -> tuple[Callable[[], Any], str]:
+    """The factory of a script that names none, and how it is called in messages: its only function that is one, or what
+    its names make. Raises OptionError for a script that trains while it is imported, and for one with neither."""
+    script = Script.read(path)
+    script.refuse_training()
+    functions = script.factories()
+    if len(functions) > 1:
+        raise OptionError(
+            f"{path} has {len(functions)} functions that may be its factory",
+            *(f"write {path}:{name}" for name in functions),
+        )
+    module = imported(path)
+    if functions:
+        factory: Callable[[], Any] = getattr(module, functions[0])
+        return factory, f"{path}:{functions[0]}"
+    return lambda: script.recipe(module), str(path)

@@ -1,0 +1,149 @@
+"""Values of a folder, checkpoint or step as a file of ``torch.save``, which loads with ``weights_only=True``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchRecord
+from gopt.errors import InputError, OptionError
+from gopt.frontends.pytorch.module_record import scheduler_state
+from gopt.frontends.pytorch.tracing import BACKOFF, EPOCH, GROWTH, INTERVAL
+from gopt.ir.tensor import Tensor
+from gopt.offline.state_values import StateDict, StepValues, new_file, put_new
+from gopt.runtime.training.schedules import default_schedule
+from gopt.sanitize import show
+
+
+def save_torch(
+    path: str | os.PathLike[str], output: str | os.PathLike[str], *, all_states: bool = False, force: bool = False
+) -> StateDict:
+    """Write the module's state dict, or with ``all_states`` a dict of several: ``model``, ``optimizer`` (a list where
+    there are several), ``step``, and, where the step has one, ``scheduler``, ``scaler``, ``ema`` and ``loss``.
+
+    Raises OptionError and RunError as ``save_state_dict``, OptionError for ``all_states`` of a step that was not
+    exported from PyTorch, InputError for a state without a value.
+    """
+    target, found = new_file(output, force), StepValues.at(path)
+    values = _Values(found.graph.initializers)
+    names, record = found.of_module(), found.record
+    module = {key: values[name] for key, name in names.items() if name in values}
+    missing = [name for name in names if name not in module]
+    content: dict[str, Any] = module
+    if all_states:
+        if record is None:
+            raise OptionError(
+                "the step does not say which optimizer its states are of", "export it with gopt export, or leave out "
+                "--all-states",
+            )  # fmt: skip
+        content = {"model": module, **_others(record, values, _steps(found, record))}
+    put_new(target, Path(output), force, lambda file: torch.save(content, file))
+    shown = _tensors(content)
+    nbytes = sum(each.numel() * each.element_size() for each in shown)
+    return StateDict(str(Path(output)), len(shown), nbytes, (*missing, *(record.lost if record else ())))
+
+
+class _Values(Mapping[str, torch.Tensor]):
+    """Values of a step as tensors of PyTorch."""
+
+    def __init__(self, held: Mapping[str, Tensor]) -> None:
+        self._held = held
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._held:
+            raise InputError(f"{show(name)} has no value", "merge a checkpoint, or a folder with values")
+        array = np.array(self._held[name].numpy())  # its own memory
+        narrow = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+        if array.dtype.name not in narrow:
+            return torch.from_numpy(array)
+        bits = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
+        return bits.view(narrow[array.dtype.name])
+
+    def __iter__(self) -> Any:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+def _steps(found: StepValues, record: TorchRecord) -> int:
+    """The number of steps that the values have behind them."""
+    counted = found.graph.initializers.get(EPOCH)
+    if record.scheduler is not None and counted is not None:
+        return int(counted.numpy()) - record.scheduler.first
+    scheduled = any(group.rate is not None for each in record.optimizers for group in each.groups)
+    if found.step is None and scheduled:
+        raise OptionError(
+            "a file does not say how many steps its values have behind them, and the learning rate depends on that",
+            "give the checkpoint in place of the model that was merged from it",
+        )
+    return found.step or 0
+
+
+def _others(record: TorchRecord, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
+    optimizers = [_optimizer(each, values, step) for each in record.optimizers]
+    found: dict[str, Any] = {"optimizer": optimizers if len(optimizers) > 1 else optimizers[0], "step": step}
+    if record.scheduler is not None:
+        rates = [group["lr"] for each in optimizers for group in each["param_groups"]]
+        found["scheduler"] = scheduler_state(record.scheduler, step, rates)
+    if record.scaler is not None:
+        scaler = {key: values[name].item() for key, name in record.scaler.items()}
+        own = {"growth_factor": GROWTH, "backoff_factor": BACKOFF, "growth_interval": INTERVAL}
+        found["scaler"] = {**scaler, **own}
+    if record.averages is not None:
+        averaged = {key: record.averages.get(name, name) for key, name in record.module.items()}
+        found["ema"] = {key: values[name] for key, name in averaged.items()}
+    if record.loss is not None:
+        found["loss"] = {key: values[name] for key, name in record.loss.items()}
+    return found
+
+
+def _optimizer(record: TorchOptimizer, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
+    """The argument of ``optimizer.load_state_dict``: states by the number of their parameter, and all groups."""
+    fresh = bool(record.started) and not values[record.started].item()
+    states: dict[int, dict[str, Any]] = {}
+    groups = []
+    first = 0
+    for group in record.groups:
+        for number, each in enumerate(group.parameters, first):
+            if each.states and not fresh:
+                held = {key: values[name] for key, name in each.states.items()}
+                held |= {key: _number(held[key]) for key in each.numbers}
+                states[number] = {**held, **{key: _value(other) for key, other in (each.others or {}).items()}}
+        numbers = list(range(first, first + len(group.parameters)))
+        groups.append({**_options(group, values, step), "params": numbers})
+        first += len(numbers)
+    return {"state": states, "param_groups": groups}
+
+
+def _options(group: TorchGroup, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
+    options = {key: _value(each) for key, each in group.options.items()}
+    options |= {key: _number(values[name]) for key, name in (group.counters or {}).items()}
+    if group.rate is not None:
+        schedule = default_schedule("lr", group.rate)
+        options["lr"] = schedule.at(step if schedule.steps is None else min(step, schedule.steps - 1))
+    return options
+
+
+def _value(given: Any) -> Any:
+    """An option as PyTorch has it, from its form in JSON."""
+    if isinstance(given, Mapping):
+        return tuple(map(_value, given["tuple"]))
+    return [_value(each) for each in given] if isinstance(given, list) else given
+
+
+def _number(value: torch.Tensor) -> int | float:
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
+def _tensors(content: Any) -> Sequence[torch.Tensor]:
+    if isinstance(content, torch.Tensor):
+        return [content]
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return [each for part in parts for each in _tensors(part)]

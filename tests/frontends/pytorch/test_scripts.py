@@ -1,0 +1,109 @@
+"""Scripts without a factory: found, or refused with the lines to add, and never run to the end of their training. By
+hand, ``pytest -m torch``."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+from gopt.cli.main import main  # noqa: E402
+
+from gopt.errors import OptionError  # noqa: E402
+from gopt.frontends.pytorch.factory import call_factory, load_factory  # noqa: E402
+from gopt.frontends.pytorch.scripts import Script  # noqa: E402
+
+HEAD = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from pathlib import Path
+
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+sched = torch.optim.lr_scheduler.StepLR(opt, 5)
+criterion = nn.CrossEntropyLoss()
+train_loader = DataLoader(TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,))), batch_size=8)
+"""
+LOOP = """\
+for x, y in train_loader:
+    opt.zero_grad()
+    loss = criterion(net(x), y)
+    loss.backward()
+    opt.step()
+"""
+GUARDED = HEAD + "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in LOOP.splitlines())
+FUNCTION = HEAD + "def train():\n" + "".join(f"    {line}\n" for line in LOOP.splitlines())
+TRAINS = {
+    "a loop": HEAD + LOOP,
+    "a call": FUNCTION + "train()\n",
+    "a call in a call": FUNCTION + "def main():\n    train()\nfor _ in range(2):\n    main()\n",
+    "an else": HEAD
+    + "if __name__ == '__main__':\n    pass\nelse:\n    criterion(net(torch.ones(1, 4)), 1).backward()\n",
+    "a try": HEAD + "try:\n" + "".join(f"    {line}\n" for line in LOOP.splitlines()) + "finally:\n    pass\n",
+}
+
+
+def written(folder, text):
+    path = folder / "script.py"
+    path.write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n{text}")
+    return path
+
+
+@pytest.mark.parametrize("text", TRAINS.values(), ids=TRAINS)
+@pytest.mark.parametrize("factory", ["", ":make"])
+def test_a_script_that_trains_when_it_is_imported_is_not_run(text, factory, tmp_path):
+    path = written(tmp_path, text)
+    with pytest.raises(OptionError, match=r"trains while it is imported, from line .*, and was not run") as raised:
+        load_factory(f"{path}{factory}")
+    assert not (tmp_path / "ran").exists()
+    assert [hint.strip() for hint in raised.value.hints[2:6]] == [
+        "def make():", "net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))",
+        "opt = torch.optim.AdamW(net.parameters(), lr=0.001)",
+        "return net, criterion, opt, tuple(next(iter(train_loader)))",
+    ]  # fmt: skip
+
+
+def test_the_hints_that_are_followed_make_a_factory(tmp_path):
+    path = written(tmp_path, HEAD + LOOP)
+    with pytest.raises(OptionError) as raised:
+        load_factory(str(path))
+    lines = [line.rstrip() for line in raised.value.hints[2:6]]
+    text = path.read_text().replace(LOOP, "if True:\n" + "".join(f"    {line}\n" for line in LOOP.splitlines()))
+    path.write_text(text.replace("if True:", 'if __name__ == "__main__":') + "\n".join(lines) + "\n")
+    recipe = call_factory(load_factory(str(path)), "script")
+    assert type(recipe.optimizers[0]).__name__ == "AdamW" and recipe.batch.keys() == {"input", "target"}
+
+
+@pytest.mark.parametrize("text", [GUARDED, FUNCTION, FUNCTION + "if '__main__' == __name__:\n    train()\n"])
+def test_a_guarded_script_needs_no_factory(text, tmp_path):
+    recipe = call_factory(load_factory(str(written(tmp_path, text))), "script")
+    assert (tmp_path / "ran").exists()
+    assert isinstance(recipe.loss, torch.nn.CrossEntropyLoss) and len(recipe.module) == 3
+    assert recipe.batch["input"].shape == (8, 4) and recipe.scheduler is not None
+
+
+OTHER = "def a():\n    return 1, 2, 3, 4\ndef b():\n    return 1, 2, 3, 4\n"
+MISSING = {
+    "has no optimizer": GUARDED.replace("opt = torch", "opt = lambda: torch").replace("StepLR(opt", "StepLR(opt()"),
+    "has no batch": GUARDED.replace("train_loader = ", "make = lambda: "),
+    "several values that may be its loss": GUARDED + "loss_fn = nn.NLLLoss()\n",
+    "2 functions that may be its factory": GUARDED + OTHER,
+}
+
+
+@pytest.mark.parametrize("words", MISSING)
+def test_what_is_missing_is_said(words, tmp_path):
+    with pytest.raises(OptionError, match=words) as raised:
+        factory = load_factory(str(written(tmp_path, MISSING[words])))
+        factory()
+    assert raised.value.hints
+
+
+def test_the_written_template_is_a_factory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "made.py"]) == 0
+    assert Script.read(tmp_path / "made.py").factories() == ["make"]
+    recipe = call_factory(load_factory("made.py"), "made")
+    assert recipe.loss_of(recipe.batch).numel() == 1
