@@ -53,6 +53,9 @@ ELEMENTS = 1 << 63
 """Elements of one tensor, and bytes of one file: below this."""
 RANKS = 65_536
 """Ranks of a mesh: those for which one command makes graphs, or weighs them."""
+RANK_FILES = 32 << 30
+"""Bytes of the graphs of all ranks. Each lists where the shares of all others begin: they grow with the square of the
+ranks along an axis: 25 GB for 65,536 along one, 0.8 GB for 64 times 1024."""
 THREADS = 4096
 """Ranks, or trainers and servers, that one process runs: each is a thread with values and sessions of its own."""
 

@@ -197,6 +197,14 @@ class Mesh:
             rank, result[name] = divmod(rank, size)
         return result
 
+    def first(self, group: str, rank: int) -> int:
+        """The first of a rank's group, which tells it from the other groups of that name."""
+        axes, own, stride = self.split(group), self.coordinates(rank), self.ranks
+        for name, size in self.axes:
+            stride //= size
+            rank -= own[name] * stride if name in axes else 0
+        return rank
+
     def members(self, group: str, rank: int) -> tuple[int, ...]:
         """Ranks that share every coordinate with ``rank`` but the group's axes, in rank order."""
         axes, own = self.split(group), self.coordinates(rank)

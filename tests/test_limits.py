@@ -116,6 +116,7 @@ PROVOKED: dict[str, tuple[dict[str, int], Provoke]] = {
     "DOCUMENT_TEXT": ({"DOCUMENT_TEXT": 5}, text('["abcdefghi"]')),
     "DOCUMENT_WIDE": ({"DOCUMENT_WIDE": 5}, wide),
     "RANKS": ({"RANKS": 4}, lambda folder: Mesh.parse("shard=9")),
+    "RANK_FILES": ({"RANK_FILES": 10_000}, lambda folder: gopt.shard(STEP, 3).write(folder / "out", force=True)),
     "THREADS": ({"THREADS": 2}, lambda folder: run_threads(Mesh.parse("shard=3"), 9.0, lambda engine: None)),
     "PARTS": ({"PARTS": 5, "PART_SHARE": 10**9, "LIST_ELEMENTS": 10}, lambda folder: check_parts(STEP.read_bytes())),
     "LIST_ELEMENTS": ({"LIST_ELEMENTS": 1000}, long_list),

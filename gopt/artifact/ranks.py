@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
+from gopt import limits
 from gopt.artifact.integrity import Inventory
 from gopt.artifact.serialize import external_tensor, named_tensor
 from gopt.artifact.states_file import StatesFile
 from gopt.collectives.messages import AGGREGATE_ROWS
 from gopt.documents.torch_record import KEY as TORCH_NAMES
+from gopt.errors import OptionError
 from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM
 from gopt.ir.tensor import Tensor
@@ -40,11 +42,24 @@ def write_ranks(
     for rank in ranks:
         if id(rank.phase) not in writers:
             writers[id(rank.phase)] = _RankWriter(program.of(rank.rank), rank.phase, values, common, names)
-
+    _check_bytes(ranks, writers)
     for number, rank in enumerate(ranks, 1):
         with files.create(names.of(rank.rank, rank.phase)) as file:
             file.writelines(writers[id(rank.phase)].model(rank))
         advance("writing files of ranks", number, len(ranks))
+
+
+def _check_bytes(ranks: Sequence[RankGraph], writers: Mapping[int, _RankWriter]) -> None:
+    """Raise OptionError for too many bytes, before any is written: the files of a phase are about as large."""
+    firsts = {id(rank.phase): rank for rank in reversed(ranks)}
+    each = {phase: sum(map(len, writers[phase].model(rank))) for phase, rank in firsts.items()}
+    total = sum(each[id(rank.phase)] for rank in ranks)
+    if total > limits.RANK_FILES:
+        raise OptionError(
+            f"the graphs of {len(ranks)} files of ranks take {total} bytes, more than {limits.RANK_FILES} (RANK_FILES)",
+            "give the ranks a mesh of two axes, such as --mesh dp=64,shard=1024, or write some with --only-ranks",
+            limits.hint("RANK_FILES", total),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,19 +127,19 @@ def _not_there(rank: RankGraph, node: Node, name: str) -> InvariantError:
 def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     """Group by group and phase by phase: what each member calls over it, against the first member that was made."""
     made = {rank.rank for rank in ranks}
-    groups: dict[tuple[str, str, tuple[int, ...]], dict[int, list[Node]]] = {}
+    groups: dict[tuple[str, str, int], dict[int, list[Node]]] = {}
     count = 0
     for rank in ranks:
-        members: dict[str, tuple[int, ...]] = {}
+        firsts: dict[str, int] = {}
         for node in (each for each in rank.calls if each.op_type not in MESSAGES):
             group = str(node.attributes["group"])
-            if group not in members:
-                members[group] = program.mesh.members(group, rank.rank)
-            groups.setdefault((rank.phase.name, group, members[group]), {}).setdefault(rank.rank, []).append(node)
+            if group not in firsts:
+                firsts[group] = program.mesh.first(group, rank.rank)
+            groups.setdefault((rank.phase.name, group, firsts[group]), {}).setdefault(rank.rank, []).append(node)
             count += 1
-    for (_, group, all_members), calls in groups.items():
+    for (_, group, start), calls in groups.items():
         first = min(calls)
-        for rank_number in made.intersection(all_members):
+        for rank_number in made.intersection(program.mesh.members(group, start)):
             _same_calls(group, (first, calls[first]), (rank_number, calls.get(rank_number, [])))
     return count
 

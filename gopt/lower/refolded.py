@@ -50,7 +50,7 @@ def _check_member(
     call: RefoldedCall,
     member: RefoldedWeight,
     tensors: Mapping[str, set[str]],
-    pairs: Mapping[str, str],
+    pairs: Mapping[tuple[str, str], str],
     held: Mapping[str, ShardedState],
     makers: Mapping[str, ShardedState],
 ) -> None:
@@ -61,20 +61,22 @@ def _check_member(
         strange = next((part.tensor for part in state.slices if part.tensor not in tensors.get(slot, ())), "")
         if strange:
             raise InvariantError(f"{call.call.label!r} reads state {strange!r} as its {slot}")
-        made = member.outputs.get(pairs.get(slot, ""), "")
-        taker = makers.get(made)
-        if taker is not None and taker.input != name:
-            raise InvariantError(
-                f"state {taker.slices[0].tensor!r} takes {made!r}, the new value of {state.slices[0].tensor!r}"
-            )
+        for part in state.slices:
+            made = member.outputs.get(pairs.get((slot, part.tensor), ""), "")
+            taker = makers.get(made)
+            if taker is not None and taker.input != name:
+                raise InvariantError(
+                    f"state {taker.slices[0].tensor!r} takes {made!r}, the new value of {part.tensor!r}"
+                )
 
 
-def _slot_pairs(call: RefoldedCall, new: Mapping[str, str]) -> dict[str, str]:
-    """Slot of a state -> the slot of its new value. ``new``: state of the source -> its new value."""
-    given, found = call.call.slot_values, dict[str, str]()
+def _slot_pairs(call: RefoldedCall, new: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Slot and state in it -> the slot of its new value: weights of one call may each have a state in other slots.
+    ``new``: state of the source -> its new value."""
+    given, found = call.call.slot_values, dict[tuple[str, str], str]()
     for before, after in zip(given.weights, given.updated):
         slots = {name: slot for slot, name in after.items()}
-        found.update({slot: slots[new[name]] for slot, name in before.items() if new.get(name) in slots})
+        found.update({(slot, name): slots[new[name]] for slot, name in before.items() if new.get(name) in slots})
     return found
 
 

@@ -137,7 +137,7 @@ def prepare(home: Path, step: onnx.ModelProto | None = None) -> None:
         shutil.copy("step.onnx", "goldens/step.onnx")
         Path("goldens/gopt-golden.toml").write_text('[case.a]\nmodel = "step.onnx"\noptions = ["--ranks", "2"]\n')
         _do("golden", "update", "goldens")
-        Path("model.py").write_text(_MODEL)
+        Path("model.py").write_text(MODEL)
         onnx.save(_forward(), "forward.onnx")
 
 
@@ -151,7 +151,7 @@ def _forward() -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
 
 
-_MODEL = """\
+MODEL = """\
 import torch
 
 def make():

@@ -1,8 +1,10 @@
 """Every write fault and every signal of every command once, and counts: ``nice python tests/disk/nightly.py``.
 
 It runs the sweeps one after another: all faults at all writes, children that hang or die, a file system without room,
-streams that take nothing, and stop signals at drawn times. ``--shots N``: signals to each command; ``--seed S``;
-``--cases A,B``: these commands that write alone, and no other sweep.
+streams that take nothing, two commands on one target, and stop signals at drawn times. ``--shots N``: signals to each
+command; ``--seed S``; ``--parts writes,plants,hanging,streams,launched,together,signals``: these sweeps alone;
+``--cases A,B``: these commands that write alone, and no other sweep. Where PyTorch is installed, ``export`` is swept
+too.
 """
 
 from __future__ import annotations
@@ -12,22 +14,23 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
 HANGING = ("shard-jobs", "shard-jobs-new", "shard-jobs-plain", "split-jobs")
 
 
-def parts(shots: int, seed: int, cases: str) -> Iterator[list[str]]:
+def parts(shots: int, seed: int, cases: str) -> dict[str, list[str]]:
     """The sweeps as commands."""
-    yield ["sweep.py", *filter(None, cases.split(","))]
-    if not cases:
-        yield ["sweep.py", "--plants"]
-        yield ["hanging.py", *HANGING]
-        yield ["streams.py", "all"]
-        yield ["streams.py", "launched"]
-        yield ["signal_sweep.py", str(shots), str(seed)]
+    return {
+        "writes": ["sweep.py", *filter(None, cases.split(","))],
+        "plants": ["sweep.py", "--plants"],
+        "hanging": ["hanging.py", *HANGING],
+        "streams": ["streams.py", "all"],
+        "launched": ["streams.py", "launched"],
+        "together": ["together.py", str(2 * shots), str(seed)],
+        "signals": ["signal_sweep.py", str(shots), str(seed)],
+    }
 
 
 def main() -> int:
@@ -35,9 +38,12 @@ def main() -> int:
     parser.add_argument("--shots", type=int, default=12)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--cases", default="")
+    parser.add_argument("--parts", default="")
     given = parser.parse_args()
+    found = parts(given.shots, given.seed, given.cases)
+    chosen = list(filter(None, given.parts.split(","))) or (["writes"] if given.cases else list(found))
     bad = made = 0
-    for words in parts(given.shots, given.seed, given.cases):
+    for words in (found[name] for name in chosen):
         print(f"{' '.join(words)}:", flush=True)
         begun = subprocess.Popen([sys.executable, HERE / words[0], *words[1:]], stdout=subprocess.PIPE, text=True)
         assert begun.stdout is not None

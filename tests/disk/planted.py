@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,11 @@ def _plain(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def _no_handler() -> AbstractContextManager[Callable[[], None]]:
+    """A stop ends the process as the system does."""
+    return nullcontext(lambda: None)
+
+
 @dataclass(frozen=True)
 class Plant:
     """A mistake, and where it shows."""
@@ -78,7 +83,7 @@ PLANTS = {
     "in-place": Plant("resume", Fault.TORN, lambda: setattr(home, "replace_file", _in_place)),
     "old-values-first": Plant("merge-force", Fault.KILL, lambda: setattr(model_file, "_put_data", _old_values_first)),
     "any-order": Plant("resume", Fault.KILL, lambda: setattr(home, "remove_step", _any_order)),
-    "no-handler": Plant("reduce", Fault.TERMINATE, lambda: setattr(signals, "raise_on_signals", nullcontext)),
+    "no-handler": Plant("reduce", Fault.TERMINATE, lambda: setattr(signals, "raise_on_signals", _no_handler)),
     "a-child-writes": Plant("shard-jobs", Fault.KILL, lambda: setattr(report_builder, "find_removed", _in_a_child)),
     "past-the-layer": Plant("run", Fault.KILL, lambda: setattr(checkpoint, "write_new", _plain)),
 }

@@ -329,7 +329,10 @@ class Sweep:
 
     def _between(self, name: str) -> bool:
         """Whether a manifest is the new one without digests of files that are about to be replaced."""
-        now, new = (json.loads((root / name).read_text()) for root in (self.work, self.scratch / "after"))
+        try:
+            now, new = (json.loads((root / name).read_text()) for root in (self.work, self.scratch / "after"))
+        except ValueError:  # torn
+            return False
         files, known = now.pop("files"), new.pop("files")
         del now["seal"], new["seal"]
         return bool(now == new and files.items() < known.items())
@@ -394,7 +397,9 @@ def main() -> int:
     parser.add_argument("--some", default="", help="faults to make here and there")
     parser.add_argument("--every", type=int, default=7, help="points from one of those to the next")
     parser.add_argument("--say", action="store_true", help="print every error once")
-    parser.add_argument("--plants", action="store_true", help="make mistakes instead: all must be found")
+    parser.add_argument(
+        "--plants", action="store_true", help="make mistakes instead, of these cases: all must be found"
+    )
     given = parser.parse_args()
     faults, some = ([Fault(name) for name in text.split(",") if text] for text in (given.faults, given.some))
     bad, scratch = 0, scratch_folder()
@@ -402,6 +407,8 @@ def main() -> int:
     adopt_orphans()
     try:
         for name, plant in PLANTS.items() if given.plants else ():
+            if given.cases and plant.case not in given.cases:
+                continue
             found = planted(name, CASES[plant.case], plant.fault, scratch)
             print(json.dumps({"plant": name, "found": found}), flush=True)
             bad += not found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import io
 import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
 
+import every
 import numpy as np
 import onnx
 from gopt.cli.main import main
@@ -56,7 +58,7 @@ def warm() -> None:
         _do("reshard", str(Path(text, "in.ranks")), "--ranks", "1", "-o", str(Path(text, "out")))
     for name in ("gopt.cli.run", "gopt.cli.run_report", "gopt.cli.render_run", "gopt.runtime.engines.mpi",
                  "gopt.runtime.engines.launch", "gopt.runtime.training.stop_signal", "rich.live", "rich.progress",
-                 "rich.ansi", "onnxruntime"):  # fmt: skip
+                 "rich.ansi", "onnxruntime", *(["torch.export", "torch.onnx"] if TORCH else ())):  # fmt: skip
         import_module(name)
     gc.collect()
     gc.freeze()
@@ -157,6 +159,12 @@ def _small(folder: Path) -> None:
     (folder / "m.onnx").write_bytes((folder / "step.onnx").read_bytes() + b"\x12\x00")
 
 
+def _module(folder: Path) -> None:
+    """What is exported, and an older export under one of the names."""
+    (folder / "model.py").write_text(every.MODEL)
+    (folder / "m.onnx").write_bytes(build(_STEP).SerializeToString(deterministic=True))
+
+
 def _data(folder: Path) -> None:
     _ranks(folder)
     generator = np.random.default_rng(0)
@@ -228,5 +236,10 @@ _CASES = (
     Case("merge-force-plain", _old_model, ["merge", "in.ranks", "-o", "m.onnx", "--force"], r"m\.onnx",
          exchange=False),
 )  # fmt: skip
-CASES = {case.name: case for case in _CASES}
+_EXPORTS = (
+    Case("export", _module, ["export", "model.py:make", "-o", "n.onnx"], r"n\.onnx"),
+    Case("export-force", _module, ["export", "model.py:make", "-o", "m.onnx", "--force"], r"m\.onnx"),
+)
+TORCH = importlib.util.find_spec("torch") is not None
+CASES = {case.name: case for case in (*_CASES, *(_EXPORTS if TORCH else ()))}
 """``-plain``: on a file system that cannot exchange names."""

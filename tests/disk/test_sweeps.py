@@ -25,6 +25,8 @@ AGAIN = [
     "state-dict", "report", "seal",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
+EXPORTS = ["export", "export-force"]
+"""They need PyTorch."""
 HANGING = ["shard-jobs-new", "shard-jobs-plain", "split-jobs"]
 REST = "full,quota,broken,short,interrupt,terminate"
 
@@ -65,6 +67,25 @@ def test_failed_and_interrupted_at_every_write(case):
 
 
 @pytest.mark.slow
+@pytest.mark.torch
+def test_exports_are_killed_and_failed_at_a_part_of_the_writes():
+    for found in swept(*EXPORTS, "--faults", "", "--some", f"kill,torn,{REST}", "--every", "4"):
+        assert found["broken"] == [] and found["unsynced"] == [], found["case"]
+
+
+@pytest.mark.parametrize(
+    "names", ["shard-split,merge-force,run", pytest.param("", marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_two_commands_on_one_target(names):
+    """At once: one of them wins, or both end whole."""
+    done = subprocess.run(
+        [sys.executable, str(Path(SWEEP).with_name("together.py")), *(["2", "1", names] if names else ["12", "1"])],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count(" shots, 0 wrong") > 2, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_planted_mistakes_are_found():
     found = swept("--plants")
     assert len(found) > 7 and [each for each in found if not each["found"]] == []
@@ -86,4 +107,4 @@ def test_children_that_hang_or_die(case):
 def test_every_case_is_swept():
     """The list is read as text: who imports it has other limits of sizes."""
     cases = re.findall(r'Case\(\s*"([\w-]+)"', Path(SWEEP).with_name("swept.py").read_text(encoding="utf-8"))
-    assert len(cases) > 15 and sorted([*OUTPUTS, *FILES, *AGAIN, *RUNS]) == sorted(cases)
+    assert len(cases) > 15 and sorted([*OUTPUTS, *FILES, *AGAIN, *RUNS, *EXPORTS]) == sorted(cases)

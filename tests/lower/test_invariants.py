@@ -16,6 +16,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import check_ranks
 from gopt.lower.rank_graph import Block, RankGraph, ShardRange
+from gopt.mesh import Mesh
 
 Break = Callable[[Sharded], None]
 
@@ -138,3 +139,12 @@ def test_some_ranks_alone_are_checked_as_far_as_that_goes():
     """Pieces of ranks that were not made cannot tile."""
     found = counts(gopt.shard(source("mlp_adamw"), 3, only_ranks=[1]))
     assert found["pieces"] == 0 and found["reads"]
+
+
+def test_members_are_listed_once_for_each_group(monkeypatch):
+    """A list of members for every rank takes the square of their number."""
+    asked = []
+    real = Mesh.members
+    monkeypatch.setattr(Mesh, "members", lambda *given: asked.append(given[1:]) or real(*given))
+    gopt.shard(source("mlp_sgd"), "dp=4,shard=8")
+    assert len(asked) == len(set(asked)) == 4 + 8

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import onnx
 import pytest
-from helpers import source
+from helpers import FIXTURES, source
 from plants import Plant, planted_pipeline
 from test_carried_values import exchanged
 
@@ -87,3 +88,13 @@ def test_scalars_keep_their_slots():
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_steps_of_the_passes_hold(stage, mesh, partition):
     sharded(lambda step: None, stage, partition, mesh)
+
+
+def test_a_weight_may_have_one_state_in_two_slots(tmp_path):
+    """The others of its call keep theirs."""
+    model = onnx.load(FIXTURES / "mlp_ort_adamw.onnx")
+    [second] = (node for node in model.graph.node if node.output[0] == "momentums_2")
+    second.input[3] = "fc2.bias.exp_avg"
+    onnx.save(model, tmp_path / "step.onnx")
+    for stage in (0, 1):
+        gopt.shard(tmp_path / "step.onnx", "shard=3", stage=stage)

@@ -111,7 +111,7 @@ class NcclEngine:
         new = [group for group in groups if group not in self._comms]
         mine = {
             group: bytes(self._nccl.get_unique_id())
-            for group in new if self._mesh.members(group, self.rank)[0] == self.rank
+            for group in new if self._mesh.first(group, self.rank) == self.rank
         }  # fmt: skip
         ids = self._control.gather(mine)
         for group in new:

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 ONE_HOST = {
     "UCX_TLS": "self,sm",  # MPICH's usual transports
@@ -101,8 +102,12 @@ class RankProcesses:
         self.running.clear()
 
     def end(self) -> None:
-        """Kill all processes, and close what they are told by."""
+        """Kill all processes, close what they are told by, and remove what they share memory through: ranks remove it
+        themselves once all have it."""
         self.kill()
+        for path in Path("/dev/shm").glob(f"mpich_shm_{_fnv(self._name.encode()):x}_*"):
+            with suppress(OSError):
+                path.unlink()
         for key in list((self._selector.get_map() or {}).values()):
             self._close(key.fileobj)  # type: ignore[arg-type]
         self._selector.close()
@@ -153,6 +158,14 @@ class RankProcesses:
         if wanted == "finalize":
             self.finalized.add(rank)
         return _FIXED.get(wanted, f"{wanted} rc=-1 msg=unknown")
+
+
+def _fnv(text: bytes) -> int:
+    """The hash by which MPICH names the files of a job: FNV-1a."""
+    found = 2166136261
+    for each in text:
+        found = (found ^ each) * 16777619 & 0xFFFFFFFF
+    return found
 
 
 def _tell(peer: socket.socket, answer: str) -> None:

@@ -36,7 +36,7 @@ def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None
     groups = sorted({group for _, digests in everything for group in digests})
     engine.prepare(groups)
     differs = any(
-        digests.get(group) != everything[mesh.members(group, rank)[0]][1].get(group)
+        digests.get(group) != everything[mesh.first(group, rank)][1].get(group)
         for rank, (_, digests) in enumerate(everything) for group in groups
     )  # fmt: skip
     if differs:
@@ -46,7 +46,7 @@ def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None
 def _raise_difference(mesh: Mesh, calls: Sequence[Mapping[str, list[str]]], groups: Sequence[str]) -> None:
     for group in groups:
         for rank, texts in enumerate(calls):
-            first = mesh.members(group, rank)[0]
+            first = mesh.first(group, rank)
             own, others = texts.get(group, []), calls[first].get(group, [])
             for number in range(max(len(own), len(others))):
                 here = own[number] if number < len(own) else "no more calls"

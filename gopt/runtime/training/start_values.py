@@ -52,9 +52,10 @@ class Replicas:
 
     def along(self, axis: str, rank: int) -> list[str]:
         """The inputs of states that all members of a rank's group along an axis hold, in the manifest's order."""
-        if (axis, rank) not in self._known:
-            self._known[axis, rank] = self._along(axis, rank)
-        return self._known[axis, rank]
+        first = self.mesh.first(axis, rank)
+        if (axis, first) not in self._known:
+            self._known[axis, first] = self._along(axis, first)
+        return self._known[axis, first]
 
     def _along(self, axis: str, rank: int) -> list[str]:
         data = axis in self.mesh.data_axes
@@ -69,7 +70,7 @@ class Replicas:
         axis."""
         if not self._firsts:
             found = (
-                (rank, place, self.mesh.members(axis, rank)[0])
+                (rank, place, self.mesh.first(axis, rank))
                 for rank in range(self.mesh.ranks) for place, axis in enumerate(self.axes)
             )  # fmt: skip
             self._firsts.extend(each for each in found if each[0] != each[2])

@@ -47,6 +47,20 @@ def ran(count: int, *command: str, ended_after: float = 60.0) -> tuple[RankProce
         return job, out.read().decode().splitlines()
 
 
+KILLED = """
+import os, signal
+from mpi4py import MPI
+print(next(line.split()[5] for line in open("/proc/self/maps") if "mpich_shm_" in line), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@mpi
+def test_a_job_that_is_killed_while_mpi_starts_leaves_no_shared_memory():
+    job, [path] = ran(1, sys.executable, "-c", KILLED)
+    assert job.codes == {0: -signal.SIGKILL} and not Path(path).exists()
+
+
 @mpi
 @pytest.mark.parametrize("netmod", ["ucx", pytest.param("ofi", marks=pytest.mark.slow)])
 def test_processes_find_each_other_and_have_no_socket_of_a_network(netmod, monkeypatch):
