@@ -37,6 +37,25 @@ def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
     Inputs are in the order of ``step.arguments``, constants among them. Outputs are ``loss``, the states' names with
     ``_out``, then ``step.outputs``. Raises torch.onnx.OnnxExporterError.
     """
+    try:
+        return _converted(step, name)
+    except torch.onnx.OnnxExporterError:
+        if not step.hidden:
+            raise
+    _forget(step)  # what nobody asked for may have no ONNX form
+    return _converted(step, name)
+
+
+def _forget(step: TracedStep) -> None:
+    """Leave hidden results out of a step."""
+    (node,) = (each for each in step.graph.graph.nodes if each.op == "output")
+    node.args = (type(node.args[0])(node.args[0][: -len(step.hidden)]),)
+    step.hidden.clear()
+    step.graph.graph.eliminate_dead_code()
+    step.graph.recompile()
+
+
+def _converted(step: TracedStep, name: str) -> onnx.ModelProto:
     outputs = [LOSS, *(f"{each}{UPDATED}" for each in step.states), *step.outputs, *step.hidden]
     names = {"input_names": list(step.arguments), "output_names": outputs}
     arguments = tuple(step.arguments.values())

@@ -120,3 +120,21 @@ def test_the_check_sees_a_wrong_output(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedError, match=r"'output_1' after step 1"):
         export(step_of("tuple")[0], tmp_path / "step.onnx", options=ExportOptions(outputs=True))
     assert not list(tmp_path.iterdir())
+
+
+class Scores(nn.Linear):
+    """Returns a value that has no ONNX form and that the loss does not read."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return logits, torch.special.i1e(logits)
+
+
+def test_what_nobody_asked_for_may_have_no_onnx_form(tmp_path):
+    net = Scores(6, 4)
+    x, y = recipes.batch(6, 6)
+    batch = {"x": x, "y": y}
+    step = (net, lambda m, b: F.cross_entropy(m(b["x"])[0], b["y"]), torch.optim.SGD(net.parameters(), 0.1), batch)
+    assert export(step, tmp_path / "step.onnx").checked.updates == 3
+    with pytest.raises(UnsupportedError, match="has no ONNX form"):
+        export(step, tmp_path / "other.onnx", options=ExportOptions(outputs=True))
