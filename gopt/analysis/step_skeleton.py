@@ -64,12 +64,26 @@ class StepSkeleton:
         """
         near = {
             name: multiplied(self.index, value) for name, value in gradients.items()
-            if name not in self.roles.params and self._near_forward(value)
+            if name not in self.roles.params and self._near_forward(value) and self._averaged(name, value)
         }  # fmt: skip
         if not near:
             return {}
         found = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
         return {name: lost for name, lost in found.items() if name in near}
+
+    def _averaged(self, name: str, value: str) -> bool:
+        """Return whether the new value of a state is a sum of the old one and of a value, each times numbers that the
+        state is not in: a derivative's own factors, such as those of a softmax, may stand behind what was cut."""
+        behind, needed = descendants(self.index, [value]), ancestors(self.index, [self.updated[name]])[0]
+        own = descendants(self.index, [name])
+        for node in self.index.graph.nodes:
+            if id(node) not in needed or not any(each in behind for each in node.reads):
+                continue
+            others = [each for each in node.reads if each not in behind]
+            scaled = node.is_a("Mul", "Div") and len(others) == 1 and others[0] not in own
+            if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
+                return False
+        return True
 
     def _near_forward(self, value: str) -> bool:
         """Return whether at most ``_NEAR`` nodes outside the forward make a value."""

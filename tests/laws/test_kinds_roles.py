@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 
+import onnx
 import pytest
 from products import part
 from whole_gen import kinds
 from whole_gen.judge import drawn, judged
 from whole_gen.writer import Writer
+
+import gopt
+from gopt.analysis.role_map import RoleMap
 
 _OF = ("roles", "statistics", "counts", "rows", "weights", "taken")
 MODULES = [f"whole_gen.kinds_{each}" for each in _OF]
@@ -31,3 +35,14 @@ def test_every_state_is_that_of_the_whole_batch(seed):
     due = [*REFUSED, w.refusal] if w.refusal else REFUSED
     fine = found.kind == "right" or (found.kind == "noted" and "statistics" in w.options)  # one rule for all, as told
     assert fine or (found.kind == "refused" and any(re.search(why, found.text) for why in due)), found
+
+
+@pytest.mark.parametrize("seed", [12, 13, 26, 28, 33, 35])
+def test_what_weighs_losses_is_trained(seed, tmp_path):
+    """A softmax over weights of losses stands behind the value that is cut: it lacks what a derivative reads, and is a
+    gradient all the same."""
+    w = Writer(seed, 4, 1)
+    kinds.KINDS["learned_weights"](w)
+    onnx.save(w.model(), str(tmp_path / "step.onnx"))
+    training = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=dict(w.states))).training
+    assert set(training.gradients) == set(w.gradients)
