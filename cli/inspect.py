@@ -73,7 +73,8 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 def print_text_of(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
-    from gopt.artifact.manifest_check import check_graphs, read_manifest
+    from gopt.artifact.integrity import check_files
+    from gopt.artifact.manifest_check import read_manifest
     from gopt.errors import GoptError, InputError, UnsupportedError
     from gopt.importers.load import holds_step, load_step
     from gopt.ir.load import load, outline
@@ -83,7 +84,7 @@ def print_text_of(path: Path, roles: Any) -> None:
     if path.is_dir() and not holds_step(path):
         done: set[str] = set()
         manifest, _ = read_manifest(path)
-        check_graphs(path, manifest)
+        check_files(path, manifest.files)  # values too: the text has their digests
         for rank in manifest.ranks:
             for phase, name in rank.files.items():
                 if name in done:  # trainers have one file together

@@ -294,12 +294,26 @@ def _reset_child(parent: int) -> None:
 def die_with_parent(parent: int) -> None:
     """Let the system kill this process as soon as its parent dies, whose number is ``parent``; ends where it is dead
     already."""
+    _sent_when_the_parent_dies(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextmanager
+def dying_with_parent() -> Iterator[None]:
+    """Let the system kill this process if its parent dies meanwhile: for work in which no thread of Python runs."""
+    die_with_parent(os.getppid())
+    try:
+        yield
+    finally:
+        _sent_when_the_parent_dies(0)
+
+
+def _sent_when_the_parent_dies(number: int) -> None:
     with suppress(ImportError, AttributeError, OSError):
         import ctypes
 
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, number)
 
 
 def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import threading
 
@@ -292,3 +293,30 @@ def test_where_nobody_hears_of_children_answers_come_all_the_same():
         begin(signal.pause, 0)  # killed at the end
         with pytest.raises(RunError, match="without an answer"):
             begin(lambda: os.kill(os.getpid(), signal.SIGKILL), 0).result()
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_a_process_dies_with_its_parent_while_it_says_so(meanwhile):
+    """Its end is seen at a pipe that it alone holds."""
+    alive, gone = os.pipe()
+    parent = os.fork()
+    if not parent:
+        os.close(alive)
+        ready, told = os.pipe()
+        if not os.fork():
+            with background.dying_with_parent():
+                if meanwhile:
+                    os.write(told, b"x")
+                    signal.pause()
+            os.write(told, b"x")
+            os.close(told)
+            select.select([], [], [], 0.3)  # the parent is dead by then, or is not waited for
+            os.write(gone, b"lives")
+            os._exit(0)
+        os.close(gone)
+        os.read(ready, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(gone)
+    os.waitpid(parent, 0)
+    assert os.read(alive, 10) == (b"" if meanwhile else b"lives")
+    os.close(alive)

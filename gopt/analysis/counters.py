@@ -62,7 +62,7 @@ def added_constant(index: GraphIndex, old: str, new: str) -> str:
         if node.is_a("Mul") and (not added or len(fixed) != 1):
             return ""
         added = fixed[0] if node.is_a("Add") else added
-        value = next(name for name in node.inputs if name not in fixed)
+        value = next((name for name in node.inputs if name not in fixed), "")
     return ""
 
 

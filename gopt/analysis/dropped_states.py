@@ -92,6 +92,8 @@ def _dropped(step: StepSkeleton, training: TrainingGraph, found: GradientMap) ->
         if type is None or step.index.one_element(output):
             if output not in found.check.rank_local and (output in reduced or output not in step.tainted):
                 yield from scalars.dropped(output)
+            elif name := scalars.named(output):
+                yield _Dropped(output, (name,), stored=True)
             continue
         producer = step.index.producers.get(output)
         inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
@@ -114,6 +116,12 @@ class _StoredScalars:
             if name in graph.initializers and name not in taken and step.index.one_element(name):
                 self.names.setdefault(graph.types[name], []).append(name)
         self.behind: dict[TensorType, set[str]] = {}
+
+    def named(self, output: str) -> str:
+        """The only one that has the type of an output, and whose new value that is by its name; '' for none: a scale
+        that each step makes anew of the batch alone."""
+        names = [name for name in self.names.get(self.index.graph.type_of(output), []) if says_new(name, output)]
+        return names[0] if len(names) == 1 and names[0] in self.index.users else ""
 
     def dropped(self, output: str) -> Iterator[_Dropped]:
         """The output, where it has the type of one of them.

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from gopt.analysis.analysis_context import AnalysisContext, build_context
 from gopt.analysis.chosen_statistics import without_choices
 from gopt.analysis.gradients import find_gradient
-from gopt.analysis.graph_walks import ancestors, descendants
+from gopt.analysis.graph_walks import ancestors, copied_from, descendants
 from gopt.analysis.local_taint import LocalTaint, local_taint
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
 
+_FAR = 32
+"""Values behind one of a rank that are looked at."""
 MAX_ITERATIONS = 8
 """Maximum number of times a gradient is moved towards the update because a rank-local value was found in it."""
 
@@ -71,12 +73,16 @@ def reads_new_statistic(step: StepSkeleton, name: str) -> UnsupportedError | Non
     made = ancestors(step.index, [step.updated[name]])[1]
     for other, new in step.updated.items():
         if other != name and new in made and new not in step.forward_values and step.is_statistic(other):
-            return UnsupportedError(
-                f"the update of {name!r} reads {new!r}, the new value of the statistic {other!r}: each rank has made "
-                "it of its own batch",
-                f"let the update read the old value {other!r}, as the next step reads the new one",
-            )
+            return _reads_new(name, other, new)
     return None
+
+
+def _reads_new(name: str, other: str, new: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the update of {name!r} reads {new!r}, the new value of the statistic {other!r}: each rank has made it of its "
+        "own batch",
+        f"let the update read the old value {other!r}, as the next step reads the new one",
+    )
 
 
 def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection[str]) -> UnsupportedError:
@@ -90,8 +96,26 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection
     return UnsupportedError(
         f"the update reads {value!r}, a value of one rank's own batch, beside a gradient (in {node.label!r})",
         "an update may depend on the batch through gradients alone",
+        *_shared_hint(step, value),
         *shown,
     )
+
+
+def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
+    """The hint that lets an update read a number of the batch: the means behind it, as those of all ranks."""
+    stack, found = [value], dict[str, None]()
+    for name in stack:
+        node = step.index.producers.get(name)
+        if node is None or name not in step.tainted:
+            continue
+        if not step.index.one_element(name) or len(stack) > _FAR:
+            return []
+        if node.is_a("ReduceMean") and not all(map(step.index.one_element, node.inputs[:1])):
+            found[name] = None
+        else:
+            stack += node.reads
+    scalars = all(step.index.graph.type_of(name).shape == () for name in found)
+    return [f"let all ranks read the mean over all of them: --shared {','.join(found)}"] if found and scalars else []
 
 
 def _refuse_factor(
@@ -143,6 +167,9 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
         why = _disqualified(step, context, name, gradient)
         if why:
             late = _late(step, gradient) if gradient in context.update_only else ""
+            new = copied_from(step.index, step.updated[late]) if late in step.updated else ""
+            if new in step.tainted and new in ancestors(step.index, [step.updated[name]])[1]:
+                raise _reads_new(name, late, step.updated[late])
             raise UnsupportedError(
                 f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
                 f"{gradient!r}, but " + (f"it reads {late!r}, which no loss depends on" if late else why),

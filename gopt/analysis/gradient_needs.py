@@ -33,6 +33,8 @@ _TERMS = ("Add", "Sub", "Sum", "Neg", "Cast", "Identity", "Reshape", "Squeeze", 
 _BENT = frozenset(["Abs", "LeakyRelu", "PRelu", "ReduceL1", "ReduceMax", "ReduceMin", "Relu", "MaxPool"])
 """Functions whose derivative follows comparisons of their first operand."""
 
+_FACTORS = ("Mul", "Div", "MatMul", "Gemm", "Neg", "Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
+_CHAIN = 16
 _MOST = 256
 """Groups of leaves: more would make the masks of a deep network grow with its depth."""
 
@@ -57,6 +59,16 @@ def without_needs(
         if lacking:
             found[name] = leaves[(lacking.bit_length() - 1) % len(leaves)][-1]
     return found
+
+
+def multiplied(index: GraphIndex, value: str) -> str:
+    """The product that the readers of a value make, one behind the other: a derivative's last factors stand there."""
+    for _ in range(_CHAIN):
+        users = index.users.get(value, [])
+        if len(users) != 1 or not users[0].is_a(*_FACTORS):
+            break
+        value = users[0].outputs[0]
+    return value
 
 
 def _groups(leaves: Sequence[str]) -> Sequence[Sequence[str]]:

@@ -149,6 +149,9 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         step.lacking = step.lacking_of(settled.names)
         if not step.lacking.keys().isdisjoint(found.gradients):
             found = find_gradients(step)
+    if none := step.without_backward(settled.names, found.gradients):
+        step.lacking = {**step.lacking, **none}
+        found = find_gradients(step)
     try:
         training = assemble(step, found, settled.names)
     except (InputError, UnsupportedError):

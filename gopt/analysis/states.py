@@ -126,6 +126,7 @@ def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -
             raise UnsupportedError(
                 f"state {state.tensor!r} follows the backward, but belongs to no parameter that is updated",
                 "make the new value of its parameter an output, or take the state out of the step",
+                f"or let all ranks take the first rank's: --statistics {state.tensor}=root",
             )
 
 

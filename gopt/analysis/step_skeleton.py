@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from gopt.analysis.gradient_needs import without_needs
+from gopt.analysis.gradient_needs import multiplied, without_needs
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.operators import MAY_DRAW, random
+from gopt.analysis.operators import LAYOUT, MAY_DRAW, elementwise, random
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
+
+_NEAR = 16
 
 
 class StepSkeleton:
@@ -39,6 +41,8 @@ class StepSkeleton:
         self.forward, self.forward_values = ancestors(index, roots)
         self.random = [node for node in graph.nodes if node.op_type in MAY_DRAW and random(node)]
         self.batch = [name for name in graph.inputs if self._is_batch(name)]
+        beside = self._beside_samples()
+        self.batch = [name for name in graph.inputs if name in beside or name in self.batch] if beside else self.batch
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
         self.tainted = descendants(index, sources)
 
@@ -51,6 +55,45 @@ class StepSkeleton:
         """``lacking`` where these are the losses, and other roots are only shown."""
         found = without_needs(self.index, self.forward, losses, self.batch, self.updated)
         return {name: lost for name, lost in found.items() if name not in self.roles.params}
+
+    def without_backward(self, losses: Iterable[str], gradients: Mapping[str, str]) -> dict[str, str]:
+        """Of the values taken for gradients, few nodes behind the forward, those that lack an input which a gradient
+        depends on: a running mean of activations is made of all that the loss reads, and no derivative is in it.
+
+        State -> the input that its value lacks.
+        """
+        near = {
+            name: multiplied(self.index, value) for name, value in gradients.items()
+            if name not in self.roles.params and self._near_forward(value) and self._averaged(name, value)
+        }  # fmt: skip
+        if not near:
+            return {}
+        found = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
+        return {name: lost for name, lost in found.items() if name in near}
+
+    def _averaged(self, name: str, value: str) -> bool:
+        """Return whether the new value of a state is a sum of the old one and of a value, each times numbers that the
+        state is not in: a derivative's own factors, such as those of a softmax, may stand behind what was cut."""
+        behind, needed = descendants(self.index, [value]), ancestors(self.index, [self.updated[name]])[0]
+        own = descendants(self.index, [name])
+        for node in self.index.graph.nodes:
+            if id(node) not in needed or not any(each in behind for each in node.reads):
+                continue
+            others = [each for each in node.reads if each not in behind]
+            scaled = node.is_a("Mul", "Div") and len(others) == 1 and others[0] not in own
+            if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
+                return False
+        return True
+
+    def _near_forward(self, value: str) -> bool:
+        """Return whether at most ``_NEAR`` nodes outside the forward make a value."""
+        stack, seen = [value], set[int]()
+        while stack and len(seen) <= _NEAR:
+            node = self.index.producers.get(stack.pop())
+            if node is not None and id(node) not in self.forward and id(node) not in seen:
+                seen.add(id(node))
+                stack.extend(node.reads)
+        return len(seen) <= _NEAR
 
     def is_statistic(self, name: str) -> bool:
         """Return whether a state follows the batch without a gradient, by what the user says or by what it lacks."""
@@ -65,6 +108,43 @@ class StepSkeleton:
         if name not in self.forward_values or name in graph.initializers or graph.inputs[name].shape == ():
             return False
         return not self._is_mask(name)
+
+    def _beside_samples(self) -> set[str]:
+        """Inputs that the forward does not read, and that have a value for each sample: they meet values of the forward
+        along its samples, as weights of a running mean do."""
+        graph = self.index.graph
+        rest = [name for name in graph.inputs if name not in {*self.forward_values, *self.updated, *graph.initializers}]
+        samples = {(graph.inputs[name].shape or (None,))[0] for name in self.batch}
+        rest = [name for name in rest if (graph.inputs[name].shape or (None,))[0] in samples - {1, None}]
+        tainted = descendants(self.index, self.batch) if rest else set[str]()
+        found = set()
+        for name in rest:
+            size = (graph.inputs[name].shape or (None,))[0]
+            named = isinstance(size, str) and name in self.index.users
+            if named or any(self._meets_samples(value, size, tainted) for value in self._layouts(name)):
+                found.add(name)
+        return found
+
+    def _layouts(self, name: str) -> list[str]:
+        """A value, and what layout operators and casts make of it."""
+        found = [name]
+        for value in found:
+            for node in self.index.users.get(value, ()):
+                if len(found) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
+                    found += node.outputs
+        return found
+
+    def _meets_samples(self, name: str, size: object, tainted: set[str]) -> bool:
+        """Return whether a node joins a value element by element with one of the forward that follows the batch, of
+        its rank and as many rows."""
+        types = self.index.graph.types
+        for node in self.index.users.get(name, ()):
+            others = [each for each in node.inputs if each in tainted and each in self.forward_values]
+            shapes = [types[each].shape for each in (name, *others) if each in types]
+            alike = {(*(shape or ())[:1], len(shape or ())) for shape in shapes}
+            if elementwise(node) and others and alike == {(size, len(shapes[0] or ()))}:
+                return True
+        return False
 
     def _is_mask(self, name: str) -> bool:
         """Return whether an input masks a parameter in the forward and in its update: all ranks have the same mask.

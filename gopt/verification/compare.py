@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gopt.ir.graph import Graph
+from gopt.verification.piecewise import pieces
 from gopt.verification.result import Difference, Verification
 
 Values = dict[str, np.ndarray]
@@ -29,11 +30,10 @@ def distance(value: np.ndarray, wanted: np.ndarray) -> float:
         return float("inf")
     if not floating(wanted):
         return 0.0 if np.array_equal(value, wanted) else float("inf")
-    mine, theirs = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
-    with np.errstate(all="ignore"):
-        apart = length(mine - theirs)
+    apart = distance_of(value, wanted)
     if math.isfinite(apart):  # so are both, everywhere
         return apart
+    mine, theirs = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
     finite = np.isfinite(theirs)
     if not np.array_equal(np.isfinite(mine), finite) or not np.array_equal(mine[~finite], theirs[~finite]):
         return float("inf")
@@ -53,19 +53,28 @@ def allowance(wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
     """tol·‖Δref‖ + tol·1e-3·‖value‖ (contract section 7); ``start`` is the value before the first step."""
     if not floating(wanted):
         return 0.0
-    theirs, base = np.asarray(wanted, np.float64), np.asarray(start, np.float64)
-    with np.errstate(all="ignore"):
-        change, size = length(theirs - base), length(theirs)
+    change, size = distance_of(wanted, start), length(wanted)
     if not math.isfinite(change + size):
+        theirs, base = np.asarray(wanted, np.float64), np.asarray(start, np.float64)
         finite = np.isfinite(theirs) & np.isfinite(base)
         change, size = float(np.linalg.norm(theirs[finite] - base[finite])), float(np.linalg.norm(theirs[finite]))
     return tolerance * change + tolerance * 1e-3 * size
 
 
 def length(value: np.ndarray) -> float:
-    """‖value‖ of an array in float64; not finite where an element is not, or a square is too large."""
-    flat = value.reshape(-1)
-    return math.sqrt(square) if (square := float(flat.dot(flat))) >= 0 else math.nan
+    """‖value‖ in float64; not finite where an element is not, or a square is too large."""
+    return distance_of(value)
+
+
+def distance_of(*values: np.ndarray) -> float:
+    """The same of the difference of two values of one size, or of one."""
+    square = 0.0
+    with np.errstate(all="ignore"):
+        for some in pieces(*values):
+            wide = [np.asarray(each, np.float64) for each in some]
+            apart = wide[0] - wide[1] if len(wide) > 1 else wide[0]
+            square += float(apart.dot(apart))
+    return math.sqrt(square) if square >= 0 else math.nan
 
 
 def floating(array: np.ndarray) -> bool:
@@ -74,12 +83,12 @@ def floating(array: np.ndarray) -> bool:
 
 def finite(array: np.ndarray) -> bool:
     """Return whether all elements are numbers, and none is infinite."""
-    return not floating(array) or bool(np.isfinite(np.asarray(array, np.float64)).all())
+    return not floating(array) or math.isfinite(length(array)) or bool(np.isfinite(np.asarray(array, np.float64)).all())
 
 
 def became_not_finite(new: np.ndarray, old: np.ndarray) -> bool:
     """Return whether an element that was finite no longer is, or has become no number at all."""
-    if not floating(new):
+    if finite(new):
         return False
     made, was = np.asarray(new, np.float64), np.asarray(old, np.float64)
     return bool((~np.isfinite(made) & np.isfinite(was)).any()) or bool(np.isnan(made).any())
@@ -116,7 +125,8 @@ class StepComparisons:
 
     def error(self, name: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> float:
         """Return the error of a value, in multiples of its tolerance."""
-        return ratio(distance(value, wanted), self.allowed(name, wanted, start))
+        apart = distance(value, wanted)
+        return ratio(apart, self.allowed(name, wanted, start)) if apart else 0.0
 
     def part(self, rank: int, name: str, kind: str, error: float) -> None:
         self.parts.setdefault(name, []).append((error, rank, kind))

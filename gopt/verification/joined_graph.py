@@ -70,11 +70,14 @@ class JoinedGraph:
         part = subgraph(source, source.nodes, dict.fromkeys(self.values), ())
         self.context = start(source, self.training.batch)
         propagate(self.context, source.nodes)
-        self._larger = Multiplied(self.context, self.times)
+        self._larger = Multiplied(self.context, self.times, self.training.counted.values())
         nodes: list[Node] = []
         for node in part.nodes:
             nodes += self._grown(part, node)
-        part.nodes = nodes
+        counted = {name: value for name in self.training.counted.values() if self.context.constant(name) is not None
+                   and (value := self._larger.value(name)) is not None}  # fmt: skip
+        part.nodes = [node for node in nodes if counted.keys().isdisjoint(node.outputs)]
+        part.initializers |= {name: Tensor(part.types[name], array=value) for name, value in counted.items()}
         part.inputs = {name: self._larger_type(name, type) for name, type in part.inputs.items()}
         known = {name: tensor.type for name, tensor in part.initializers.items()} | part.inputs | part.outputs
         marked = (name for node in part.nodes for name in node.outputs if self.context.samples(name) is not None)
@@ -215,7 +218,7 @@ class JoinedGraph:
     def unsettled(self, values: Iterable[str]) -> str:
         """A constant behind some values that may be another function of the number of samples; '' where none is."""
         index = self.context.index
-        counts = SampleCounts(self.context, self.training.states)
+        counts = SampleCounts(self.context, self.training.states, frozenset(self.training.counted.values()))
         cone, _ = ancestors(index, values)
         for node in index.graph.nodes:
             for name in node.inputs if id(node) in cone else ():

@@ -4,11 +4,15 @@ than the arithmetic itself."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 PIECE = 1 << 13
 """Elements of a piece: below what OpenBLAS multiplies with several threads, which wait busily for each other."""
+
+_POOL = 1 << 20
+"""Normal numbers that are drawn for one array, at most."""
 
 
 def pieces(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
@@ -16,6 +20,16 @@ def pieces(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
     flat = [np.ravel(each) for each in arrays]
     for start in range(0, flat[0].size, PIECE):
         yield [each[start : start + PIECE] for each in flat]
+
+
+def normal(generator: np.random.Generator, count: int, dtype: type[np.floating[Any]]) -> Iterator[np.ndarray]:
+    """That many normal numbers, in pieces as above. Where they are many, each piece comes from another place of a pool
+    of them: to draw takes ten times as long."""
+    pool = generator.standard_normal(min(count, _POOL), dtype)
+    for start in range(0, count, PIECE):
+        size = min(PIECE, count - start)
+        place = start if count <= _POOL else int(generator.integers(_POOL - size))
+        yield pool[place : place + size]
 
 
 def dot(one: np.ndarray, other: np.ndarray) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from gopt.verification.compare import Values
 from gopt.verification.conditions import Condition, condition_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
+from gopt.verification.piecewise import pieces
 from gopt.verification.reference_graphs import local_graph, update_graph
 from gopt.verification.source_members import Feeds, SourceMembers, run_source
 from gopt.verification.variants import Variant
@@ -97,6 +98,11 @@ class ReferenceProgram:
     def combined_by(self, reduction: LossReduction) -> ReferenceProgram:
         """The same source with its gradients combined by another rule."""
         return ReferenceProgram(self.training, self.mesh, self.cache, (), reduction, self.shared)
+
+    @property
+    def local_inputs(self) -> Collection[str]:
+        """Names of the values that forward and backward read."""
+        return self._local.graph.inputs
 
     def refuse_inputs(self, drawn: Iterable[str]) -> None:
         """Raise UnsupportedError where the update draws random numbers of its own: ranks could not agree on them."""
@@ -204,6 +210,8 @@ def _put_together(rule: LossRule, values: Sequence[np.ndarray], weights: Sequenc
 
 def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
     """In float64, rounded once."""
+    mean: np.ndarray = np.empty(values[0].shape, values[0].dtype)
     with np.errstate(all="ignore"):
-        mean: np.ndarray = np.mean([each.astype(np.float64) for each in values], axis=0).astype(values[0].dtype)
+        for mine, *each in pieces(mean, *values):
+            mine[:] = np.mean([np.asarray(one, np.float64) for one in each], axis=0)
     return mean

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.operators import elementwise
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType
 from gopt.opaque.expand import expand
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.emulate_half import emulate_half
@@ -38,7 +40,9 @@ SECONDS = 2.0
 LOOKED_AT = 1 << 31
 """Bytes of all values of a graph up to which nodes are compared one by one."""
 TOGETHER = 1 << 28
-"""Bytes of results of an update that are compared at a time."""
+"""Bytes of results that are compared at a time."""
+MOST_ELEMENTS = 1 << 22
+"""Elements of a value that an update is compared on where it does the same with each."""
 DEPTH, MOST = 4, 12
 """Nodes in a row, and nodes in all, that a rewrite may join."""
 POINTS, JITTER = 3, 0.05
@@ -59,53 +63,93 @@ def check_step(
     try:
         local, update = local_graph(training), update_graph(training)
         made = _run(Executor(local, cache), values, call)
-        later = {**values, **made, **{name: made[own] for name, own in training.shared.items()}}
-        return [
-            compare_engines(local, values, made, cache, call),
-            *(
-                compare_engines(part, later, _run(Executor(part, cache), later, call), cache, call)
-                for part in _parts(update)
-            ),
-        ]
+        shared = {name: made[own] for name, own in training.shared.items()}
+        updates = [_first_rows(part) for part in _parts(update)]
+        whole = {name for part, rows in updates for name in part.inputs if name not in rows}
+        for name in made:
+            counts = [rows[name] for _, rows in updates if name in rows]
+            if made[name].nbytes > TOGETHER and counts and name not in whole:
+                made[name] = made[name][: counts[0]].copy()  # what is left of it is not held any longer
+        checks = [compare_engines(part, values, made, cache, call) for part in _parts(local)]
+        for part, rows in updates:
+            given = {**values, **made, **shared}
+            given |= {name: given[name][:count] for name, count in rows.items() if name in given}
+            checks.append(compare_engines(part, given, _run(Executor(part, cache), given, call), cache, call))
+        return checks
     except GoptError as error:
         return [EngineCheck("", why=error.message)]
 
 
-def _parts(update: Graph) -> Iterator[Graph]:
-    """The update, cut where its results take more than TOGETHER bytes: both engines' are held at a time."""
+def _parts(graph: Graph) -> Iterator[Graph]:
+    """A graph, cut where its results take more than TOGETHER bytes, or a quarter of all: both engines' are held at a
+    time."""
+    sizes = {name: type.nbytes if type.static else 0 for name, type in graph.outputs.items()}
+    most = max(TOGETHER, sum(sizes.values()) // 4)
     names: list[str] = []
     held = 0
-    for name, type in update.outputs.items():
-        size = type.nbytes if type.static else 0
-        if names and held + size > TOGETHER:
-            yield subgraph(update, update.nodes, names, ())
+    for name, size in sizes.items():
+        if names and held + size > most:
+            yield subgraph(graph, graph.nodes, names, ())
             names, held = [], 0
         names.append(name)
         held += size
-    yield subgraph(update, update.nodes, names, ()) if len(names) < len(update.outputs) else update
+    yield subgraph(graph, graph.nodes, names, ()) if len(names) < len(graph.outputs) else graph
+
+
+def _first_rows(update: Graph) -> tuple[Graph, dict[str, int]]:
+    """An update that works element by element, on the first rows of large values, and their numbers; any other as it
+    is."""
+    types = {name: update.type_of(name) for node in update.nodes for name in (*node.reads, *node.outputs) if name}
+    types |= update.inputs | update.outputs
+    if not all(type.static for type in types.values()):
+        return update, {}
+    for node in update.nodes:
+        dims = {types[name].dims for name in (*node.reads, *node.outputs) if name and types[name].elements != 1}
+        if not elementwise(node) or node.captures or len(dims) > 1:
+            return update, {}
+    rows = {
+        name: max(1, MOST_ELEMENTS * type.dims[0] // type.elements)
+        for name, type in types.items() if type.elements > MOST_ELEMENTS
+    }  # fmt: skip
+    if any(name in rows for name in update.initializers.keys() - update.inputs.keys()):
+        return update, {}
+    cut = {name: TensorType(types[name].dtype, (count, *types[name].dims[1:])) for name, count in rows.items()}
+    part = replace(
+        update, types=update.types | cut,
+        inputs={name: cut.get(name, type) for name, type in update.inputs.items()},
+        outputs={name: cut.get(name, type) for name, type in update.outputs.items()},
+        initializers={name: each for name, each in update.initializers.items() if name not in cut},
+    )  # fmt: skip
+    return part, rows
 
 
 def compare_engines(
     graph: Graph, values: Mapping[str, np.ndarray], found: Values, cache: SessionCache, call: CollectiveCallback
 ) -> EngineCheck:
-    """Hold what a graph gave (``found``) against what a second engine makes of the same operands."""
+    """Hold what a graph gave (``found``, or first rows of it) against what a second engine makes of the same
+    operands."""
     graph = emulate_half(inlined(expand(graph, "gopt.run")))
     given = {name: np.asarray(values[name]) for name in graph.inputs if name in values}
     engine, due, why = _second(graph, given, cache, call)
     if due is None:
         return EngineCheck("", why=why)
     tolerance = tolerance_of(graph)
-    apart = [name for name in due if not _near(found[name], due[name], tolerance)]
+    apart = [name for name in due if not _near(found[name], _as_many(due[name], found[name]), tolerance)]
     check = EngineCheck(engine, len(due))
     if not apart:
         return check
     again = _run(Executor(graph, cache), given, call)
-    if any(not _near(found[name], again[name], tolerance) for name in apart):
+    if any(not _near(found[name], _as_many(again[name], found[name]), tolerance) for name in apart):
         return EngineCheck("", why="the step draws random numbers")
     try:
-        return _Search(graph, given, call, tolerance, apart).explain(check, found)
+        return _Search(graph, given, call, tolerance, apart).explain(check, again)
     except GoptError as error:
         return replace(check, unexplained=tuple(apart), why=error.message)
+
+
+def _as_many(value: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """The first rows of a value, where ``found`` has these alone."""
+    return value[: len(found)] if value.ndim == found.ndim > 0 and value.size > MOST_ELEMENTS else value
 
 
 def _run(program: Executor, values: Mapping[str, np.ndarray], call: CollectiveCallback) -> Values:

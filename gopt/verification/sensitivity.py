@@ -19,8 +19,9 @@ from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
-from gopt.verification.compare import Values, floating, length
-from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep, mean_of
+from gopt.verification.compare import Values, distance_of, floating, length
+from gopt.verification.piecewise import pieces
+from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.variants import Variant
 
 UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -90,7 +91,8 @@ def measure_sensitivity(
         dict.fromkeys(step.states, 0.0),
     )
     for _ in range(RUNS):
-        moved = {name: perturbed(value, by.get(name, 0.0), generator) for name, value in states.items()}
+        read = [name for name in states if name in reference.local_inputs]
+        moved = states | {name: perturbed(states[name], by.get(name, 0.0), generator) for name in read}
         local = reference.local(variant, moved, settings, batches)
         means = _rounded(reference, local, generator)
         again = reference.finish(states, settings, local, means)
@@ -102,9 +104,12 @@ def perturbed(value: np.ndarray, unit: float, generator: np.random.Generator) ->
     """Every element times 1 ± ``unit``, the signs drawn; zeros and integers stay."""
     if not unit or not floating(value):
         return value
-    signs = np.where(generator.random(value.shape) < 0.5, -unit, unit)
+    made = np.empty(value.shape, value.dtype)
     with np.errstate(all="ignore"):
-        return np.asarray(np.asarray(value, np.float64) * (1 + signs)).astype(value.dtype)
+        for mine, theirs in pieces(made, value):
+            signs = np.where(generator.random(mine.size, np.float32) < 0.5, -unit, unit)
+            mine[:] = np.asarray(theirs, np.float64) * (1 + signs)
+    return made
 
 
 def _rounded(reference: ReferenceProgram, local: LocalResults, generator: np.random.Generator) -> Values:
@@ -112,14 +117,15 @@ def _rounded(reference: ReferenceProgram, local: LocalResults, generator: np.ran
     every = [values for turn in local.gradients for values in turn]
     made = {}
     for name, mean in reference.means(local).items():
-        size = np.asarray(mean_of([np.abs(values[name]) for values in every]), np.float64)
-        signs = np.where(generator.random(mean.shape) < 0.5, -1.0, 1.0)
+        result = made[name] = np.empty(mean.shape, mean.dtype)
+        unit, least = UNITS[str(mean.dtype)], SMALLEST.get(str(mean.dtype), 0.0)
         with np.errstate(all="ignore"):
-            unit = np.where(
-                size > 0, np.maximum(size * UNITS[str(mean.dtype)], SMALLEST.get(str(mean.dtype), 0.0)), 0.0
-            )
-            moved = np.asarray(mean, np.float64) + signs * unit
-            made[name] = np.where(np.isfinite(moved), moved, mean).astype(mean.dtype)
+            for mine, whole, *each in pieces(result, mean, *(values[name] for values in every)):
+                wide = np.asarray(whole, np.float64)
+                size = np.mean([np.abs(np.asarray(one, np.float64)) for one in each], axis=0)
+                step = np.where(size > 0, np.maximum(size * unit, least), 0.0)
+                moved = wide + np.where(generator.random(mine.size, np.float32) < 0.5, -step, step)
+                mine[:] = np.where(np.isfinite(moved), moved, wide)
     return made
 
 
@@ -144,16 +150,20 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
     """The distance of two values where both are finite; of integers none."""
     if not floating(one):
         return 0.0
+    size = distance_of(one, other)
+    if math.isfinite(size):
+        return size
     with np.errstate(all="ignore"):
         return norm(np.asarray(one, np.float64) - np.asarray(other, np.float64))
 
 
 def norm(value: np.ndarray) -> float:
     """Return the norm of the finite part, in float64."""
+    size = length(value)
+    if math.isfinite(size):
+        return size
     wide = np.asarray(value, np.float64)
-    with np.errstate(all="ignore"):
-        size = length(wide)
-    return size if math.isfinite(size) else float(np.linalg.norm(wide[np.isfinite(wide)]))
+    return float(np.linalg.norm(wide[np.isfinite(wide)]))
 
 
 def largest(value: np.ndarray) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import cut
+from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION
 from gopt.progress import ProgressCallback, no_progress
 from gopt.sanitize import listed
@@ -112,10 +113,23 @@ class VariantRunner:
 
 def _not_finite_states(reference: ReferenceProgram, step: ReferenceStep, before: Values) -> list[str]:
     """States that are no longer finite, and losses, the first to leave the numbers first."""
+    _refuse_other_shape(step.states, before)
     ranks = [each for turn in step.local.losses for each in turn]
     losses = [name for name in reference.training.losses if not all(finite(each[name]) for each in ranks)]
     states = [name for name, value in step.states.items() if became_not_finite(value, before[name])]
     return [*losses, *states]
+
+
+def _refuse_other_shape(states: Values, before: Values) -> None:
+    """Raise UnsupportedError where a step of a batch of another size than was meant changes the shape of a state."""
+    for name, value in states.items():
+        if np.shape(value) != np.shape(before[name]):
+            was, new = (list(np.shape(each)) for each in (before[name], value))
+            raise UnsupportedError(
+                f"{name!r} is {was}, and its new value {new} for the batch that verify drew: the source fits batches "
+                "of one size alone",
+                "write the size of the batch into the source, or give batches of that size: --data FILE",
+            )
 
 
 _KnownErrors = dict[str, tuple[np.ndarray, float]]

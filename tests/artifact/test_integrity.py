@@ -31,6 +31,7 @@ MAKES = {
     "meshed": ["shard", STEP, "--mesh", "shard=2,tp=2", "--stage", "2"],
 }
 READ_ALL = {
+    "text": ["inspect", "DIR", "--text"],
     "verify": ["verify", "DIR"],
     "run": ["run", "DIR", "--data", "samples.npz", "--steps", "1", "--set", "lr=1e-3"],
     "merge": ["merge", "DIR", "-o", "merged.onnx", "--force"],
@@ -39,7 +40,6 @@ READ_ALL = {
 }
 READ_GRAPHS = {
     "inspect": ["inspect", "DIR"],
-    "text": ["inspect", "DIR", "--text"],
     "explain": ["explain", "DIR", "fc1.weight"],
     "report": ["report", "DIR", "--html", "page.html", "--force"],
 }

@@ -16,7 +16,8 @@ from gopt.analysis.coupling import find_couplings, open_couplings
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import GoptError, UnsupportedError
 
-KINDS = [name for name, step in load_all().items() if step.__module__.endswith("kinds_reduction")]
+OF = ("kinds_reduction", "kinds_critics")
+KINDS = [name for name, step in load_all().items() if step.__module__.endswith(OF)]
 CASES = FIXTURES / "cases" / "losses"
 SUMS = "are sums over the samples, and ranks average them"
 

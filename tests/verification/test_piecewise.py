@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.verification.piecewise import PIECE, add_multiple, dot, pieces
+from gopt.verification.piecewise import _POOL, PIECE, add_multiple, dot, normal, pieces
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (PIECE,), (2, PIECE + 1)])
@@ -24,3 +24,13 @@ def test_turned_arrays_are_read_in_their_own_order():
     array = np.arange(12.0).reshape(3, 4)
     assert dot(array.T, array.T) == float((array**2).sum())
     assert dot(array.T, np.ones((4, 3))) == array.sum()
+
+
+@pytest.mark.parametrize("count", [0, 1, PIECE + 3, _POOL + 5])
+def test_normal_numbers_are_as_many_as_asked_for(count: int):
+    found = list(normal(np.random.default_rng(3), count, np.float32))
+    assert sum(each.size for each in found) == count and all(each.size <= PIECE for each in found)
+    if 1 < count <= _POOL:
+        assert np.array_equal(np.concatenate(found), np.random.default_rng(3).standard_normal(count, np.float32))
+    if count > _POOL:
+        assert abs(np.concatenate(found).std() - 1) < 0.02

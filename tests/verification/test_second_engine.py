@@ -15,6 +15,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.derive import confirm as derive_confirm
 from gopt.frontends.derive.derive import derive
 from gopt.frontends.derive.options import DeriveOptions
+from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
 from gopt.runtime import fallback_kernels, session
 from gopt.runtime.executor import Executor
@@ -138,3 +139,41 @@ def test_what_no_node_explains_is_in_doubt():
     assert list(EngineCheck(REFERENCE, 1, "too many", None, ("y",)).doubts()) == [
         ("y", f"{REFERENCE} computes it otherwise, by more than rounding: too many")
     ]
+
+
+def update(nodes, shape, stored=()) -> Graph:
+    value = helper.make_tensor_value_info
+    inputs = [value("w", 1, shape), value("g", 1, shape), value("lr", 1, []), *(value(n, 1, d) for n, d in stored)]
+    body = helper.make_graph(nodes, "u", inputs, [value("new", 1, shape)])
+    return graph_of(
+        onnx.shape_inference.infer_shapes(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)]))
+    )
+
+
+def test_an_update_by_elements_is_compared_on_some_rows(monkeypatch):
+    """An update of a large value that mixes rows is compared on all of it."""
+    monkeypatch.setattr(second_engine, "MOST_ELEMENTS", 12)
+    feeds = {"w": np.ones((8, 4), np.float32), "g": np.ones((8, 4), np.float32), "lr": np.float32(0.5)}
+    plain = [op("Mul", ["g", "lr"], ["d"]), op("Sub", ["w", "d"], ["new"])]
+    part, rows = second_engine._first_rows(update(plain, [8, 4]))
+    assert part.outputs["new"].dims == (3, 4) and rows == dict.fromkeys(("w", "g", "d", "new"), 3)
+    cut = {name: value[:3] if value.ndim else value for name, value in feeds.items()}
+    found = Executor(part, SessionCache()).run(cut, refuse_call)
+    assert np.array_equal(found["new"], np.full((3, 4), 0.5, np.float32))
+    mixed = [op("ReduceL2", ["g"], ["n"], keepdims=0), op("Div", ["g", "n"], ["d"]), op("Sub", ["w", "d"], ["new"])]
+    whole = update(mixed, [8, 4])
+    assert second_engine._first_rows(whole) == (whole, {})
+    scaled = [op("Mul", ["g", "s"], ["d"]), op("Sub", ["w", "d"], ["new"])]
+    whole = update(scaled, [8, 4], [("s", [4])])
+    assert second_engine._first_rows(whole) == (whole, {})
+
+
+def test_results_of_both_engines_are_held_in_parts(monkeypatch):
+    monkeypatch.setattr(second_engine, "TOGETHER", 100)
+    value = helper.make_tensor_value_info
+    nodes = [op("Neg", ["x"], [f"y{n}"]) for n in range(9)]
+    body = helper.make_graph(nodes, "p", [value("x", 1, [20])], [value(f"y{n}", 1, [20]) for n in range(9)])
+    graph = graph_of(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)]))
+    parts = list(second_engine._parts(graph))
+    assert [len(each.outputs) for each in parts] == [2, 2, 2, 2, 1] and len(parts[0].nodes) == 2
+    assert [name for each in parts for name in each.outputs] == list(graph.outputs)

@@ -261,10 +261,10 @@ class GradientUnits:
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
             settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
-            if all(unit.start for unit in units) and not all(unit.sure for unit in settled):
+            if all(unit.start for unit in units) and not self._all_sure(settled):
                 return Unit(start=True)  # terms of a derivative of the model, such as that of an error function
             units = settled
-        first, sure = units[0], all(unit.sure for unit in units)
+        first, sure = units[0], self._all_sure(units)
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
             of_one_kind = len({self.context.marks[name].kind is Relation.SAMPLES for name in among}) == 1
@@ -283,6 +283,12 @@ class GradientUnits:
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
             return replace(self._over_samples(node, unit, moving), scattered=node.is_a("ScatterND", "ScatterElements"))
         return unit
+
+    def _all_sure(self, units: list[Unit]) -> bool:
+        """Return whether constants tell the degree of values that are added: of some, where all are as the losses."""
+        sure = [unit for unit in units if unit.sure]
+        alike = bool(sure) and {(unit.degree, unit.by) for unit in units} == {(self.terms.common, "")}
+        return len(sure) == len(units) or alike
 
     def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
         """The units of values that a node joins, as its result has them: of samples, or reduced over them."""
@@ -411,6 +417,13 @@ class GradientUnits:
     ) -> Unit:  # fmt: skip
         """Multiply by an operand that no sample enters, or divide by it."""
         if not node.is_a("Mul", "Div"):
+            factor = self.factors.of(name)
+            if reduced and samples and factor.uniform:  # the derivative by each sample, alike for all of them
+                found = replace(
+                    found, degree=found.degree - sign * factor.batches,
+                    factor=found.factor * (factor.number**sign if found.start else 1.0),
+                    explicit=found.explicit or bool(factor.batches),
+                )  # fmt: skip
             found = replace(found, model=False) if found.model else found
             return self.settled(found, self._others(samples[0]) if samples else ()) if found.start else found
         factor = self.factors.of(name)
@@ -419,7 +432,10 @@ class GradientUnits:
         )
         if samples:
             if found.start and not factor.uniform:
-                return self.settled(found, self._others(samples[0]))
+                seeded = replace(found, factor=found.factor * factor.number**sign, model=False)
+                tried = self.settled(seeded, self._others(samples[0]))
+                seeds = factor.number != 1.0 or factor.batches
+                return tried if seeds and tried.sure else self.settled(found, self._others(samples[0]))
             known = found.factor * (factor.number**sign if found.start else 1.0)
             return replace(found, factor=known, model=found.model and not factor.uniform)
         return replace(found, over=self._over(found, factor.number**sign, found.sizes))

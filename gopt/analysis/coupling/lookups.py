@@ -10,6 +10,8 @@ from gopt.analysis.coupling.marks import Mark, Marks, Relation, Untraceable, cha
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
 from gopt.ir.graph import Node
 
+_PLACED = {"add": Relation.SUM, "max": Relation.MAX, "min": Relation.MIN}
+
 
 def gather(context: CouplingContext, node: Node) -> Marks:
     """Gather: an embedding looked up by samples, or a part of every sample."""
@@ -34,9 +36,14 @@ def gather(context: CouplingContext, node: Node) -> Marks:
 
 
 def gather_elements(context: CouplingContext, node: Node) -> Marks:
-    """GatherElements, ScatterElements: all operands hold the samples along one other dimension."""
+    """GatherElements, ScatterElements: all operands hold the samples along one other dimension; or samples are added to
+    places that they name."""
     names = [name for name in node.inputs if name]
     rank = context.rank(node.outputs[0])
+    by = context.samples(names[1])
+    placed = node.is_a("ScatterElements") and names[0] not in context.marks
+    if placed and by is not None and axis_of(node, rank, 0) == by.axis:
+        return [_placed(context, node, by)]
     mark = aligned(context, node, names, rank)
     if mark.kind is not Relation.SAMPLES:
         raise Untraceable("random numbers are looked up")
@@ -65,14 +72,39 @@ def scatter_nd(context: CouplingContext, node: Node) -> Marks:
     by, given, into = context.samples(indices), context.samples(updates), context.samples(data)
     if by is None and indices not in context.marks:
         return [_written(context, node, given, into)]
-    front = by is not None and given is not None and by.axis == given.axis < context.rank(indices) - 1
-    if data in context.marks or by is None or given is None or not front:
+    if data in context.marks or by is None or by.axis >= context.rank(indices) - 1:
         raise Untraceable("samples are written to places of their own")
-    if node.attributes.get("reduction", "none") != "add" or (by.outer, by.inner) != (given.outer, given.inner):
+    return [_placed(context, node, by)]
+
+
+def _placed(context: CouplingContext, node: Node, by: Mark) -> Mark:
+    """The mark of what samples are added to, or bound, at places that each of them names."""
+    data, _, updates = node.inputs
+    given, how = context.samples(updates), node.attributes.get("reduction", "none")
+    if given is None and (updates in context.marks or not context.alike(updates, by.axis, by)):
+        raise Untraceable("samples are written to places of their own")
+    own = given or changed(by, factor=_number(context, updates))
+    if how not in _PLACED or (own.axis, own.outer, own.inner) != (by.axis, by.outer, by.inner):
         raise Untraceable("samples may write over each other")
+    if how != "add":
+        origin = node.outputs[0]
+        context.origins[origin] = node
+        return Mark(_PLACED[how], origin=origin, mixed=own.mixed or by.mixed)
     if not _zero(context, data):
         raise Untraceable("samples are added to a value that no batch enters")
-    return [summed(context, node, changed(given, mixed=given.mixed or by.mixed), (given.outer, given.inner))]
+    return summed(context, node, changed(own, mixed=own.mixed or by.mixed), (own.outer, own.inner))
+
+
+def _number(context: CouplingContext, name: str) -> float:
+    """The elements of a value, where they are one constant; 0 where that is not known."""
+    value, node = context.constant(name), context.index.producers.get(name)
+    if value is None and node is not None and node.is_a("Expand"):
+        value = context.constant(node.inputs[0])
+    if value is None and node is not None and node.is_a("ConstantOfShape"):
+        fill = node.attributes.get("value")
+        value = None if fill is None else onnx.numpy_helper.to_array(fill)
+    flat = value.reshape(-1) if value is not None and value.size else None
+    return float(flat[0]) if flat is not None and bool((flat == flat[0]).all()) else 0.0
 
 
 def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mark | None) -> Mark:

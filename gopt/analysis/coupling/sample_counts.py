@@ -7,7 +7,7 @@ wrote the number of samples out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, isclose
 
@@ -61,22 +61,30 @@ class SizesBehind:
 _NOTHING = SizesBehind()
 
 
+_OPEN = 7
+"""Samples of a batch whose number the file leaves open."""
 _TIMES = (2, 3, 64)
 """Batches that are tried: a bound on a size shows in a large one."""
 
 
 class Multiplied(Constants):
-    """The constants of a step that has so many times the samples."""
+    """The constants of a step that has so many times the samples; ``counted``: those that the user says count them."""
 
-    def __init__(self, context: CouplingContext, times: int) -> None:
-        super().__init__(context.index.graph, context.index.producers)
+    def __init__(self, context: CouplingContext, times: int, counted: Iterable[str] = ()) -> None:
+        known = {name: value for name in counted if (value := context.constant(name)) is not None}
+        given = {name: np.asarray(value * times).astype(value.dtype) for name, value in known.items()}
+        super().__init__(context.index.graph, context.index.producers, given)
         self.context, self.times = context, times
 
     def sizes(self, name: str) -> tuple[int, ...] | None:
-        mark, sizes = self.context.samples(name), super().sizes(name)
-        if mark is None or sizes is None:
-            return sizes
-        return tuple(size * (self.times if place == mark.axis else 1) for place, size in enumerate(sizes))
+        mark, shape = self.context.samples(name), self.context.index.graph.type_of(name).shape
+        if mark is None or shape is None:
+            return super().sizes(name)
+        sizes = list(shape)
+        own = sizes[mark.axis]
+        sizes[mark.axis] = self.times * (own if isinstance(own, int) else _OPEN * mark.outer * mark.inner)
+        known = tuple(size for size in sizes if isinstance(size, int))
+        return known if len(known) == len(sizes) else None
 
 
 @dataclass(slots=True)
@@ -86,15 +94,19 @@ class SampleCounts:
 
     context: CouplingContext
     states: Sequence[State] = ()
+    counted: frozenset[str] = frozenset()
+    """Values that the user says count samples."""
     _kept: set[str] = field(init=False)
     """States that no step changes."""
+    _once: Multiplied = field(init=False)
     _multiplied: list[Multiplied] = field(init=False)
     _known: dict[str, SizesBehind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         index = self.context.index
         self._kept = {each.tensor for each in self.states if copied_from(index, each.updated) == each.tensor}
-        self._multiplied = [Multiplied(self.context, times) for times in _TIMES]
+        self._once = Multiplied(self.context, 1, self.counted)
+        self._multiplied = [Multiplied(self.context, times, self.counted) for times in _TIMES]
 
     def of(self, name: str) -> SizesBehind:
         """The numbers of samples behind a value; those behind its operands are found first, without recursion."""
@@ -134,6 +146,8 @@ class SampleCounts:
         return name not in marks and node.is_a("Mul", "Div") and any(summed)
 
     def _of(self, name: str, node: Node | None, operands: list[str]) -> SizesBehind:
+        if name in self.counted and self._count(name):
+            return SizesBehind(frozenset([name]))
         if node is None:
             return SizesBehind(term=name) if name in self._kept and self._may_be_held(name) else _NOTHING
         follows = name in self.context.marks
@@ -143,14 +157,17 @@ class SampleCounts:
         if not follows and self._sized(node):
             return SizesBehind(lost=name)
         found = SizesBehind(term=name) if not follows and self._may_choose(node) else _NOTHING
+        flags = self.context.index.graph.type_of(name).dtype == "bool"
         for each in operands:
             behind = self._known[each]
+            if flags or chooses(node, each):
+                behind = replace(behind, term="", factor="")  # it says which value, not how much
             if follows and behind.counts and self._divides(node, each):
                 behind = replace(behind, counts=frozenset(), divisors=behind.counts)
             found = found.joined(behind)
             if follows and self._multiplies_mean(node, each):
                 found = found.joined(SizesBehind(term=each))
-            if not follows and self.written_out(node, each):
+            if not follows and not flags and self.written_out(node, each):
                 scales = node.is_a("Mul") or (node.is_a("Div") and each == node.inputs[1])
                 found = found.joined(SizesBehind(factor=each) if scales else SizesBehind(term=each))
         if found.counts and not follows and not (elementwise(node) or node.is_in(LAYOUT)):
@@ -169,6 +186,7 @@ class SampleCounts:
     def _count(self, name: str) -> bool | None:
         """Return whether a constant grows with the samples; None where it is no constant, or does otherwise."""
         here = self.context.constant(name)
+        here = self._once.value(name) if here is None and not self.context.batch else here
         if here is None or here.dtype.kind not in "fiubV":
             return None
         found = set()
@@ -232,6 +250,15 @@ class SampleCounts:
         types, marks = self.context.index.graph.inputs, self.context.marks
         of_batch = [type for name, type in types.items() if name in marks and marks[name].kind is Relation.SAMPLES]
         return tuple({size for type in of_batch for size in (type.shape or ())[1:] if isinstance(size, int)})
+
+
+_PLACES = {"Where": 0, "Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterND": 1, "ScatterElements": 1}
+
+
+def chooses(node: Node, name: str) -> bool:
+    """Return whether a node reads an operand as a condition or as places alone."""
+    place = next((place for op, place in _PLACES.items() if node.is_a(op)), None)
+    return place is not None and [at for at, each in enumerate(node.inputs) if each == name] == [place]
 
 
 def few_elements(value: np.ndarray, kinds: str) -> set[float]:

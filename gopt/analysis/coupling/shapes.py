@@ -25,7 +25,10 @@ def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape)
         same = before[: mark.axis + 1] == after[: mark.axis + 1] and (mark.outer, mark.inner) == (1, 1)
         if same and None not in before[: mark.axis + 1]:
             return mark
-        raise Untraceable("a Reshape of dimensions that are not numbers")
+        axis = _only_open(before, after, mark)
+        if axis is None:
+            raise Untraceable("a Reshape of dimensions that are not numbers")
+        return changed(mark, axis=axis)
     stride = mark.inner * prod(before[mark.axis + 1 :])  # type: ignore[arg-type]
     span = stride * context.batch
     fits = []
@@ -42,6 +45,18 @@ def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape)
     if not fits or 0 in (span, *before):
         raise Untraceable("a Reshape divides the dimension of samples")
     return whole[0] if whole and context.batch > 1 else fits[0]
+
+
+def _only_open(before: Shape, after: Shape, mark: Mark) -> int | None:
+    """Where the dimension of samples is after a Reshape, if it is the only one that is no number, before and after."""
+    open_ = [place for place, size in enumerate(after) if not isinstance(size, int)]
+    was = [place for place, size in enumerate(before) if not isinstance(size, int)]
+    if was != [mark.axis] or len(open_) != 1 or (mark.outer, mark.inner) != (1, 1):
+        return None
+    sizes = [(part[:place], part[place + 1 :]) for part, place in ((before, mark.axis), (after, open_[0]))]
+    (front, behind), (front_after, behind_after) = sizes
+    alike = prod(front) == prod(front_after) and prod(behind) == prod(behind_after)  # type: ignore[arg-type]
+    return open_[0] if alike and 0 not in (*front, *behind) else None
 
 
 def squeeze(context: CouplingContext, node: Node) -> Marks:

@@ -16,8 +16,8 @@ from gopt.analysis.coupling.gathered_rows import gathered_rows
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.open_statistics import GATHERED, INTEGERS, ROWS, OpenStatistic, StatisticRules, Unclear
 from gopt.analysis.coupling.propagate import propagate
-from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind
-from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind, chooses
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -49,7 +49,8 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
     known, context.found = context.found, []
     propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
     context.found = known + [fact for fact in context.found if fact.kind in _OF_STATISTICS]
-    counts = SampleCounts(context, training.states)
+    made = _made_by_backward(training) if training.reductions else set()
+    counts = SampleCounts(context, training.states, frozenset(training.counted.values()))
     for state in states:
         name, stated = state.tensor, training.reductions.get(state.tensor, "")
         try:
@@ -57,9 +58,11 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
                 point = StatisticPoint(training.counted[name], "sum")
                 found.followed[name] = StatisticReduction(name, "sum", (point,))
             else:
-                found.followed[name] = _followed(context, counts, state, "")
+                followed = _followed(context, counts, state, "")
+                found.followed[name] = _past_backward(followed, state.updated, made if stated else set())
         except Unclear as error:
-            found.unclear[name] = _or_gathered(context, counts, training, state, error.statistic)
+            likely = _likely_first(context, counts, state, error.statistic)
+            found.unclear[name] = _or_gathered(context, counts, training, state, likely)
         if name in found.followed and stated in ("", found.followed[name].rule):
             found.known[name] = found.followed[name]
         elif stated:
@@ -71,6 +74,35 @@ def statistic_rules(context: CouplingContext, training: TrainingGraph) -> Statis
     written = _written(training, found.known)
     context.found = [fact for fact in context.found if fact in known or fact.value not in written]
     return found
+
+
+def _made_by_backward(training: TrainingGraph) -> set[str]:
+    """The values behind derivatives by single samples, which hold the number of samples where the loss is a mean."""
+    backward = [name for node in training.graph.nodes if node.phase is Phase.BACKWARD for name in node.outputs]
+    reduced = {*training.gradients.values()}
+    return descendants(GraphIndex(training.graph), (name for name in backward if name not in reduced))
+
+
+def _past_backward(reduction: StatisticReduction, updated: str, made: set[str]) -> StatisticReduction:
+    """The reduction; raises Unclear where it is of values that the backward makes."""
+    values = [point.value for point in reduction.points] or [updated]
+    name = next((value for value in values if value in made), "")
+    if name:
+        raise Unclear(f"{name!r} is made of derivatives, which hold the number of samples")
+    return reduction
+
+
+def _likely_first(
+    context: CouplingContext, counts: SampleCounts, state: State, why: OpenStatistic
+) -> OpenStatistic:  # fmt: skip
+    """The same with the rule first that holds where the constants are no numbers of samples."""
+    try:
+        rule = _followed(context, counts, state, "", counting=False).rule if why.literal else ""
+    except Unclear:
+        return why
+    if rule not in why.rules:
+        return why
+    return replace(why, rules=(rule, *(each for each in why.rules if each != rule)))
 
 
 def _or_gathered(
@@ -104,11 +136,14 @@ def _stated(
     return _followed(context, counts, state, stated)
 
 
-def _followed(context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> StatisticReduction:
+def _followed(
+    context: CouplingContext, counts: SampleCounts, state: State, stated: str, *, counting: bool = True
+) -> StatisticReduction:  # fmt: skip
+    """How a statistic is combined; ``counting``: whether constants may be numbers of samples."""
     dtype = context.index.graph.types[state.tensor].dtype
     if stated == "mean" and dtype in FLOATS:
         return StatisticReduction(state.tensor, stated)
-    points = _Walk(context, counts, state, stated).points()
+    points = _Walk(context, counts, state, stated, counting).points()
     types = context.index.graph.types
     if any(point.reduce == "mean" and types[point.value].dtype not in FLOATS for point in points):
         raise Unclear(f"it is {dtype}, and ranks cannot agree on integers by a mean", INTEGERS)
@@ -121,8 +156,11 @@ def _followed(context: CouplingContext, counts: SampleCounts, state: State, stat
 class _Walk:
     """One walk back from a new value; ``stated``: the user's own word for every value that is reduced."""
 
-    def __init__(self, context: CouplingContext, counts: SampleCounts, state: State, stated: str) -> None:
+    def __init__(
+        self, context: CouplingContext, counts: SampleCounts, state: State, stated: str, counting: bool
+    ) -> None:
         self.context, self.counts, self.state, self.stated = context, counts, state, stated
+        self.counting = counting
         self.sums = DividedSums(context, counts, state.updated)
         self.found: dict[str, str] = {}
         self.literal = ""
@@ -147,11 +185,19 @@ class _Walk:
             node = self.context.index.producers[name]
             self._note_literal(node, old)
             old = self._old_factor(node)
-            stack += [(each, old) for each in node.reads]
+            stack += [(each, old) for each in node.reads if not self._only_chooses(node, each)]
         if self.literal and "sum" in self.found.values():
             self._refuse_literal(self.literal, "is read behind a sum over samples")
         order = self.context.index.defined_at
         return [StatisticPoint(name, self.found[name]) for name in sorted(self.found, key=order)]
+
+    def _only_chooses(self, node: Node, name: str) -> bool:
+        """Return whether a node takes a value that follows no sample as a condition or as places, and no number of
+        samples is in it that a shape says."""
+        if name in self.context.marks or not chooses(node, name):
+            return False
+        behind = self.counts.of(name)
+        return not (behind.counts or behind.lost)
 
     def _counted(self, name: str, mark: Mark) -> bool:
         """Return whether numbers of samples stand between a value and those in which samples were reduced."""
@@ -198,7 +244,7 @@ class _Walk:
                 self.literal = name
 
     def _refuse_literal(self, name: str, where: str) -> None:
-        if not self.stated:
+        if not self.stated and self.counting:
             raise Unclear(f"{self.counts.told(name)} {where}, and may be a number of samples", literal=name)
 
     def _rule(self, name: str, mark: Mark, old: float | None) -> str:
@@ -210,6 +256,13 @@ class _Walk:
             if self.stated in ("max", "min") and name == self.state.updated:
                 return self.stated
             joined = self._joins_rows(name)
+            if joined is not None and joined.attributes.get("reduction", "none") == "add":
+                to = joined.inputs[0]
+                raise Unclear(
+                    f"{joined.op_type} {joined.label!r} adds samples to {to!r}: let it add them to zeros, and add "
+                    f"{to!r} behind it",
+                    ROWS,
+                )
             if joined is not None:
                 raise Unclear(f"{name!r} keeps rows of single samples, by {joined.op_type} {joined.label!r}", ROWS)
             where = f" ({node.op_type})" if node is not None else ""

@@ -76,9 +76,25 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
             for loss in training.losses:
                 _loss(context, training, loss)
         _second_pass(context, backward)
+        _shared(context, training)
         return CouplingSummary(tuple(context.found), readings, backward, rules)
 
     return training.once(COUPLINGS, find)
+
+
+def _shared(context: CouplingContext, training: TrainingGraph) -> None:
+    """Record values that the update reads as their mean over the ranks, and that are no means over samples."""
+    if not training.shared:
+        return
+    behind, _ = ancestors(context.index, training.shared.values())
+    propagate(context, (n for n in training.graph.nodes if id(n) in behind and n.phase is not Phase.FORWARD))
+    for name in training.shared.values():
+        mark, node = context.marks.get(name), context.index.producers.get(name)
+        if mark is not None and node is not None and mark.kind not in (Relation.MEAN, Relation.WEIGHTED):
+            context.couple(
+                CouplingKind.LOSS_DRIVEN, node,
+                f"the update reads the mean over ranks of {name!r}, and it is no mean over samples", "", name,
+            )  # fmt: skip
 
 
 def _second_pass(context: CouplingContext, backward: BackwardReading) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -29,6 +31,10 @@ class UniformFactor:
     number: float = 1.0
     batches: int = 0
     uniform: bool = True
+
+    def weights(self) -> UniformFactor:
+        """The factor that rows which are alike take of a matrix: the sizes in it, and no constant."""
+        return UniformFactor(1.0, self.batches, False)
 
     def times(self, other: UniformFactor, power: int = 1) -> UniformFactor:
         if not other.number or not np.isfinite(other.number):
@@ -63,7 +69,7 @@ class UniformFactors:
             sized = self._size(node) if node is not None else None
             one = context.index.graph.type_of(name).elements == 1
             return sized or (UNKNOWN_FACTOR if one else UNEQUAL)
-        if node.is_a("Gather", "GatherElements", "ReduceProd") and (sized := self._size(node)):
+        if node.is_a("Gather", "GatherElements", "ReduceProd", "Slice") and (sized := self._size(node)):
             return sized
         if node.is_a(*_COPIES):
             return self.of(node.inputs[0], depth + 1)
@@ -72,38 +78,51 @@ class UniformFactors:
         if node.is_a("Mul", "Div"):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             return left.times(right, -1 if node.is_a("Div") else 1)
+        if node.is_a("MatMul"):
+            left, right = (self.of(each, depth + 1) for each in node.inputs)
+            return UniformFactor(left.number if left.uniform else 1.0, left.batches, False).times(right.weights())
         one = context.index.graph.type_of(name).elements == 1
         return UNKNOWN_FACTOR if one else UNEQUAL
 
     def _size(self, node: Node) -> UniformFactor | None:
         """A number of elements, read from the shape of a value of samples; None of any other value."""
-        producers, marks = self.context.index.producers, self.context.marks
+        producers, whole = self.context.index.producers, node.is_a("ReduceProd")
         if node.is_a("Size"):
-            return self._counted(node.inputs[0], None)
-        given = producers.get(node.inputs[0]) if node.inputs else None
-        if given is None or not given.is_a("Shape"):
+            return self._counted(node.inputs[0])
+        made = producers.get(node.inputs[0]) if whole else node
+        chosen = made if made is not None and made.is_a("Gather", "GatherElements", "Slice") else None
+        shape = producers.get(chosen.inputs[0]) if chosen is not None else made
+        if shape is None or not shape.is_a("Shape"):
             return None
-        mark = marks.get(given.inputs[0])
-        if mark is None or mark.kind is not Relation.SAMPLES or given.attributes.get("start", 0):
+        name = shape.inputs[0]
+        mark = self.context.marks.get(name)
+        if mark is None or mark.kind is not Relation.SAMPLES:
             return None
-        if node.is_a("ReduceProd"):
-            return self._counted(given.inputs[0], None)
-        places = self.context.ints(node.inputs[1])
-        if places is None or len(places) != 1 or axis_of(node, 1, 0):
-            return None
-        return self._counted(given.inputs[0], places[0] % self.context.rank(given.inputs[0]))
+        places = list(range(self.context.rank(name)))[shape.attributes.get("start", 0) : shape.attributes.get("end")]
+        taken = self._taken(places, chosen) if chosen is not None else places
+        return self._counted(name, taken) if taken and (whole or len(taken) == 1) else None
 
-    def _counted(self, name: str, axis: int | None) -> UniformFactor | None:
-        """The elements of a dimension, or of all dimensions, of a value."""
+    def _taken(self, places: Sequence[int], node: Node) -> list[int]:
+        """The dimensions that a node takes of those in a shape; none where it is not known which."""
+        given = [self.context.ints(each) for each in node.inputs[1:]]
+        known = [each for each in given if each]
+        if len(known) < len(given) or not known or axis_of(node, 1, 0):
+            return []
+        if not node.is_a("Slice"):
+            inside = all(-len(places) <= each < len(places) for each in known[0])
+            return [places[each] for each in known[0]] if inside else []
+        return list(places[known[0][0] : known[1][0] : known[3][0] if len(known) > 3 else 1])
+
+    def _counted(self, name: str, places: Sequence[int] | None = None) -> UniformFactor | None:
+        """The product of some dimensions of a value, or the number of its elements."""
         mark = self.context.marks.get(name)
         shape = self.context.shape(name)
         if mark is None or mark.kind is not Relation.SAMPLES:
             return None
-        sizes = [size for place, size in enumerate(shape) if axis in (None, place) and place != mark.axis]
-        known = float(np.prod([size if isinstance(size, int) else 1 for size in sizes]))
-        if axis not in (None, mark.axis):
-            return UniformFactor(known)
-        return UniformFactor(known * mark.outer * mark.inner, 1)
+        places = range(len(shape)) if places is None else places
+        sizes = [size for place in places if place != mark.axis and isinstance(size := shape[place], int)]
+        known, batches = prod(sizes), sum(place == mark.axis for place in places)
+        return UniformFactor(float(known * (mark.outer * mark.inner) ** batches), batches)
 
 
 def _of_array(value: np.ndarray) -> UniformFactor:

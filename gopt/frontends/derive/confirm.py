@@ -24,13 +24,14 @@ from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
+from gopt.ir.tensor import Tensor
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.data import open_data
 from gopt.sanitize import listed, show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
 from gopt.verification.gradient_check.forward import Forward, Precision, Values, sessions_for
-from gopt.verification.gradient_check.points import all_beside
+from gopt.verification.gradient_check.points import beside
 from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.verdict import APART, PROPORTIONAL, UNSTEADY, ZERO
 from gopt.verification.gradient_sample import sample_gradients
@@ -58,9 +59,7 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     training = _read(copy)
     sample, points = sample_gradients(training, seed), _points(training, options)
     first = next(points)
-    stored = {name: np.asarray(each.numpy()) for name, each in step.source.initializers.items()}
-    check_same_forward(step.source, copy, {**stored, **first})
-    notes = _second_engine(training, first)
+    notes = _compared(step, training, {**_states(training), **first})
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
     names = list(sample.parameters if sample else training.gradients)
     try:
@@ -82,8 +81,12 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     return len(names), [*notes, *([f"not confirmed, for no batch changes their gradients: {shown}"] if apart else [])]
 
 
-def _second_engine(training: TrainingGraph, point: Values) -> list[str]:
-    """Remarks on what a second engine makes of the step; raises UnsupportedError where it computes something else."""
+def _compared(step: Step, training: TrainingGraph, point: Values) -> list[str]:
+    """Remarks on what a second engine makes of the step; raises UnsupportedError where it computes something else, or
+    the step's forward does than the model's. ``point``: all inputs of the step."""
+    source = step.source.initializers
+    stored = {name: np.asarray(each.numpy()) for name, each in source.items() if name not in point}
+    check_same_forward(step.source, training.graph, {**stored, **point})
     checks = check_step(training, point, sessions_for(training.graph), refuse_call)
     for _, why in (doubt for check in checks for doubt in check.doubts()):
         raise UnsupportedError(
@@ -108,7 +111,8 @@ def _read(graph: Graph) -> TrainingGraph:
 def _unconfirmed(
     training: TrainingGraph, names: Sequence[str], more: Iterator[Values], scale: float, seed: int
 ) -> list[GradientCheck]:
-    """Verdicts on those of ``names`` whose gradients are not ``scale`` times the derivative. ``more``: points."""
+    """Verdicts on those of ``names`` whose gradients are not ``scale`` times the derivative. ``more``: points without
+    the states."""
     points = list(islice(more, BATCHES))
     rest = list(names)
     if not any(map(random, training.graph.nodes)):
@@ -118,13 +122,18 @@ def _unconfirmed(
             if not rest:
                 return []
             if slopes.left_numbers:
-                slopes.given = points = _with_numbers(slopes.forward, islice(more, DRAWN))
+                states = _states(training)
+                sound = _with_numbers(slopes.forward, ({**states, **point} for point in islice(more, DRAWN)))
+                slopes.given = points = [{n: each for n, each in point.items() if n not in states} for point in sound]
         precision = slopes.forward.precision
         rest = slopes.located(rest)
     else:
         precision = Forward(training, refuse_call).precision
-    checks = check_gradients(training, points, seed, names=rest, whole=True) if rest else []
-    found = {each.parameter: each for each in checks}
+    if not rest:
+        return []
+    states = _states(training)
+    points = [{**states, **point} for point in points]
+    found = {each.parameter: each for each in check_gradients(training, points, seed, names=rest, whole=True)}
     return [_told(found[name]) for name in rest if not _is_gradient(found[name], scale, precision)]
 
 
@@ -191,11 +200,20 @@ class _Slopes:
 
     def _near(self, amount: float) -> Iterator[Values]:
         """The given points with states moved, which are others each time around."""
-        states = [state.tensor for state in self.training.parameters]
+        parameters = {state.tensor for state in self.training.parameters}
         turn = self._looks % len(self.given)
-        given = self.forward.points([*self.given[turn:], *self.given[:turn]], states)
+        given = self.forward.points([*self.given[turn:], *self.given[:turn]])
         for around in range(POINTS):
-            yield from all_beside(given, states, amount, self.seed + self._looks + around * DRAWN)
+            generator = np.random.default_rng(self.seed + self._looks + around * DRAWN)
+            states: Values = {}
+            for name, each in _stored(self.training):
+                if name not in self.forward.graph.inputs:
+                    continue
+                value = np.asarray(each.numpy())
+                states |= beside({name: value}, [name], amount, generator) if name in parameters else {name: value}
+            (states,) = self.forward.points([states], parameters)
+            for point in given:
+                yield {**states, **point}
 
     def located(self, names: Sequence[str]) -> list[str]:
         """The members of ``names`` that do not agree alone; or in a part, once many have been found."""
@@ -237,11 +255,18 @@ class _Slopes:
 
 
 def _points(training: TrainingGraph, options: DeriveOptions) -> Iterator[Values]:
-    """The stored states with batches without an end: of the user's data, or random."""
-    graph, seed = training.graph, options.seed
-    states = {name: np.asarray(graph.initializers[name].numpy()) for name in graph.inputs if name in graph.initializers}
-    hyper = {name: sampling.hyper(graph.types[name]) for name in training.hyper}
-    return ({**states, **hyper, **batch} for batch in _batches(training, options.data, seed))
+    """Batches without an end: of the user's data, or random; with hyper-parameters."""
+    hyper = {name: sampling.hyper(training.graph.types[name]) for name in training.hyper}
+    return ({**hyper, **batch} for batch in _batches(training, options.data, options.seed))
+
+
+def _stored(training: TrainingGraph) -> Iterator[tuple[str, Tensor]]:
+    graph = training.graph
+    return ((name, graph.initializers[name]) for name in graph.inputs if name in graph.initializers)
+
+
+def _states(training: TrainingGraph) -> Values:
+    return {name: np.asarray(each.numpy()) for name, each in _stored(training)}
 
 
 def _batches(training: TrainingGraph, data: str, seed: int) -> Iterator[Values]:

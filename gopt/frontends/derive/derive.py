@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.errors import OptionError
+from gopt.disk.files import reason
+from gopt.errors import OptionError, RunError
 from gopt.frontends.derive.confirm import confirm
 from gopt.frontends.derive.forward_model import read_forward
 from gopt.frontends.derive.options import DeriveOptions
 from gopt.frontends.derive.step import write_step
+from gopt.ir.tensor import Tensor
 from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
+
+IN_MEMORY = 1 << 28
+"""Bytes of stored values above which they lie in a file while gradients are confirmed, which holds moved ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +80,14 @@ def derive(
         raise OptionError(f"{output} is the model itself", "choose another name with -o")
     advance("reading the model")
     model = read_forward(forward, options.dims)
-    advance("differentiating")
-    step = write_step(model, options)
-    advance("confirming gradients by finite differences")
-    confirmed, constant = confirm(step, options)
-    data = save_model(target, step.graph, Path(output), force=force)
+    with TemporaryDirectory(prefix="gopt-derive-") as folder:
+        if sum(each.nbytes for each in model.stored.values()) > IN_MEMORY:
+            _move_to_file(model.stored.values(), os.path.join(folder, "values"))
+        advance("differentiating")
+        step = write_step(model, options)
+        advance("confirming gradients by finite differences")
+        confirmed, constant = confirm(step, options)
+        data = save_model(target, step.graph, Path(output), force=force)
     graph = step.graph
     fed = tuple(name for name in graph.inputs if name not in graph.initializers)
     return Derived(
@@ -84,3 +95,16 @@ def derive(
         sum(each.nbytes for each in graph.initializers.values()), fed,
         options.rule.lr if options.lr is None else None, step.lr, confirmed, (*step.notes, *constant),
     )  # fmt: skip
+
+
+def _move_to_file(tensors: Iterable[Tensor], path: str) -> None:
+    """Move values from memory to a file, from which each is read where it is needed."""
+    try:
+        with open(path, "wb") as file:
+            for tensor in tensors:
+                if tensor.array is not None and tensor.array.nbytes == tensor.nbytes:
+                    place = file.tell()
+                    file.write(np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data)
+                    tensor.array, tensor.path, tensor.offset = None, path, place
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {reason(error)}", "TMPDIR names another folder") from error

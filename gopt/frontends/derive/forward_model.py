@@ -184,12 +184,12 @@ def _bare(graph: Graph) -> ModelProto:
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """A large value as an array: each read of a message copies it, and keeps the whole file's message alive."""
-    return (
-        replace(tensor, proto=None, array=tensor.numpy())
-        if tensor.proto and tensor.nbytes > limits.CHECKED_BYTES
-        else tensor
-    )
+    """A value by itself: a part of the file's message keeps all of that alive, and each read of one copies it."""
+    if tensor.proto is None:
+        return tensor
+    if tensor.nbytes > limits.CHECKED_BYTES:
+        return replace(tensor, proto=None, array=tensor.numpy())
+    return replace(tensor, proto=TensorProto.FromString(tensor.proto.SerializeToString()))
 
 
 def _inlined(model: ModelProto) -> ModelProto:

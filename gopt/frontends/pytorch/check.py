@@ -6,8 +6,10 @@ that is zero but for rounding moves a state by a full step (docs/verifying.md).
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +30,7 @@ from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.session import SessionCache
+from gopt.verification.compare import distance_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ NOISE = 64.0
 """Allowed as well: this many times what a disturbance in the last place does."""
 NARROW_NOISE = 8.0
 """And this many times what a disturbance of each bfloat16 or float16 result does, in its last place."""
+KERNELS = 4.0
+"""And this many times what other kernels of PyTorch do: those of oneDNN for convolutions round more than the plain ones
+that exports follow."""
 SMALLER = 0.9
 """Factor of the floats of a batch from step to step."""
 Arrays = dict[str, np.ndarray]
@@ -107,8 +113,10 @@ def compare(
             drawn[0][place] = value
     taken = {*graph.inputs, *graph.initializers}
     eager = _Eager(recipe, seen, options, taken)
-    shaken = _Eager(recipe, seen, options, taken, shake=True)
-    narrow = None if options.autocast else _Eager(recipe, seen, options, taken)
+    others = [_Other(_Eager(recipe, seen, options, taken, shake=True), NOISE, of_loss=options.autocast is None)]
+    if options.autocast is None:
+        others += [_Other(_Eager(recipe, seen, options, taken), NARROW_NOISE, NarrowNoise)]
+        others += [_Other(_Eager(recipe, seen, options, taken), KERNELS, _plain_kernels)]
     first = eager.states()
     scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
     executor, cache_feeds = Executor(graph, SessionCache()), dict(hyper.values)
@@ -126,14 +134,12 @@ def compare(
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed
-        shaken.step(batch, numbers)
-        if narrow is not None:
-            with NarrowNoise(step) as noise:
-                narrow.step(batch, numbers)
-            narrow = narrow if step or noise.count else None  # nothing is computed in a narrow type
-        if narrow is not None:  # two losses may be near by chance: the largest difference so far
-            drift = max(drift, abs(narrow.loss - theirs[-1]))
-        near = limits.loss * (1 + abs(theirs[-1])) + NARROW_NOISE * drift
+        for other in others:
+            with other.around(step):
+                other.eager.step(batch, numbers)
+        # Two losses may be near by chance: the largest difference so far.
+        drift = max([drift, *(each.factor * _apart(each.eager.loss, theirs[-1]) for each in others if each.of_loss)])
+        near = limits.loss * (1 + abs(theirs[-1])) + drift
         if np.isnan(theirs[-1]):
             raise UnsupportedError(
                 f"the loss of eager PyTorch is not a number in step {step + 1}: nothing can be compared",
@@ -142,52 +148,88 @@ def compare(
         if losses[-1] != theirs[-1] and not abs(losses[-1] - theirs[-1]) <= near:  # both may be infinite
             raise _differs("loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}")
         for name, value in eager.outputs.items():
-            _check_output(name, step, results.pop(name), value, limits.loss)
+            allowed = sum(each.factor * _norm(each.eager.outputs[name], value) for each in others if each.of_loss)
+            _check_output(name, step, results.pop(name), value, limits.loss, allowed)
         held = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
-        expected, other = eager.states(), shaken.states()
-        rounded = expected if narrow is None else narrow.states()
+        expected, found = eager.states(), [each.eager.states() for each in others]
         for name, value in expected.items():
-            allowed = NOISE * _norm(other[name], value) + NARROW_NOISE * _norm(rounded[name], value)
+            allowed = sum(other.factor * _norm(states[name], value) for other, states in zip(others, found))
             worst = max(worst, (_distance(name, step, held[name], value, allowed, first[name], limits.share), name))
+        if step == 0:  # the rest compute in no narrow type, or by no other kernels
+            others = [each for each, states in zip(others, found) if not _equal(states, expected)]
     return ExportCheck(tuple(losses), tuple(theirs), *worst, updates)
 
 
-def _check_output(name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float) -> None:
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """Eager training that rounds in another way: a difference of ``factor`` times what it does is rounding.
+
+    ``around``: surrounds a step, which it is called with; ``of_loss``: whether losses and outputs may differ as well.
+    """
+
+    eager: _Eager
+    factor: float
+    around: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
+    of_loss: bool = True
+
+
+def _plain_kernels(step: int) -> AbstractContextManager[object]:
+    return torch.backends.mkldnn.flags(enabled=False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _check_output(
+    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float, noise: float
+) -> None:  # fmt: skip
     """Raise UnsupportedError where an output of the module differs from eager PyTorch's."""
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     finite = np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
     a, b = a[finite], b[finite]
-    difference, size = float(np.linalg.norm(a - b)), float(np.linalg.norm(b))
-    if not difference <= limit * max(size, 1.0):
+    difference, size = _norm(a, b), float(np.linalg.norm(b))
+    if not difference <= limit * max(size, 1.0) + noise:
         raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where its norm is {size:.2e}")
+
+
+def _apart(one: float, other: float) -> float:
+    """The distance of two losses, as far as they are numbers."""
+    return abs(one - other) if np.isfinite([one, other]).all() else 0.0
+
+
+def _equal(one: Arrays, other: Arrays) -> bool:
+    return all(np.array_equal(value, other[name], equal_nan=value.dtype.kind == "f") for name, value in one.items())
 
 
 def _distance(
     name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, first: np.ndarray, share: float
 ) -> float:
     """The difference as a share of the change; raises UnsupportedError where it exceeds the limit."""
-    a, b = mine.astype(np.float64), theirs.astype(np.float64)
-    if np.isnan(b).any():
-        raise UnsupportedError(
-            f"{name!r} of eager PyTorch is not a number after step {step + 1}: nothing can be compared",
-            "give an example batch, values or a rate with which eager training works",
-        )
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite]) or not np.isfinite(a[finite]).all():
-        raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
-    a, b, first = a[finite], b[finite], np.where(np.isfinite(first), first, 0)[finite]
-    difference, change = _norm(a, b), _norm(b, first)
-    allowed = noise + 1e-6 * float(np.linalg.norm(b.ravel()))
+    difference, change, size = distance_of(mine, theirs), distance_of(theirs, first), distance_of(theirs)
+    if not np.isfinite([difference, change, size]).all():
+        a, b = mine.astype(np.float64), theirs.astype(np.float64)
+        if np.isnan(b).any():
+            raise UnsupportedError(
+                f"{name!r} of eager PyTorch is not a number after step {step + 1}: nothing can be compared",
+                "give an example batch, values or a rate with which eager training works",
+            )
+        finite = np.isfinite(b)
+        if not np.array_equal(a[~finite], b[~finite]) or not np.isfinite(a[finite]).all():
+            raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
+        a, b, first = a[finite], b[finite], np.where(np.isfinite(first), first, 0)[finite]
+        difference, change, size = _norm(a, b), _norm(b, first), float(np.linalg.norm(b.ravel()))
+    allowed = noise + 1e-6 * size
     if difference > share * change and difference > allowed:
         raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where it changed by {change:.2e}")
     return difference / change if change and difference > allowed else 0.0
 
 
 def _norm(a: np.ndarray, b: np.ndarray) -> float:
-    """The norm of the difference, in float64."""
-    return float(np.linalg.norm((a.astype(np.float64) - b.astype(np.float64)).ravel()))
+    """The norm of the difference, in float64, of what are numbers in both."""
+    size = distance_of(a, b)
+    if np.isfinite(size):
+        return size
+    apart = (a.astype(np.float64) - b.astype(np.float64)).ravel()
+    return float(np.linalg.norm(apart[np.isfinite(apart)]))
 
 
 def _differs(name: str, step: int, what: str) -> UnsupportedError:

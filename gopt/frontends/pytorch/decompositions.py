@@ -249,6 +249,7 @@ def table() -> Any:
             aten.batch_norm_backward,
             aten.native_layer_norm_backward,
             aten.native_group_norm_backward,
+            aten.var_mean,
         ]
     )
     own = {

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.operators import random
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -140,7 +141,7 @@ class StatisticCalls:
         made = self.reduced.get((value, reduce))
         if made is not None:
             return made
-        if self.constants.value(value) is not None:
+        if self.constants.value(value) is not None or self._is_size(value):
             return self.reduced.setdefault((value, reduce), self._times_ranks(value))
         producer = self._producer(state, value, reduce)
         made = f"gopt.statistics.reduced{len(self.reduced)}"
@@ -151,6 +152,23 @@ class StatisticCalls:
         )  # fmt: skip
         self.reduced[value, reduce] = made
         return made
+
+    def _is_size(self, value: str) -> bool:
+        """Return whether a value is made of shapes and constants alone: of a batch whose size the file leaves open."""
+        stack, seen = [value], {value}
+        while stack:
+            name = stack.pop()
+            node = self.producers.get(name)
+            if node is None and (name in self.graph.inputs or name not in self.graph.initializers):
+                return False
+            if node is None or node.is_a("Shape", "Size"):
+                continue
+            if node.captures or random(node):
+                return False
+            fresh = [each for each in node.reads if each not in seen]
+            seen.update(fresh)
+            stack += fresh
+        return True
 
     def _producer(self, state: State, value: str, what: str) -> Node | None:
         """The node that makes a value; None for an input."""

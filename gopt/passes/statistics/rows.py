@@ -80,7 +80,13 @@ class RowCalls:
         return name
 
     def _whole(self, value: str) -> None:
-        """Raise UnsupportedError for a value of which a rank of this mesh has a part."""
+        """Raise UnsupportedError for a value of which a rank of this mesh has a part, or whose size is open."""
+        if not self.types[value].static:
+            raise UnsupportedError(
+                f"--statistics {self.tensor}=gather: the number of rows {value!r} has is open, and ranks gather as "
+                "many as the file says",
+                "give its dimension a number: --dim NAME=NUMBER",
+            )
         source = self.program.source.graph.types.get(value)
         if source is not None and self.types.get(value) != source:
             raise UnsupportedError(

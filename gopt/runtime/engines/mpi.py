@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
+from gopt.background import dying_with_parent
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, InvariantError, OptionError, RunError
 from gopt.ir.graph import Node
@@ -74,7 +75,8 @@ def raise_on_all_ranks(work: Callable[[], T]) -> T:
 def load_mpi(extra: str = "mpi") -> Any:
     """Return the module mpi4py.MPI. Raises RunError, which names the extra of gopt that installs it."""
     try:
-        from mpi4py import MPI
+        with dying_with_parent():  # without its launcher it would wait for the others for ever
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise _unusable(error, extra) from error
     MPI.pickle.__init__(_refuse_pickle, _refuse_pickle)  # type: ignore[misc]

@@ -307,7 +307,7 @@ class _GradientChecker:
         if flat and part.share <= COARSE * self.slope_meter.forward.precision.tolerance:
             self.say(name, Verdict.CONFIRMED, said.ZERO)
             return
-        for other in turned(part):
+        for other in () if self.whole else turned(part):
             again = self.slope_meter.measure([other], points, QUICK)
             if again.holds:
                 self._proportional([other], again)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gopt.verification.gradient_check.additivity import mixed
 from gopt.verification.gradient_check.forward import Values
-from gopt.verification.piecewise import dot
+from gopt.verification.piecewise import dot, normal, pieces
 
 
 def with_a_third(points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator) -> list[Values]:
@@ -41,11 +41,11 @@ def beside(point: Values, names: Sequence[str], amount: float, generator: np.ran
         if value is None or not np.issubdtype(value.dtype, np.floating):
             continue
         usual = math.sqrt(dot(value, value) / value.size) if value.size else 0.0
-        narrow = value.dtype == np.float32
-        noise = generator.standard_normal(value.shape, np.float32 if narrow else np.float64)
-        noise *= amount * (usual if usual > 1e-6 else 1.0)
-        noise += value
-        moved[name] = noise.astype(value.dtype, copy=False)
+        dtype, size = np.float32 if value.dtype == np.float32 else np.float64, amount * (usual if usual > 1e-6 else 1.0)
+        made = np.empty(value.shape, dtype)
+        for (mine, theirs), noise in zip(pieces(made, value), normal(generator, value.size, dtype)):
+            np.add(noise * dtype(size), theirs, out=mine)
+        moved[name] = made.astype(value.dtype, copy=False)
     return moved
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.verification.gradient_check.forward import Precision, Values
-from gopt.verification.piecewise import dot, pieces
+from gopt.verification.piecewise import dot, normal, pieces
 
 NOISE = 0.3
 """Share of the noise, relative to the gradient."""
@@ -161,8 +161,11 @@ class SlopeCheck:
             made = gradient if own else np.empty(gradient.shape, np.float32)
             mask = self.masks.get(name)
             part = 0.0
-            for mine, theirs, *inside in pieces(made, gradient, *([] if mask is None else [mask])):
-                noise = self.generator.standard_normal(mine.size, np.float32) * share
+            drawn = normal(self.generator, made.size, np.float32)
+            for (mine, theirs, *inside), numbers in zip(
+                pieces(made, gradient, *([] if mask is None else [mask])), drawn
+            ):
+                noise = numbers * share
                 noise += theirs * (sign / length / known) if length else 0
                 noise *= inside[0] if inside else 1
                 part += float(np.dot(np.asarray(theirs, np.float64), noise))

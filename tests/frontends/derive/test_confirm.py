@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,16 @@ from derive_cases import DerivedRun
 from onnx import helper
 
 import gopt
+from gopt.analysis.role_map import RoleMap
+from gopt.api import read_roles, with_stored_roles
 from gopt.errors import UnsupportedError
+from gopt.frontends.derive import confirm
 from gopt.frontends.derive import derive as front_end
 from gopt.frontends.derive.options import DeriveOptions
+from gopt.ir.graph import Node
+from gopt.ir.load import load
 from gopt.runtime import large_products
-from gopt.verification.gradient_check import large_weights
+from gopt.verification.gradient_check import check_gradients, large_weights
 from gopt.verification.gradient_check.forward import Forward, Values
 
 BESIDE = """<ir_version: 10, opset_import: ["" : 20]>
@@ -158,6 +164,8 @@ ERRORS = {
     "twice": lambda g: 2 * g,
     "zero": lambda g: 0 * g,
     "its sign": lambda g: -g,
+    "a hundredth": lambda g: 1.01 * g,
+    "kernels turned": lambda g: np.ascontiguousarray(np.swapaxes(g, -1, -2)) if g.ndim > 1 else g[::-1],
     "turned": lambda g: np.ascontiguousarray(np.flip(g)),
     "a missing half": lambda g: np.where(np.arange(g.size).reshape(g.shape) % 2, g, 0),
     "a missing element": lambda g: np.where(np.abs(g) == np.abs(g).max(), 0, g),
@@ -234,7 +242,33 @@ def test_an_error_beside_large_weights_is_found(name: str, error: str, tmp_path:
         gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET)
 
 
-QUICK = [("first_b", "a missing half"), ("deep", "twice"), ("wide", "a missing element")]
+@pytest.mark.parametrize("wrong", ["", "first"])
+def test_verify_finds_it_where_all_are_moved_together(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A constant factor may be averaged, and is told from the others'; magnitudes may not."""
+    onnx.save(convolutions(), tmp_path / "m.onnx")
+    gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET)
+    graph = load(tmp_path / "s.onnx")
+    training = read_roles(graph, with_stored_roles(graph, RoleMap(), "the step"))
+    draws = islice(confirm._points(training, NET), 3)
+    if wrong:
+        bent = Node("Abs", [training.gradients[wrong]], ["bent"])
+        graph.types["bent"] = graph.types[training.gradients[wrong]]
+        graph.nodes.append(bent)
+        training.gradients[wrong] = "bent"
+    plant("wide", "a hundredth", monkeypatch)
+    found = check_gradients(training, [{**confirm._states(training), **draw} for draw in draws], 0)
+    assert [each.parameter for each in found if not each.holds] == ([wrong] if wrong else [])
+    ratios = {each.parameter: float(np.mean(each.ratios)) for each in found if each.holds}
+    assert ratios.pop("wide") == pytest.approx(1.01 * np.median([*ratios.values()]), rel=1e-3)
+    assert np.ptp([*ratios.values()]) < 1e-3
+
+
+QUICK = [
+    ("first_b", "a missing half"),
+    ("deep", "a hundredth"),
+    ("wide", "a missing element"),
+    ("first", "kernels turned"),
+]
 PLANTED = [(name, error) for name in ("first", "first_b", "deep", "grouped", "narrow", "wide") for error in ERRORS]
 
 

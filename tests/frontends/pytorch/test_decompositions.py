@@ -14,6 +14,7 @@ import export_recipes as recipes  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gopt.errors import UnsupportedError  # noqa: E402
+from gopt.frontends.pytorch import convert  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.frontends.pytorch.options import Autocast, ExportOptions  # noqa: E402
 
@@ -49,6 +50,15 @@ def test_a_convolution_in_bfloat16_is_that_of_eager_autocast(name, tmp_path):
     model = onnx.load(found.model)
     to = [node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"]
     assert to.count(onnx.TensorProto.BFLOAT16) >= 3, "inputs, weights and results are rounded"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_is_converted_at_once(name, tmp_path, monkeypatch):
+    """What the exporter has no form for is decomposed before: it would take as long once more."""
+    calls, own = [], convert._exported
+    monkeypatch.setattr(convert, "_exported", lambda *given: calls.append(1) or own(*given))
+    export(STEPS[name], tmp_path / "step.onnx")
+    assert len(calls) == 1
 
 
 def test_the_rounding_of_a_convolution_is_that_of_bfloat16(tmp_path):

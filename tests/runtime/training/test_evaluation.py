@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +87,9 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_an_evaluation_is_that_of_the_merged_checkpoint_on_any_ranks(tmp_path):
-    """Four batches a step, by one rank in micro-steps or by several: the same values behind each step."""
+    """Four batches a step, by one rank or several, in micro-steps: the same values behind each step."""
     found = []
-    for mesh, micro_steps, stage in (("shard=1", 4, 1), ("shard=2", 2, 3), ("dp=4", 1, 0)):
+    for mesh, micro_steps, stage in (("shard=1", 4, 1), ("shard=2", 2, 3), ("dp=2,tp=2", 2, 0)):
         kept = tmp_path / f"{mesh}.kept"
         folder = sharded(tmp_path, mesh, micro_steps, stage=stage)
         run = gopt.run(folder, arrays(48, 0), 3, **options(tmp_path, checkpoint=kept, every=1, keep=9))
@@ -177,6 +180,32 @@ def test_the_command_prints_and_logs_evaluations(tmp_path, capsys):
     assert told["best"]["step"] == best["step"] and told["best"]["value"] == value and told["ended"] == "patience"
     assert [each["values"] for each in told["evaluations"]] == [each["evaluation"]["values"] for each in lines]
     assert lines[0]["hyper"] == {"lr": pytest.approx(0.02)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
+def test_processes_evaluate_as_threads_do(tmp_path):
+    folder, model = sharded(tmp_path, stage=3), evaluation_of(tmp_path)
+    np.savez(tmp_path / "data.npz", **arrays(48, 0))
+    np.savez(tmp_path / "held.npz", **arrays(HELD_OUT, 1))
+    command = [sys.executable, "-m", "gopt.cli", "run", str(folder), "--data", str(tmp_path / "data.npz")]
+    command += [
+        "--steps",
+        "6",
+        "--set",
+        f"lr={RISING}",
+        "--eval",
+        str(model),
+        "--eval-data",
+        str(tmp_path / "held.npz"),
+    ]
+    command += ["--eval-every", "2", "--keep-best", "error:min", "--json"]
+    found = []
+    for name, how in (("a", ["--engine", "threads"]), ("b", ["--launch", "2"])):
+        made = subprocess.run([*command, *how, "--checkpoint", str(tmp_path / name)], capture_output=True, check=True)
+        found.append(json.loads(made.stdout))
+    evaluations = [[(each["step"], each["values"], each["best"]) for each in told["evaluations"]] for told in found]
+    assert evaluations[0] == evaluations[1] and found[0]["best"]["value"] == found[1]["best"]["value"]
 
 
 def dropped(graph: Any) -> None:
