@@ -74,16 +74,34 @@ class StepSkeleton:
     def _averaged(self, name: str, value: str) -> bool:
         """Return whether the new value of a state is a sum of the old one and of a value, each times numbers that the
         state is not in: a derivative's own factors, such as those of a softmax, may stand behind what was cut."""
-        behind, needed = descendants(self.index, [value]), ancestors(self.index, [self.updated[name]])[0]
-        own = descendants(self.index, [name])
-        for node in self.index.graph.nodes:
-            if id(node) not in needed or not any(each in behind for each in node.reads):
-                continue
+        behind, own = {value}, {name}
+        update = self._update_behind(name, value)
+        for node in sorted(update or (), key=lambda node: self.index.position[id(node)]):
             others = [each for each in node.reads if each not in behind]
+            if not own.isdisjoint(node.reads):
+                own.update(node.outputs)
+            if len(others) == len(node.reads):
+                continue
             scaled = node.is_a("Mul", "Div") and len(others) == 1 and others[0] not in own
             if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
                 return False
-        return True
+            behind.update(node.outputs)
+        return update is not None
+
+    def _update_behind(self, name: str, value: str) -> list[Node] | None:
+        """The nodes behind a value, and those that they read, of which a state's new value is made; None where they are
+        more than an average has."""
+        stack, found = [self.updated[name]], dict[int, Node]()
+        while stack:
+            each = stack.pop()
+            node = None if each == value else self.index.producers.get(each)
+            if node is None or id(node) in found:
+                continue
+            if len(found) == _NEAR * _NEAR:
+                return None
+            found[id(node)] = node
+            stack.extend(node.reads)
+        return [*found.values()]
 
     def _near_forward(self, value: str) -> bool:
         """Return whether at most ``_NEAR`` nodes outside the forward make a value."""
