@@ -14,11 +14,11 @@ from gopt.sanitize import show
 if TYPE_CHECKING:
     from gopt.offline.reproducer.record import Argument, Reproducer
 
-INPUTS = {"model", "path", "paths", "folder", "a", "b"}
+INPUTS = {"model", "path", "paths", "folder", "a", "b", "eval"}
 """Arguments that name a model or a folder."""
 CONFIGURATIONS = {"config", "server_map"}
-OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict", "record"}
-LEFT_OUT = {"state", "data", "replay"}
+OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict", "record", "tensorboard"}
+LEFT_OUT = {"state", "data", "replay", "eval_data"}
 """Options whose files are values or code of the user: they are in no reproducer."""
 COMMANDS = ("shard", "split", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
 """Commands that a reproducer may hold: they read models and folders, and run no code of the user."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .terminal import print_json, print_text
+from .terminal import print_json
 
 TEMPLATE = Path(__file__).with_name("demo_files") / "factory.txt"
 
@@ -36,6 +36,8 @@ def command(file: str, force: bool, as_json: bool) -> None:
     if as_json:
         print_json({"format": "gopt-init/1", "file": file})
         return
-    print_text(
-        f"{file}: a function make, with comments on what to fill in\nnext:\n  gopt export {file}:make -o step.onnx"
-    )
+    from .render import console
+
+    out = console()
+    out.print(f"{file}: a function make, with comments on what to fill in")
+    out.print(f"next:\n  gopt export {file}:make -o step.onnx")

@@ -14,6 +14,7 @@ of ranks, or a ``Mesh``.
     diff      compare two models, output folders or checkpoints
     plan      compare meshes, stages, partitions and bucket sizes
     merge     write one model from ranks
+    save_state_dict    write what PyTorch's load_state_dict takes
     reshard   make other ranks from those of a folder or a checkpoint
     seal      take the files of a folder as they are, after you have edited them
     unchecked      read folders in a with block without comparing their files with their digests

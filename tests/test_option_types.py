@@ -37,6 +37,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "import_step": {"source": "no", "output": "no"}, "inspect": {"what": "no"}, "load": {"path": "no"},
     "merge": {"what": "no", "model": "no"}, "plan": {"source": "no", "mesh": 2}, "report": {"folder": "no"},
     "reshard": {"what": "no", "mesh": 2}, "run": {"folder": "no", "data": "no", "steps": 1}, "seal": {"folder": "no"},
+    "save_state_dict": {"what": "no", "output": "no.safetensors"},
     "shard": {"source": "no", "mesh": 2}, "split": {"source": "no", "options": None}, "unchecked": {},
     "verify": {"folder": "no"},
 }  # fmt: skip

@@ -25,7 +25,7 @@ from gopt.runtime.training.evaluation import Evaluation
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.verbs.curves import curves
 from gopt.verbs.on_disk import TemporaryFolder
-from gopt.verbs.run_options import RunKeywords, RunOptions
+from gopt.verbs.run_options import RunKeywords, RunOptions, check_samples
 from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
 
 
@@ -149,10 +149,7 @@ def _data(
 ) -> str | BatchStream:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
-    if isinstance(data, bytes | bytearray | set | frozenset) or (
-        isinstance(data, Mapping) and not all(isinstance(name, str) for name in data)
-    ):
-        raise OptionError(f"data cannot be {data!r:.60}", "it takes a path, arrays by input, or an iterable of batches")
+    check_samples("data", data)
     if not isinstance(data, Mapping):
         return BatchStream(data)
     path = home / f"{name}.npz"

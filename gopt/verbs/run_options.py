@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 FilePath = str | os.PathLike[str]
 
 
+def check_samples(name: str, data: object) -> None:
+    """Raise OptionError for values that can be iterated, and are no batches."""
+    unnamed = isinstance(data, Mapping) and not all(isinstance(key, str) for key in data)
+    if unnamed or isinstance(data, bytes | bytearray | set | frozenset):
+        raise OptionError(
+            f"{name} cannot be {data!r:.60}", "it takes a path, arrays by input, or an iterable of batches"
+        )
+
+
 @spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
@@ -100,6 +109,7 @@ class RunOptions:
             raise OptionError(
                 f"--{'every' if self.every else 'resume'} needs --checkpoint CKPT", "name a folder for checkpoints"
             )
+        check_samples("eval_data", self.eval_data)
         if self.record is not None and self.resume:
             raise OptionError(
                 "--record cannot be combined with --resume: a replay begins with the first step",
