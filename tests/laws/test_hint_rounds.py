@@ -40,7 +40,7 @@ def hold_scrambled(seed: int, folder: Path) -> None:
     assert faults(Step(scrambled(model, generator)), folder) == [], f"seed {seed}: {name}"
 
 
-@pytest.mark.parametrize("name", part(sorted(STEPS), 12))
+@pytest.mark.parametrize("name", part(sorted(STEPS), 6))
 def test_written_steps(name: str, tmp_path: Path) -> None:
     w = written(name, 5)
     assert faults(Step(w.model()), tmp_path) == []

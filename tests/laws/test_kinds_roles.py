@@ -21,7 +21,7 @@ REFUSED = ("may be the new value", "may divide by their number", "a rate, or one
 """What a step may be refused for: all else is a defect."""
 
 
-@pytest.mark.parametrize("seed", part(range(len(NAMES), 8 * len(NAMES)), 12))
+@pytest.mark.parametrize("seed", part(range(len(NAMES), 8 * len(NAMES)), 6))
 def test_every_state_is_that_of_the_whole_batch(seed):
     name = NAMES[seed % len(NAMES)]
 

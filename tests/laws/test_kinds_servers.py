@@ -27,7 +27,7 @@ CASES = Path(__file__).parents[2] / "fixtures/cases/split"
 OWN = sorted(name for name, step in load_all().items() if step.__module__.endswith("kinds_servers"))
 
 
-@pytest.mark.parametrize("name, seed", part([(name, seed) for name in OWN for seed in range(40)], 8))
+@pytest.mark.parametrize("name, seed", part([(name, seed) for name in OWN for seed in range(40)], 4))
 def test_trainers_and_servers(name, seed):
     def make(samples: int, scale: int) -> Writer:
         w = Writer(seed, samples, scale)

@@ -116,7 +116,7 @@ def same_numbers(name: str, edit: str, folder: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("name", "edit"), part([(name, FEW[k % len(FEW)]) for k, name in enumerate(TRIED)], 10))
+@pytest.mark.parametrize(("name", "edit"), part([(name, FEW[k % len(FEW)]) for k, name in enumerate(TRIED)], 5))
 def test_numbers_stay(name, edit, tmp_path):
     same_numbers(name, edit, tmp_path)
 

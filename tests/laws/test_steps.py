@@ -23,7 +23,7 @@ from gopt.verification.verify import Verifier
 SEEDS = range(24)
 
 
-@pytest.mark.parametrize("seed", part(SEEDS, 12))
+@pytest.mark.parametrize("seed", part(SEEDS, 6))
 def test_a_drawn_step_is_right_and_proven_or_refused(seed):
     verdict = tried(draw(seed), setting(seed))
     assert verdict.outcome in GOOD, f"{draw(seed).told()}: {verdict}"
@@ -110,7 +110,7 @@ def proven(plan: Plan) -> None:
     assert verdict.outcome == "proven", verdict
 
 
-@pytest.mark.parametrize("what", part([*ONCE_WRONG, *DOUBTED, *REFUSED], 16))
+@pytest.mark.parametrize("what", part([*ONCE_WRONG, *DOUBTED, *REFUSED], 8))
 def test_mended_steps(what):
     proven({**REFUSED, **DOUBTED, **ONCE_WRONG}[what])
 

@@ -41,7 +41,7 @@ def odd(name: str, how: Setting, seed: int, verify: bool = False) -> Verdict:
     return judged(make, how, seed, verify=verify)
 
 
-@pytest.mark.parametrize("name", part(STEPS, 34))
+@pytest.mark.parametrize("name", part(STEPS, 17))
 def test_a_step_written_by_hand(name):
     seed = sorted(STEPS).index(name)
     how = drawn(seed)
@@ -74,7 +74,7 @@ def test_the_judge_sees_a_lost_reduction(monkeypatch):
     assert odd("median", Setting("shard=2", {"stage": 2}), 1).kind == "WRONG"
 
 
-@pytest.mark.parametrize("seed", part(range(12000, 12300), 8))
+@pytest.mark.parametrize("seed", part(range(12000, 12300), 4))
 @pytest.mark.parametrize("meshes", [MESHES, SPLIT], ids=["data", "split"])
 def test_a_drawn_step(seed, meshes):
     def make(samples: int, scale: int) -> Writer:
@@ -98,7 +98,7 @@ def test_a_dead_scaled_loss_before_the_loss(tmp_path):
     assert found.kind == "right", found
 
 
-@pytest.mark.parametrize("name", part(sorted(STEPS), 30))
+@pytest.mark.parametrize("name", part(sorted(STEPS), 15))
 def test_a_split_step(name):
     seed = sorted(STEPS).index(name)
 

@@ -56,7 +56,7 @@ def hold(form: Form, name: str, stage: int, folder: Path, capsys: pytest.Capture
 ONE_OF_EACH = one_of_each()
 
 
-@pytest.mark.parametrize(("form", "name", "stage"), part(ONE_OF_EACH, 24), ids=str)
+@pytest.mark.parametrize(("form", "name", "stage"), part(ONE_OF_EACH, 12), ids=str)
 def test_a_form(form, name, stage, tmp_path, capsys):
     hold(form, name, stage, tmp_path, capsys)
 
@@ -121,7 +121,7 @@ WITHOUT_PARAMETERS = ("dead nodes", "a parameter of open size", "states through 
 DERIVED = [form for form in EQUAL if form.name not in WITHOUT_PARAMETERS]
 
 
-@pytest.mark.parametrize("form", part(DERIVED, 12), ids=str)
+@pytest.mark.parametrize("form", part(DERIVED, 6), ids=str)
 def test_a_derived_form(form, tmp_path, capsys):
     """The step of a forward model written another way computes what that of the plain one does."""
     plain, other = forward_of(step("momentum")), forward_of(step("momentum"))

@@ -396,7 +396,7 @@ def test_it_is_refused(case):
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("case", part([case for case in CASES if case.runs], 8), ids=str)
+@pytest.mark.parametrize("case", part([case for case in CASES if case.runs], 4), ids=str)
 def test_it_is_an_error(case, tmp_path, monkeypatch):
     """What the check refuses would have trained ranks apart, or on less than all data."""
     monkeypatch.setattr("gopt.lower.lowering.infer_shardings", partial(infer_shardings, strict=False))

@@ -108,7 +108,7 @@ def both(path: Path, folder: Path, mesh: Mesh) -> None:
 
 @pytest.mark.parametrize(
     ("form", "together", "ranks", "stage"),
-    fewer(spread(["nccl", "world", "mean", "pair"], [True, False], [2, 3], [0, 1, 2, 3]), 9),
+    fewer(spread(["nccl", "world", "mean", "pair"], [True, False], [2, 3], [0, 1, 2, 3]), 5),
 )
 def test_reductions_of_gradients_are_taken_over(form, together, ranks, stage, tmp_path):
     path = source(tmp_path, form, ranks, together)

@@ -38,7 +38,7 @@ def values(path: Path) -> dict[str, bytes]:
     return {name: np.ascontiguousarray(stored[name].numpy()).tobytes() for name in names}
 
 
-@pytest.mark.parametrize("name", part(NAMES, 9))
+@pytest.mark.parametrize("name", part(NAMES, 5))
 def test_merge_gives_back_the_source(name, tmp_path):
     path = FIXTURES / f"{name}.onnx"
     pipeline = build_pipeline(defaults={"shard": {"stage": 3, "partition": "rows"}})

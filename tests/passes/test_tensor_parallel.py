@@ -26,7 +26,7 @@ def pipeline(**options):
     return build_pipeline(defaults={"tensor-parallel": options})
 
 
-@pytest.mark.parametrize(("name", "mesh"), fewer(spread(NAMES, ["tp=2", "dp=2,tp=2", "shard=2,tp=2"]), 9))
+@pytest.mark.parametrize(("name", "mesh"), fewer(spread(NAMES, ["tp=2", "dp=2,tp=2", "shard=2,tp=2"]), 5))
 def test_every_fixture(name, mesh, tmp_path):
     gopt.shard(source(name), Mesh.parse(mesh)).write(tmp_path / "out")
     equal(tmp_path / "out")

@@ -90,7 +90,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(
-    ("layout", "servers", "trainers", "how"), fewer(spread(LAYOUTS, (1, 2, 3, 5), (1, 2, 3), RULES), 18)
+    ("layout", "servers", "trainers", "how"), fewer(spread(LAYOUTS, (1, 2, 3, 5), (1, 2, 3), RULES), 9)
 )
 def test_tables_are_those_of_the_simulator(
     layout: str, servers: int, trainers: int, how: tuple[str, str, Mode], tmp_path: Path

@@ -173,6 +173,7 @@ def test_one_trainer_goes_on_when_two_are_killed_in_one_moment(mode: Mode, tmp_p
     assert not [line for line in lines if "error" in line]
 
 
+@pytest.mark.slow
 def test_two_that_are_killed_in_one_moment_end_a_run_in_rounds(tmp_path: Path) -> None:
     folder = split(tmp_path, trainers=3, servers=2)
     code, lines, _ = disturbed(folder, 10**6, kill(1, 2), "--launch", "5")
