@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from gopt.autodiff.convolutions import differentiate_convolution
 from gopt.autodiff.operators import Emitter, Operator, between
+from gopt.autodiff.pools import ADDS, differentiate_max_pool
 from gopt.ir.graph import Node
 from gopt.ir.nodes import reads
 from gopt.ir.opset import opset_of
@@ -24,9 +25,12 @@ from gopt.ir.types import TensorType
 Rule = Callable[[Operator, Emitter, str, set[int]], dict[int, str]]
 """(operator, emitter, derivative by the result, wanted operands) -> derivative by each wanted operand."""
 
-RULES: Mapping[str, Rule] = dict.fromkeys(("Conv", "ConvTranspose"), differentiate_convolution)
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("Conv", "ConvTranspose"), differentiate_convolution), "MaxPool": differentiate_max_pool,
+}  # fmt: skip
 """By operator. onnx-ad has no derivative by the weight of a convolution in groups or of a transposed one, none with
-automatic pads, and one by the input that runtimes read otherwise where windows leave a remainder."""
+automatic pads, and one by the input that runtimes read otherwise where windows leave a remainder. Its derivative of a
+maximum joins all samples in one row of places."""
 ASIDE = frozenset({"RNN", "GRU", "LSTM"})
 """Operators that onnx-ad writes out, or refuses, where nothing goes through them too."""
 
@@ -56,7 +60,8 @@ def find_cuts(
     ``prefix``: of the names of outputs.
     """
     standard = [node for node in model.graph.node if node.domain in ("", "ai.onnx")]
-    candidates = [node for node in standard if node.op_type in RULES or node.op_type in ASIDE]
+    rules = {*RULES} if opset_of(model) >= ADDS else {*RULES} - {"MaxPool"}
+    candidates = [node for node in standard if node.op_type in rules or node.op_type in ASIDE]
     if not candidates:
         return []
     behind, ahead = between(model, inputs, scalar, types)
@@ -64,7 +69,7 @@ def find_cuts(
     for node in candidates:
         wanted = [place for place, name in enumerate(node.input) if name in behind]
         is_between, operator = bool(wanted) and not ahead.isdisjoint(node.output), Operator.of(node, types)
-        if node.op_type in RULES and is_between:
+        if node.op_type in rules and is_between:
             cuts.append(Cut(operator, {place: f"{prefix}{len(cuts)}.{place}" for place in wanted}))
         elif node.op_type in ASIDE and not is_between and all(name in types for name in node.output if name):
             cuts.append(Cut(operator, {}))

@@ -203,14 +203,14 @@ class JoinedGraph:
         """Constants behind some values that may divide by the number of samples; those of one number together."""
         index, sizes = self.context.index, self._sizes()
         cone, _ = ancestors(index, values)
-        found: dict[int, Dividers] = {}
+        found: dict[str, Dividers] = {}
         for node in index.graph.nodes:
             for place, name in enumerate(node.inputs if id(node) in cone and not node.is_a(*_NO_FACTORS) else ()):
                 value = index.constants.value(name) if name else None
                 number = _one_number(value) if value is not None else 1.0
                 growth = 1.0 if number == 1 else self._growth(number, sizes, below=node.is_a("Div") and place == 1)
                 if value is not None and growth != 1 and not self._grown_value(name):
-                    of_number = found.setdefault(round(max(number, 1 / number) * 1e6), Dividers())
+                    of_number = found.setdefault(f"{number:.6g}", Dividers())
                     of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * growth).astype(value.dtype)
                     of_number.written[name] = value
         return list(found.values())
@@ -263,13 +263,14 @@ class JoinedGraph:
         return 1.0 if count is None else (count - 1) * self.times / (count * self.times - 1)
 
     def _sizes(self) -> set[int]:
-        """Products of the other dimensions of values of samples."""
+        """Products of dimensions of a value of samples, without that of the samples."""
         types = self.context.index.graph.types
-        found: set[int] = set()
+        found: set[tuple[int, ...]] = set()
         for name, mark in self.context.marks.items():
             if mark.kind is Relation.SAMPLES:
-                found.update(size for size in types[name].shape or () if isinstance(size, int))
-        return products(found)
+                rest = (size for place, size in enumerate(types[name].shape or ()) if place != mark.axis)
+                found.add((mark.outer, mark.inner, *(size for size in rest if isinstance(size, int))))
+        return {size for sizes in found for size in products(sizes)}
 
 
 def _one_number(value: np.ndarray) -> float:

@@ -24,7 +24,7 @@ from gopt.verification.source_members import run_source
 ROOM = 1e-3
 """Of a state's change, at least: sums over all samples round otherwise than sums of sums."""
 
-WAYS = 10
+WAYS = 24
 """Ways to take constants for numbers of samples that are tried."""
 
 
@@ -112,22 +112,26 @@ class _Joined:
         them, the one with fewest such states. ``told``: the kinds of what a note tells."""
         asked = [] if CouplingKind.SUMMED in told else joined.dividers(updated.values())
         program = Executor(joined.asking(name for each in asked for name in each.written), self.reference.cache)
-        ways = [frozenset(range(len(asked)))]
-        if CouplingKind.REDUCTION not in told and asked:
-            ways += [frozenset(), *(frozenset([each]) for each in range(len(asked)))]
-            ways += [ways[0] - {each} for each in range(len(asked))]
-        best: tuple[tuple[StateDistance, ...], tuple[str, ...]] | None = None
-        for way in list(dict.fromkeys(ways))[:WAYS]:
+        tried: dict[frozenset[int], tuple[StateDistance, ...]] = {}
+
+        def distances(way: frozenset[int]) -> tuple[int, float]:
+            """Of a way to take constants: those of the places in it for numbers of samples."""
             constants = [each.larger if place in way else each.written for place, each in enumerate(asked)]
             more = {f"{name}{ASKED}": value for each in constants for name, value in each.items()}
-            taken = tuple(name for place in sorted(way) for name in asked[place].written)
-            found = self._apart(program, feeds | more, updated), taken
-            if best is None or len(found[0]) < len(best[0]):
-                best = found
-            if not found[0]:
-                break
-        assert best is not None
-        return best
+            tried[way] = self._apart(program, feeds | more, updated)
+            return len(tried[way]), sum(each.error for each in tried[way])
+
+        best = frozenset(range(len(asked)))
+        least = distances(best)
+        others = [] if CouplingKind.REDUCTION in told or not asked else [frozenset[int]()]
+        while others and tried[best] and len(tried) < WAYS:
+            way = others.pop(0)
+            found = distances(way)
+            if found < least:
+                best, least = way, found
+            if not others:  # those in which one constant of the best is taken otherwise
+                others = [near for each in range(len(asked)) if (near := best ^ {each}) not in tried]
+        return tried[best], tuple(name for place in sorted(best) for name in asked[place].written)
 
     def _apart(self, program: Executor, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
         """The states that differ by more than rounding, the furthest first."""

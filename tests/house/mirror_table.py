@@ -235,7 +235,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
     ),
     **_each(
-        "autodiff.backward autodiff.bfloat16 autodiff.cuts autodiff.operators autodiff.no_ops "
+        "autodiff.backward autodiff.bfloat16 autodiff.cuts autodiff.operators autodiff.no_ops autodiff.pools "
         "autodiff.refusals autodiff.rewrites "
         "autodiff.repairs autodiff.seed_axis autodiff.shapes autodiff.seed_rules autodiff.sequences autodiff.values "
         "frontends.derive.functions frontends.derive.gradient_rules "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from helpers import FIXTURES, Builder, perceptron, sgd
 
@@ -115,3 +117,34 @@ def test_labels_to_ignore_are_left_out_of_the_large_batch():
     result = verified(FIXTURES / "mlp_adamw.onnx")
     assert result.large_batch.outcome is LargeBatch.EQUAL
     assert "where no label is one to ignore" in result.large_batch.line()
+
+
+def image_model() -> onnx.ModelProto:
+    """Convolution, batch normalization in training, maxima and means over windows that overlap, batches of 4."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+    net (float[4, 3, 16, 16] x) => (float[4, 4] y) {
+      c = Conv <pads = [1,1,1,1], strides = [2,2]> (x, w)
+      n, mean_out, var_out = BatchNormalization <training_mode = 1> (c, g, b, mean, var)
+      r = Relu (n)
+      p = MaxPool <kernel_shape = [3,3], strides = [2,2], pads = [1,1,1,1]> (r)
+      a = AveragePool <kernel_shape = [2,2], strides = [2,2]> (p)
+      f = Flatten (a)
+      y = Gemm (f, head, head_b)
+    }""")
+    random = np.random.default_rng(0)
+    shapes = {"w": (6, 3, 3, 3), "g": (6,), "b": (6,), "mean": (6,), "var": (6,), "head": (24, 4), "head_b": (4,)}
+    for name, shape in shapes.items():
+        value = random.normal(0, 0.3, shape) if len(shape) > 1 else np.full(shape, float(name in ("g", "var")))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+    return model
+
+
+@pytest.mark.parametrize(("statistics", "outcome"), [("sync", LargeBatch.EQUAL), ("auto", LargeBatch.DIFFERENT)])
+def test_a_derived_image_model_is_compared(statistics, outcome, tmp_path):
+    """Its derivatives divide by samples and by places, whose numbers are alike; those of maxima keep samples apart."""
+    onnx.save(image_model(), tmp_path / "forward.onnx")
+    gopt.derive(
+        tmp_path / "forward.onnx", tmp_path / "step.onnx", gopt.DeriveOptions(loss="cross-entropy", optimizer="sgd")
+    )
+    found = verified(tmp_path / "step.onnx", statistics=statistics).large_batch
+    assert (found.outcome, found.unnoted) == (outcome, False)
