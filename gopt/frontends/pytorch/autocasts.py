@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -39,9 +43,10 @@ def no_foreign_autocast() -> Iterator[None]:
     def enter(self: Any) -> Any:
         if self.device != DEVICE and vars(self).get(_WANTED, True):
             dtype = str(self.fast_dtype).removeprefix("torch.")
+            place = _place(sys._getframe(1))
             raise UnsupportedError(
-                f"the step runs under torch.autocast({self.device!r}), {user_line()}: it has no effect where gopt "
-                f"traces, on the {DEVICE.upper()}, and the step would be in float32",
+                f"the step runs under torch.autocast({self.device!r}), {place}: it has no effect where gopt traces, "
+                f"on the {DEVICE.upper()}, and the step would be in float32",
                 f"write torch.autocast(x.device.type, dtype=torch.{dtype}), x being a tensor of the batch",
                 f"or leave it out of what is exported, and give --autocast {_option(dtype)}",
             )
@@ -49,6 +54,15 @@ def no_foreign_autocast() -> Iterator[None]:
 
     with recorded_autocasts(), mock.patch.object(_AUTOCAST, "__enter__", enter):
         yield
+
+
+def _place(entered: FrameType) -> str:
+    """Where code enters an autocast: of a decorator, the function that it decorates, which has not begun yet."""
+    function = entered.f_locals.get("func") if entered.f_code.co_name == "decorate_autocast" else None
+    if function is None:
+        return user_line()
+    code = inspect.unwrap(function).__code__
+    return f"in {Path(code.co_filename).name}, line {code.co_firstlineno}: it decorates {code.co_name}"
 
 
 def _option(dtype: str) -> str:

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 from gopt.errors import UnsupportedError  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 
+XPU = str(torch.get_autocast_dtype("xpu")).removeprefix("torch.")
 SCRIPT = """\
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ def exported(tmp_path, arguments, before=""):
 @pytest.mark.parametrize(
     ("arguments", "before", "dtype"),
     [
-        ("'cuda'", "", "float16"), ("'cuda', dtype=torch.bfloat16", "", "bfloat16"), ("'xpu'", "", "bfloat16"),
+        ("'cuda'", "", "float16"), ("'cuda', dtype=torch.bfloat16", "", "bfloat16"), ("'xpu'", "", XPU),
         ("'cpu', enabled=False", "@torch.autocast('cuda')", "float16"),
     ],
 )  # fmt: skip
