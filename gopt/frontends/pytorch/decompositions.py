@@ -173,19 +173,6 @@ def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> A
     return found.to(x.dtype), mean, rstd
 
 
-def var_mean(x: Any, dims: Any = None, *, correction: Any = None, keepdim: Any = False) -> Any:
-    """In float32 at least. The exporter has no form, and refuses operators of the form that PyTorch has."""
-    axes = list(dims or range(x.dim()))
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    mean = wide.mean(axes, keepdim=True)
-    variance = (wide - mean).square().mean(axes, keepdim=True)
-    if less := 1 if correction is None else correction:
-        count = math.prod(x.shape[axis] for axis in axes)
-        variance = variance * (count / (count - less))
-    found = variance.to(x.dtype), mean.to(x.dtype)
-    return found if keepdim else tuple(aten.squeeze.dims(each, axes) for each in found)
-
-
 def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     """Both bounds are converted to one type: the exporter has no clamp between a float and an integer."""
     bounds = [bound for bound in (low, high) if bound is not None]
@@ -262,6 +249,7 @@ def table() -> Any:
             aten.batch_norm_backward,
             aten.native_layer_norm_backward,
             aten.native_group_norm_backward,
+            aten.var_mean,
         ]
     )
     own = {
@@ -277,7 +265,6 @@ def table() -> Any:
         aten.copy.default: copy,
         aten.clamp.default: clamp,
         aten.native_layer_norm.default: native_layer_norm,
-        aten.var_mean.correction: var_mean,
         aten.lerp.Scalar: lerp,
         aten.amin.default: least,
         aten.amax.default: greatest,
