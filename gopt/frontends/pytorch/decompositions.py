@@ -173,19 +173,6 @@ def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> A
     return found.to(x.dtype), mean, rstd
 
 
-def var_mean(x: Any, dims: Any = None, *, correction: Any = None, keepdim: Any = False) -> Any:
-    """Variance and mean, in float32 at least."""
-    axes = list(dims or range(x.dim()))
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    mean = wide.mean(axes, keepdim=True)
-    variance = (wide - mean).square().mean(axes, keepdim=True)
-    if less := 1 if correction is None else correction:
-        count = math.prod(x.shape[axis] for axis in axes)
-        variance = variance * (count / (count - less))
-    found = variance.to(x.dtype), mean.to(x.dtype)
-    return found if keepdim else tuple(aten.squeeze.dims(each, axes) for each in found)
-
-
 def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     """Both bounds are converted to one type: the exporter has no clamp between a float and an integer."""
     bounds = [bound for bound in (low, high) if bound is not None]
@@ -262,7 +249,6 @@ def table() -> Any:
             aten.batch_norm_backward,
             aten.native_layer_norm_backward,
             aten.native_group_norm_backward,
-            aten.var_mean,
         ]
     )
     own = {
@@ -291,9 +277,3 @@ def table() -> Any:
         aten.as_strided_scatter.default: as_strided_scatter,
     }
     return found | linear_maps() | own | {each: in_float32(each) for each in NO_BFLOAT16}
-
-
-def forward_table() -> Any:
-    """Those of a forward alone: the exporter refuses what PyTorch makes of its variances."""
-    found = {each: form for each, form in table().items() if getattr(each, "overloadpacket", None) is not aten.var_mean}
-    return found | {aten.var_mean.correction: var_mean}

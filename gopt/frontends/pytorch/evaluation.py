@@ -22,7 +22,6 @@ from gopt.frontends.functional_step import LOSS
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
 from gopt.frontends.pytorch.check import LIMITS, batches
 from gopt.frontends.pytorch.convert import array_of, quiet, to_onnx, unread_inputs, with_values, without_inputs
-from gopt.frontends.pytorch.decompositions import forward_table
 from gopt.frontends.pytorch.eager import autocast
 from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.eager_steps import EagerSteps
@@ -100,7 +99,7 @@ class _Forward:
             return [from_fun(value.detach()) for value in found.values()]
 
         with quiet():
-            graph = graph_of_code(run, arguments, {}, self.options, self.seen, forward_table)
+            graph = graph_of_code(run, arguments, {}, self.options, self.seen)
             traced = TracedStep(
                 graph, dict(self.recipe.batch), {}, {}, {}, held, names[1:], {}, {}, [], []
             )  # fmt: skip

@@ -167,11 +167,11 @@ def exportable() -> Iterator[None]:
 
 def graph_of_code(
     run: Callable[..., list[Any]], arguments: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor],
-    options: ExportOptions, seen: EagerSteps, decompositions: Callable[[], Any] = table,
+    options: ExportOptions, seen: EagerSteps,
 ) -> torch.fx.GraphModule:  # fmt: skip
     """The graph of code that takes the arguments in order; raises UnsupportedError for shapes that values decide."""
     mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
-    graph = make_fx(run, decomposition_table=decompositions(), **mode)(*arguments.values())
+    graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
     refuse_shapes_of_values(graph, [*arguments], constants, seen.selections)
     for node in reversed(graph.graph.nodes):
         if "profiler" in str(node.target):

@@ -52,9 +52,10 @@ def test_a_convolution_in_bfloat16_is_that_of_eager_autocast(name, tmp_path):
     assert to.count(onnx.TensorProto.BFLOAT16) >= 3, "inputs, weights and results are rounded"
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [name for name in STEPS if "batch norm" not in name])
 def test_a_step_is_converted_at_once(name, tmp_path, monkeypatch):
-    """What the exporter has no form for is decomposed before: it would take as long once more."""
+    """What the exporter has no form for is decomposed before, but for the variances of a batch: it would take as long
+    once more."""
     calls, own = [], convert._exported
     monkeypatch.setattr(convert, "_exported", lambda *given: calls.append(1) or own(*given))
     export(STEPS[name], tmp_path / "step.onnx")
