@@ -181,14 +181,24 @@ def _check_output(
     name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float, noise: float
 ) -> None:  # fmt: skip
     """Raise UnsupportedError where an output of the module differs from eager PyTorch's."""
-    a, b = mine.astype(np.float64), theirs.astype(np.float64)
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+    difference, size = output_distance(mine, theirs)
+    if np.isinf(difference):
         raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
-    a, b = a[finite], b[finite]
-    difference, size = _norm(a, b), float(np.linalg.norm(b))
     if not difference <= limit * max(size, 1.0) + noise:
         raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where its norm is {size:.2e}")
+
+
+def output_distance(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """The norm of the difference of two results in float64, and the norm of eager PyTorch's, of its finite elements.
+
+    The difference is infinite where shapes differ, or where one result has a NaN or an infinity that the other lacks.
+    """
+    a, b = mine.astype(np.float64), theirs.astype(np.float64)
+    finite = np.isfinite(b)
+    size = float(np.linalg.norm(b[finite]))
+    if a.shape != b.shape or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return np.inf, size
+    return (float(np.linalg.norm(a[finite] - b[finite])) if np.isfinite(a[finite]).all() else np.inf), size
 
 
 def _apart(one: float, other: float) -> float:

@@ -108,13 +108,16 @@ def test_a_module_that_is_called_twice_or_returns_its_loss_alone_is_refused(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_the_check_sees_a_wrong_output(tmp_path, monkeypatch):
+@pytest.mark.parametrize("added", [1e-3, np.nan, np.inf])
+def test_the_check_sees_a_wrong_output(added, tmp_path, monkeypatch):
     from gopt.frontends.pytorch import check
 
     run = check.Executor.run
 
     def planted(self, feeds, call):
-        return {name: value + 1e-3 if name == "output_1" else value for name, value in run(self, feeds, call).items()}
+        found = run(self, feeds, call)
+        found["output_1"].flat[0] += added
+        return found
 
     monkeypatch.setattr(check.Executor, "run", planted)
     with pytest.raises(UnsupportedError, match=r"'output_1' after step 1"):
