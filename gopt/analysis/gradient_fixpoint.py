@@ -172,7 +172,7 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
                 raise _reads_new(name, late, step.updated[late])
             raise UnsupportedError(
                 f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
-                f"{gradient!r}, but " + (f"it reads {late!r}, which no loss depends on" if late else why),
+                f"{gradient!r}, but {_reads_late(late) or why}",
                 _late_hint(step, late) if late else f"name its gradient: --params {name}=VALUE",
             )
 
@@ -189,6 +189,10 @@ def _late(step: StepSkeleton, gradient: str) -> str:
         and step.updated.get(name, "") not in cone
     )  # fmt: skip
     return next((name for name in late if step.updated.get(name, "") in step.tainted or name not in step.updated), "")
+
+
+def _reads_late(late: str) -> str:
+    return f"it reads {late!r}, which no loss depends on" if late else ""
 
 
 def _late_hint(step: StepSkeleton, late: str) -> str:
@@ -279,17 +283,11 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
     gradients: dict[str, str] = {}
     chosen: set[str] = set()
     context.of_other_gradients = set()
+    _check_named(step, context, wanted)
     for name in wanted:
         if types[name].elements == 1 and not context.of_other_gradients and gradients:
             context.of_other_gradients = descendants(step.index, chosen) - chosen
         given = step.roles.params.get(name, "")
-        if given:
-            why = _disqualified(step, context, name, given)
-            if why:
-                raise OptionError(
-                    f"{given!r} cannot be the gradient of {name!r}: {why}",
-                    f"leave {name!r} out of the map of parameters, and gopt looks for its gradient",
-                )
         gradient = given or find_gradient(context, name, step.updated[name])
         single = types[name].elements == 1 and not given
         if gradient is None or (single and (gradient in context.of_other_gradients or gradient in chosen)):
@@ -297,6 +295,21 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
         gradients[name] = gradient
         chosen.add(gradient)
     return gradients
+
+
+def _check_named(step: StepSkeleton, context: AnalysisContext, wanted: Sequence[str]) -> None:
+    """Raise OptionError for a value that the user names and that cannot be the gradient of its parameter; first for one
+    that does not depend on the batch, whatever the losses are."""
+    named = {name: step.roles.params[name] for name in wanted if step.roles.params.get(name)}
+    for name, given in sorted(named.items(), key=lambda item: item[1] in step.tainted):
+        why = _disqualified(step, context, name, given)
+        if why:
+            late = _late(step, given) if given in context.update_only else ""
+            raise OptionError(
+                f"{given!r} cannot be the gradient of {name!r}: {_reads_late(late) or why}",
+                _late_hint(step, late) if late
+                else f"leave {name!r} out of the map of parameters, and gopt looks for its gradient",
+            )  # fmt: skip
 
 
 def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradient: str) -> str:

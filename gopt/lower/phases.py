@@ -5,12 +5,13 @@ Each phase is what computes its results, out of the one rank-independent graph; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, clone
 from gopt.program import SpmdProgram
+from gopt.sanitize import show
 
 STEP, MICRO, UPDATE = "step", "micro", "update"
 
@@ -50,7 +51,7 @@ def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, st
             needed.update(node.reads)
             nodes.append(node)
     if name == UPDATE:
-        _refuse_batch(program, needed, nodes)
+        _refuse_batch(program, results, needed, nodes[::-1])
     named = {value: output for output, value in results.items() if output != value}
     nodes = list(_renamed(reversed(nodes), named)) if named else nodes[::-1]
     types = graph.types | {output: graph.types[value] for output, value in results.items()}
@@ -76,11 +77,20 @@ def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
         yield node
 
 
-def _refuse_batch(program: SpmdProgram, needed: set[str], nodes: Iterable[Node]) -> None:
+def _refuse_batch(program: SpmdProgram, results: Mapping[str, str], needed: set[str], nodes: Sequence[Node]) -> None:
+    """``nodes``: in order."""
     given = next((name for name in program.training.batch if name in needed), None)
-    if given is not None:
-        node = next(node for node in nodes if given in node.reads)
-        raise UnsupportedError(
-            f"--accumulate: the update reads the batch {given!r} beside the gradients, at {node.label!r}",
-            "its value differs from micro-step to micro-step",
-        )
+    if given is None:
+        return
+    reached = {given}
+    for node in nodes:
+        if not reached.isdisjoint(node.reads):
+            reached.update(node.outputs)
+    node = next(node for node in nodes if given in node.reads)
+    states = {state.output for state in program.states}
+    late = next(name for name in sorted(results, key=states.__contains__, reverse=True) if results[name] in reached)
+    raise UnsupportedError(
+        f"--accumulate: {show(late)} reads the batch {given!r} beside the gradients, at {node.label!r}: each "
+        "micro-step has another one",
+        "leave out --accumulate" + ("" if late in states else f", or the output {show(late)} of the model"),
+    )

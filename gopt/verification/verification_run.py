@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TURNS = 4
 """Starts that are tried where the source leaves the numbers with the given one."""
 LOW = 2.0**-10
-"""By how much optimizer states are made smaller where a state never changed otherwise."""
+"""By how much optimizer states are made smaller where a state never changed otherwise; then by its square."""
 
 
 class VerificationRun:
@@ -176,12 +176,13 @@ class VerificationRun:
         Optimizer states begin near zero, for as many steps as asked, with conditions as they are and the other way.
         """
         states = [state.tensor for state in self.verifier.training.states if state.kind is StateKind.OPTIMIZER_STATE]
-        low = {
-            name: (self.start[name] * LOW).astype(self.start[name].dtype)
-            for name in states
-            if floating(self.start[name])
-        }
-        for start in (StartOverride(low), *(StartOverride({**low, **start.values}) for start in starts)):
+        low, lowest = (
+            {name: (self.start[name] * factor).astype(self.start[name].dtype)
+             for name in states if floating(self.start[name])}
+            for factor in (LOW, LOW * LOW)
+        )  # fmt: skip
+        below = ({**low, **start.values} for start in starts)
+        for start in map(StartOverride, (low, lowest, *below)):
             if low and self.observed.still(self.result):
                 self.one(replace(PLAIN, name="small states", extra=True), start, self.steps)
 

@@ -79,6 +79,7 @@ def adversaries_side_by_side(w: Writer) -> None:
     judged = told if again is fake and w.pick(True, False) else _through(w, again, d, "d")
     if w.pick("saturating", "means") == "means":
         loss_d, loss_g = told.mean() - real.mean(), -judged.mean()
+        w.refusal = "gradient of 'd1.b': it does not come from the backward"  # where it is named: it is zero
     else:
         loss_d, loss_g = _soft(w, -real) + _soft(w, told), _soft(w, -judged)
     found_d, found_g = gradients(loss_d, list(d.values())), gradients(loss_g, list(g.values()))

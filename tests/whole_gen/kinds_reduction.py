@@ -119,6 +119,8 @@ def shown_apart(w: Writer) -> None:
     g = dict(zip(p, gradients(loss, list(p.values()))))
     w.out("loss", loss if shown == back and w.pick(True, False) else reduced(w, each, mask, shown))
     updated(w, p, g)
+    if shown == "counted" != back:
+        w.refusal = "name parameters with --params"  # a gradient of what is shown would read the mask
 
 
 @kind
@@ -139,6 +141,7 @@ def folded_start(w: Writer) -> None:
         size = w.const(np.array(count, w.dtype)) if w.pick(True, False) else elements(w, mask)
         g = {name: value / size for name, value in g.items()}
     updated(w, p, g)
+    w.refusal = "--batch mask"  # whose size alone is read
 
 
 @kind

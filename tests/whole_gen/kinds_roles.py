@@ -207,6 +207,7 @@ def hebbian(w: Writer) -> None:
     loss = _loss(w, h @ w1, y)
     _finish(w, [w1], loss)
     w.becomes(w0, w0 + x.turn(1, 0) @ h * (0.1 / w.samples if w.pick(True, False) else 0.1))
+    w.refusal = r"--statistics w0=mean, where"  # 0.1 / 4 may be a rate
 
 
 @kind
