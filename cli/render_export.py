@@ -45,3 +45,5 @@ def _render_check(checked: ExportCheck | None) -> None:
     losses = " ".join(f"{loss:.6g}" for loss in checked.losses)
     count = len(checked.losses)
     out.print(f"equal to eager PyTorch over {count} step{'s' * (count != 1)}: loss {losses}{worst}")
+    if checked.rounding:
+        out.print(f"compared in float64; in float32 {checked.rounding}: rounding, which training amplifies")

@@ -228,7 +228,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.__main__", "python -m gopt.cli", "cli/test_streams.py"),
     **_each(
         "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.eager "
-        "frontends.pytorch.eager_code "
+        "frontends.pytorch.eager_code frontends.pytorch.eager_states "
         "frontends.pytorch.hyper frontends.pytorch.schedules "
         "frontends.pytorch.recorded_step frontends.pytorch.states frontends.pytorch.tracing "
         "cli.export cli.render_export",

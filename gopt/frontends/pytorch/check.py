@@ -7,40 +7,38 @@ that is zero but for rounding moves a state by a full step (docs/verifying.md).
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from gopt.errors import UnsupportedError
-from gopt.frontends.pytorch.eager import EagerTraining
-from gopt.frontends.pytorch.eager_code import on_attention_math
+from gopt.errors import GoptError, UnsupportedError
+from gopt.frontends.pytorch.eager_states import Arrays, EagerStates
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
-from gopt.frontends.pytorch.module_record import SCALE, TRACKER
 from gopt.frontends.pytorch.narrow_noise import NarrowNoise
-from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
-from gopt.frontends.pytorch.outputs import returned
-from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_names
-from gopt.frontends.pytorch.states import Kind, find_places
+from gopt.frontends.pytorch.options import Autocast, ExportOptions
+from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
 from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
+from gopt.runtime.widen import widened
 from gopt.verification.compare import distance_of
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, and the disturbance in
-    units of the last place."""
+    """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, the disturbance in units of
+    the last place, and the share of a state's ``size`` that is allowed however little it changes."""
 
     loss: float
     share: float
     shake: float
+    size: float = 1e-6
 
 
 LIMITS = {
@@ -49,6 +47,8 @@ LIMITS = {
     Autocast.BF16: Limits(2e-2, 0.15, 2.0**-8),
 }
 """By the narrow type of a step."""
+WIDE = Limits(1e-6, 1e-4, 2.0**-52, 1e-9)
+"""In float64, where constants of the exported step are still those of float32: 1 - 0.999 is off by 1e-5."""
 NOISE = 64.0
 """Allowed as well: this many times what a disturbance in the last place does."""
 NARROW_NOISE = 8.0
@@ -56,9 +56,10 @@ NARROW_NOISE = 8.0
 KERNELS = 4.0
 """And this many times what other kernels of PyTorch do: those of oneDNN for convolutions round more than the plain ones
 that exports follow."""
+DOUBTFUL = 20.0
+"""Up to this many times a limit, a difference in float32 may be rounding that training amplifies, and float64 tells."""
 SMALLER = 0.9
 """Factor of the floats of a batch from step to step."""
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,25 @@ class FedOptions:
 @dataclass(frozen=True, slots=True)
 class ExportCheck:
     """How far an export is from eager PyTorch: losses of both, the largest difference of a state as a share of its
-    change, with the state's name, and the number of steps without an overflow, which update."""
+    change, with the state's name, and the number of steps without an overflow, which update.
+
+    ``rounding``: what differs in float32 where the comparison in float64 shows that it is rounding, or ''.
+    """
 
     losses: tuple[float, ...]
     eager_losses: tuple[float, ...]
     worst: float
     worst_state: str
     updates: int
+    rounding: str = ""
+
+
+class _Difference(Exception):
+    """A value of the export is not eager PyTorch's, by more than rounding is known to make: ``times`` the limit."""
+
+    def __init__(self, name: str, step: int, what: str, times: float) -> None:
+        self.times, self.what = times, f"{name!r} after step {step + 1} is {what}"
+        self.step = step
 
 
 def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
@@ -101,8 +114,23 @@ def compare(
     """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 
-    The learning rates of a scheduler that is not in the graph come from eager PyTorch.
+    The learning rates of a scheduler that is not in the graph come from eager PyTorch. Where float32 values differ,
+    both run again in float64: there a difference by rounding is gone.
     """
+    try:
+        return _compared(graph, recipe, seen, options, draws, hyper)
+    except _Difference as difference:
+        with contextlib.suppress(_Difference, GoptError, RuntimeError, TypeError, ValueError):
+            if options.autocast is None and difference.times < DOUBTFUL:
+                found = _compared(graph, recipe, seen, options, draws, hyper, wide=True)
+                return replace(found, rounding=difference.what)
+        raise _refusal(difference) from None
+
+
+def _compared(
+    graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
+    hyper: FedOptions, *, wide: bool = False,
+) -> ExportCheck:  # fmt: skip
     data = batches(recipe, options.check)
     generator = torch.Generator().manual_seed(options.seed + 1)
     drawn = [[draw.values(generator) for draw in draws] for _ in data]
@@ -112,16 +140,18 @@ def compare(
         if name not in graph.inputs:  # it made a value before the first step, which the graph holds
             drawn[0][place] = value
     taken = {*graph.inputs, *graph.initializers}
-    eager = _Eager(recipe, seen, options, taken)
-    others = [_Other(_Eager(recipe, seen, options, taken, shake=True), NOISE, of_loss=options.autocast is None)]
-    if options.autocast is None:
-        others += [_Other(_Eager(recipe, seen, options, taken), NARROW_NOISE, NarrowNoise)]
-        others += [_Other(_Eager(recipe, seen, options, taken), KERNELS, _plain_kernels)]
+    limits = WIDE if wide else LIMITS[options.autocast]
+    eager = EagerStates(recipe, seen, options, taken, wide=wide)
+    shaken = EagerStates(recipe, seen, options, taken, shake=limits.shake, wide=wide)
+    others = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
+    if options.autocast is None and not wide:
+        others += [_Other(EagerStates(recipe, seen, options, taken), NARROW_NOISE, NarrowNoise)]
+        others += [_Other(EagerStates(recipe, seen, options, taken), KERNELS, _plain_kernels)]
     first = eager.states()
     scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
-    executor, cache_feeds = Executor(graph, SessionCache()), dict(hyper.values)
+    cache_feeds = dict(hyper.values)
+    program = Float64Graph(widened(graph, "float64"), SessionCache()) if wide else Executor(graph, SessionCache())
     held: Arrays = {}
-    limits = LIMITS[options.autocast]
     losses: list[float] = []
     theirs: list[float] = []
     worst, drift, updates = (0.0, ""), 0.0, 0
@@ -130,7 +160,10 @@ def compare(
             cache_feeds |= {name: eager.rate(*place) for name, place in hyper.rates.items()}
         feeds = {name: value.numpy() for name, value in batch.items()} | cache_feeds | held
         feeds |= {name: value.numpy() for name, value in zip(draw_names(len(draws)), numbers)}
-        results = executor.run({name: feeds[name] for name in graph.inputs if name in feeds}, no_calls)
+        given = {name: feeds[name] for name in graph.inputs if name in feeds}
+        if wide:
+            given = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in given.items()}
+        results = program.run(given, no_calls)
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed
@@ -146,7 +179,9 @@ def compare(
                 "give an example batch, values or a rate with which eager training works",
             )
         if losses[-1] != theirs[-1] and not abs(losses[-1] - theirs[-1]) <= near:  # both may be infinite
-            raise _differs("loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}")
+            raise _Difference(
+                "loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}", abs(losses[-1] - theirs[-1]) / near
+            )
         for name, value in eager.outputs.items():
             allowed = sum(each.factor * _norm(each.eager.outputs[name], value) for each in others if each.of_loss)
             _check_output(name, step, results.pop(name), value, limits.loss, allowed)
@@ -154,7 +189,7 @@ def compare(
         expected, found = eager.states(), [each.eager.states() for each in others]
         for name, value in expected.items():
             allowed = sum(other.factor * _norm(states[name], value) for other, states in zip(others, found))
-            worst = max(worst, (_distance(name, step, held[name], value, allowed, first[name], limits.share), name))
+            worst = max(worst, (_distance(name, step, held[name], value, allowed, first[name], limits), name))
         if step == 0:  # the rest compute in no narrow type, or by no other kernels
             others = [each for each, states in zip(others, found) if not _equal(states, expected)]
     return ExportCheck(tuple(losses), tuple(theirs), *worst, updates)
@@ -167,7 +202,7 @@ class _Other:
     ``around``: surrounds a step, which it is called with; ``of_loss``: whether losses and outputs may differ as well.
     """
 
-    eager: _Eager
+    eager: EagerStates
     factor: float
     around: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
     of_loss: bool = True
@@ -180,12 +215,13 @@ def _plain_kernels(step: int) -> AbstractContextManager[object]:
 def _check_output(
     name: str, step: int, mine: np.ndarray, theirs: np.ndarray, limit: float, noise: float
 ) -> None:  # fmt: skip
-    """Raise UnsupportedError where an output of the module differs from eager PyTorch's."""
+    """Raise _Difference where an output of the module differs from eager PyTorch's."""
     difference, size = output_distance(mine, theirs)
     if np.isinf(difference):
-        raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
-    if not difference <= limit * max(size, 1.0) + noise:
-        raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where its norm is {size:.2e}")
+        raise _Difference(name, step, "not finite where eager PyTorch is finite, or another infinity", np.inf)
+    if not difference <= (allowed := limit * max(size, 1.0) + noise):
+        what = f"{difference:.2e} from eager PyTorch, where its norm is {size:.2e}"
+        raise _Difference(name, step, what, difference / allowed)
 
 
 def output_distance(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
@@ -211,9 +247,9 @@ def _equal(one: Arrays, other: Arrays) -> bool:
 
 
 def _distance(
-    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, first: np.ndarray, share: float
+    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, first: np.ndarray, limits: Limits
 ) -> float:
-    """The difference as a share of the change; raises UnsupportedError where it exceeds the limit."""
+    """The difference as a share of the change; raises _Difference where it exceeds the limit."""
     difference, change, size = distance_of(mine, theirs), distance_of(theirs, first), distance_of(theirs)
     if not np.isfinite([difference, change, size]).all():
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
@@ -224,12 +260,14 @@ def _distance(
             )
         finite = np.isfinite(b)
         if not np.array_equal(a[~finite], b[~finite]) or not np.isfinite(a[finite]).all():
-            raise _differs(name, step, "not finite where eager PyTorch is finite, or another infinity")
+            raise _Difference(name, step, "not finite where eager PyTorch is finite, or another infinity", np.inf)
         a, b, first = a[finite], b[finite], np.where(np.isfinite(first), first, 0)[finite]
         difference, change, size = _norm(a, b), _norm(b, first), float(np.linalg.norm(b.ravel()))
-    allowed = noise + 1e-6 * size
-    if difference > share * change and difference > allowed:
-        raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where it changed by {change:.2e}")
+    allowed = noise + limits.size * size
+    most = max(limits.share * change, allowed)
+    if difference > most:
+        what = f"{difference:.2e} from eager PyTorch, where it changed by {change:.2e}"
+        raise _Difference(name, step, what, difference / most if most else np.inf)
     return difference / change if change and difference > allowed else 0.0
 
 
@@ -242,67 +280,10 @@ def _norm(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(apart[np.isfinite(apart)]))
 
 
-def _differs(name: str, step: int, what: str) -> UnsupportedError:
+def _refusal(difference: _Difference) -> UnsupportedError:
     causes = (
         "an optimizer that treats its first step in Python, a branch on values, or a state that Python keeps"
-        if step
+        if difference.step
         else "a branch on values or on the count of steps, or an operator that is exported wrongly"
     )
-    return UnsupportedError(
-        f"the exported step is not the eager one: {name!r} after step {step + 1} is {what}", f"likely cause: {causes}"
-    )
-
-
-class _Eager:
-    """Eager training with given random numbers; its states have the names of the export."""
-
-    def __init__(
-        self, recipe: Recipe, seen: EagerSteps, options: ExportOptions, taken: Container[str] = (), shake: bool = False
-    ) -> None:
-        """``taken``: names that outputs of the module cannot have."""
-        self._taken = taken
-        self._training = EagerTraining(copy.deepcopy(recipe), options)
-        self._options = options
-        self.loss = float("nan")
-        self.outputs: Arrays = {}
-        """Outputs of the module in the last step, where they are kept."""
-        self._places = [each for each in find_places(self._training.recipe, seen) if each.kind is not Kind.CONSTANT]
-        if shake:
-            generator = torch.Generator().manual_seed(5)
-            with torch.no_grad():
-                for place in self._places:
-                    value = place.read()
-                    if value is not None and value.is_floating_point():
-                        value.mul_(1 + LIMITS[options.autocast].shake * torch.randn(value.shape, generator=generator))
-
-    @property
-    def overflowed(self) -> bool:
-        """Whether the last step left an optimizer out, for a gradient was not finite."""
-        return self._training.overflowed
-
-    def rate(self, optimizer: int, group: int) -> np.ndarray:
-        """The learning rate of a group in the next step."""
-        return np.asarray(float(self._training.recipe.optimizers[optimizer].param_groups[group]["lr"]), np.float32)
-
-    def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
-        recipe = self._training.recipe
-        with returned(recipe, self._options, self._taken) as own, on_attention_math(), ReplayedDraws(draws):
-            self.loss = loss = self._training.step(batch)
-        self.outputs = {name: _array(value) for name, value in own.outputs.items()}
-        return loss
-
-    def states(self) -> Arrays:
-        """Copies of all states."""
-        found = {each.name: _array(each.current) for each in self._places}
-        if self._options.ema is not None:
-            found |= {f"ema.{name}": _array(value) for name, value in self._training.averages.items()}
-        if self._options.loss_scale == DYNAMIC:
-            scaler = self._training.scaler
-            scale, tracker = scaler.get_scale(), scaler._get_growth_tracker()
-            found |= {SCALE: np.asarray(scale, np.float32), TRACKER: np.asarray(tracker, np.int32)}
-        return found
-
-
-def _array(value: torch.Tensor) -> np.ndarray:
-    value = value.detach()
-    return value.float().numpy().copy() if value.dtype is torch.bfloat16 else value.numpy().copy()
+    return UnsupportedError(f"the exported step is not the eager one: {difference.what}", f"likely cause: {causes}")

@@ -71,7 +71,7 @@ class Exported(HtmlTable):
             "check": None if self.checked is None else {
                 "steps": len(self.checked.losses), "losses": list(self.checked.losses),
                 "eager_losses": list(self.checked.eager_losses), "worst": self.checked.worst,
-                "worst_state": self.checked.worst_state,
+                "worst_state": self.checked.worst_state, "rounding": self.checked.rounding,
             },
             "draws": {name: to_document(draw) for name, draw in self.draws.items()},
             "hyper": {name: to_document(value) for name, value in self.hyper.items()},

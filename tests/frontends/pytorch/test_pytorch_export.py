@@ -154,6 +154,29 @@ def test_the_check_sees_a_planted_difference(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("share", "types", "equal"), [(0.02, "f4", True), (0.02, "f4 f8", False), (0.5, "f4", False)])
+def test_a_difference_of_float32_that_float64_has_not_is_rounding(share, types, equal, tmp_path, monkeypatch):
+    """``share``: of a change, planted where a state has one of these types; half of it is too much for rounding."""
+    run, name = check.Executor.run, "0.weight"
+
+    def planted(self, feeds, call):
+        results = run(self, feeds, call)
+        new = results.get(f"{name}_out")
+        if new is not None and new.dtype.str[1:] in types:
+            before = feeds[name] if name in feeds else self.graph.initializers[name].numpy()
+            results[f"{name}_out"] = new + np.asarray(share, new.dtype) * (new - before)
+        return results
+
+    monkeypatch.setattr(check.Executor, "run", planted)
+    if not equal:
+        with pytest.raises(UnsupportedError, match=r"'0\.weight' after step 1"):
+            exported("groups", tmp_path)
+        return
+    checked = exported("groups", tmp_path).checked
+    assert "'0.weight' after step 1" in checked.rounding
+    assert checked.worst < 1e-5
+
+
 def test_an_unknown_option_has_a_near_name(tmp_path):
     with pytest.raises(OptionError) as raised:
         exported("groups", tmp_path, hyper=("weightdecay",))

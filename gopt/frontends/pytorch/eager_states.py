@@ -1,0 +1,113 @@
+"""Eager training with given random numbers, in float32 or float64, whose states have the names of the export."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Container, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from gopt.frontends.pytorch.eager import EagerTraining
+from gopt.frontends.pytorch.eager_code import on_attention_math
+from gopt.frontends.pytorch.eager_steps import EagerSteps
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.module_record import SCALE, TRACKER
+from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
+from gopt.frontends.pytorch.outputs import returned
+from gopt.frontends.pytorch.randomness import ReplayedDraws
+from gopt.frontends.pytorch.states import Kind, find_places
+
+Arrays = dict[str, np.ndarray]
+
+
+class EagerStates:
+    """Eager training with given random numbers; its states have the names of the export."""
+
+    def __init__(
+        self, recipe: Recipe, seen: EagerSteps, options: ExportOptions, taken: Container[str] = (), *,
+        shake: float = 0.0, wide: bool = False,
+    ) -> None:  # fmt: skip
+        """``taken``: names that outputs of the module cannot have; ``shake``: share by which all states are disturbed;
+        ``wide``: whether all is computed in float64."""
+        self._taken, self._wide = taken, wide
+        own = copy.deepcopy(recipe)
+        if wide:
+            _widen(own)
+        self._training = EagerTraining(own, options)
+        self._options = options
+        self.loss = float("nan")
+        self.outputs: Arrays = {}
+        """Outputs of the module in the last step, where they are kept."""
+        self._places = [each for each in find_places(self._training.recipe, seen) if each.kind is not Kind.CONSTANT]
+        if shake:
+            generator = torch.Generator().manual_seed(5)
+            with torch.no_grad():
+                for place in self._places:
+                    value = place.read()
+                    if value is not None and value.is_floating_point():
+                        value.mul_(1 + shake * torch.randn(value.shape, generator=generator))
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the last step left an optimizer out, for a gradient was not finite."""
+        return self._training.overflowed
+
+    def rate(self, optimizer: int, group: int) -> np.ndarray:
+        """The learning rate of a group in the next step."""
+        return np.asarray(float(self._training.recipe.optimizers[optimizer].param_groups[group]["lr"]), np.float32)
+
+    def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
+        recipe = self._training.recipe
+        if self._wide:
+            batch, draws = {name: _wide(value) for name, value in batch.items()}, [_wide(value) for value in draws]
+        with (
+            returned(recipe, self._options, self._taken) as own,
+            on_attention_math(),
+            ReplayedDraws(draws),
+            self._type(),
+        ):
+            self.loss = loss = self._training.step(batch)
+        self.outputs = {name: _array(value) for name, value in own.outputs.items()}
+        return loss
+
+    @contextlib.contextmanager
+    def _type(self) -> Iterator[None]:
+        """Let tensors that code makes be of float64 too."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if self._wide else before)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+    def states(self) -> Arrays:
+        """Copies of all states."""
+        found = {each.name: _array(each.current) for each in self._places}
+        if self._options.ema is not None:
+            found |= {f"ema.{name}": _array(value) for name, value in self._training.averages.items()}
+        if self._options.loss_scale == DYNAMIC:
+            scaler = self._training.scaler
+            scale, tracker = scaler.get_scale(), scaler._get_growth_tracker()
+            found |= {SCALE: np.asarray(scale, np.float32), TRACKER: np.asarray(tracker, np.int32)}
+        return found
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    value = value.detach()
+    return value.float().numpy().copy() if value.dtype is torch.bfloat16 else value.numpy().copy()
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+def _widen(recipe: Recipe) -> None:
+    """Turn parameters, buffers and optimizer states into float64, in place."""
+    for module in (recipe.module, recipe.loss):
+        if isinstance(module, torch.nn.Module):
+            module.double()
+    for optimizer in recipe.optimizers:
+        for held in optimizer.state.values():
+            held.update({key: _wide(value) for key, value in held.items() if isinstance(value, torch.Tensor)})
