@@ -166,9 +166,14 @@ def operators(more: tuple[tuple[str, Kernel], ...] = ()) -> tuple[type, ...]:
 
 
 def _method(kernel: Kernel) -> Callable[..., tuple[Any, ...]]:
+    by_opset = "opset" in getattr(getattr(kernel, "__code__", None), "co_varnames", ())
+
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         given = {name: value for name, value in attributes.items() if value is not None}
         inputs = tuple(None if each is None else np.asarray(each) for each in inputs)
+        if by_opset:  # onnx's defaults are those of the newest operator set
+            own = {each.name for each in self.onnx_node.attribute}
+            given = {n: v for n, v in given.items() if n in own} | {"opset": self.run_params["opsets"][""]}
         found = kernel(*inputs, **given)
         return found if isinstance(found, tuple) else (np.asarray(found),)
 

@@ -1,7 +1,8 @@
 """Operators in NumPy that onnx's reference evaluator computes wrongly, by the standard.
 
 Its MaxPool mistakes pads that differ, its LRN takes the batch for the channels, its LpNormalization forgets absolute
-values, and its older BatchNormalization is always one of training.
+values, its older BatchNormalization is always one of training, its Softmax takes one axis where that of older operator
+sets takes all from it on, and its logarithms of shares are infinite where a share is too small for its type.
 """
 
 from __future__ import annotations
@@ -72,8 +73,62 @@ def _lp_normalization(x: Array, *, axis: int | None = None, p: int | None = None
     return made.astype(x.dtype)
 
 
+def _rows(x: Array, axis: int | None, opset: int) -> tuple[Array, int]:
+    """Numbers to be normalised, in float32 at least, and the axis over which: before operator set 13 all dimensions
+    from ``axis`` on are one."""
+    wide = x.astype(np.result_type(x.dtype if x.dtype.kind == "f" else np.float32, np.float32), copy=False)
+    if opset >= 13:
+        return wide, -1 if axis is None else axis
+    place = (1 if axis is None else axis) % x.ndim
+    return wide.reshape(math.prod(x.shape[:place]), math.prod(x.shape[place:])), 1
+
+
+def _log_softmax(x: Array, *, opset: int, axis: int | None = None) -> Array:
+    if not x.size:
+        return x
+    rows, over = _rows(x, axis, opset)
+    rows = rows - rows.max(over, keepdims=True)
+    made: Array = rows - np.log(np.exp(rows).sum(over, keepdims=True))
+    return made.reshape(x.shape).astype(x.dtype)
+
+
+def _softmax(x: Array, *, opset: int, axis: int | None = None) -> Array:
+    if not x.size:
+        return x
+    rows, over = _rows(x, axis, opset)
+    rows = np.exp(rows - rows.max(over, keepdims=True))
+    made: Array = rows / rows.sum(over, keepdims=True)
+    return made.reshape(x.shape).astype(x.dtype)
+
+
+def _hardmax(x: Array, *, opset: int, axis: int | None = None) -> Array:
+    if not x.size:
+        return x
+    rows, over = _rows(x, axis, opset)
+    made = np.zeros(rows.shape, x.dtype)
+    np.put_along_axis(made, rows.argmax(over, keepdims=True), 1, over)
+    return made.reshape(x.shape)
+
+
+def _cross_entropy(
+    x: Array, labels: Array, weights: Array | None = None, *, ignore_index: int | None = None,
+    reduction: str | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The loss and the logarithms of the shares. ``x``: [samples, classes, ...]; ``labels``: [samples, ...]."""
+    logs = _log_softmax(x, opset=13, axis=1)
+    kept = np.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
+    inside = np.where(kept, labels, 0)
+    factors = kept.astype(x.dtype) if weights is None else weights[inside] * kept
+    each = -np.take_along_axis(logs, inside[:, None], 1)[:, 0] * factors
+    if reduction == "none":
+        return each.astype(x.dtype), logs
+    total = each.sum() if reduction == "sum" else each.sum() / factors.sum()
+    return np.asarray(total, x.dtype), logs
+
+
 REFERENCE_KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    "BatchNormalization": _batch_normalization, "LRN": _lrn, "LpNormalization": _lp_normalization,
-    "MaxPool": _max_pool,
+    "BatchNormalization": _batch_normalization, "Hardmax": _hardmax, "LRN": _lrn,
+    "LogSoftmax": _log_softmax, "LpNormalization": _lp_normalization, "MaxPool": _max_pool, "Softmax": _softmax,
+    "SoftmaxCrossEntropyLoss": _cross_entropy,
 })  # fmt: skip
-"""As ``fallback_kernels.FALLBACK_KERNELS``."""
+"""As ``fallback_kernels.FALLBACK_KERNELS``; ``opset``: the number of the operator set."""
