@@ -1,6 +1,7 @@
 """Gradients of many parameters held against slopes of the loss itself, all moved together along gradient plus noise.
 
-A direction has for every parameter its own claimed gradient, of length one and of random sign, and noise: the share of
+A direction has for every parameter its own claimed gradient, of length one and of random sign (once a factor that all
+gradients have is known), and noise: the share of
 the noise is NOISE of what the gradient has, so that an error of any kind shows, also one that is orthogonal to the
 gradient (a missing term). Every parameter adds about one to the slope: a small gradient does not drown in a large one.
 The loss changes by the same number of roundings in all, as little as can be measured: so short a step crosses few
@@ -155,7 +156,8 @@ class SlopeCheck:
             gradient = gradients.pop(name)
             length = math.sqrt(dot(gradient, gradient))
             known = group.lengths[name] = max(length, group.lengths.get(name, 0.0))
-            sign = 1 if self.generator.random() < 0.5 else -1
+            # A factor is learnt from parts that add up: where they cancel, rounding is a large share of their sum.
+            sign = 1 if self.generator.random() < 0.5 or group.factor is None else -1
             share = np.float32(NOISE / (known or 1.0))
             own = gradient.dtype == np.float32 and gradient.flags.c_contiguous and gradient.flags.writeable
             made = gradient if own else np.empty(gradient.shape, np.float32)
