@@ -58,7 +58,12 @@ def _check_statistics(program: SpmdProgram) -> None:
     if not held:
         return
     summed = [held.input for held in program.accumulators]
-    roots = {*program.training.batch, *program.training.counted.values(), *program.loop_carried, *summed}
+    source = GraphIndex(program.source.graph)  # where the mesh splits a value, its shape is a constant by now
+    fed = descendants(source, program.training.batch)
+    sizes = {
+        n for node in source.graph.nodes if node.is_a("Shape", "Size") and node.inputs[0] in fed for n in node.outputs
+    }
+    roots = {*program.training.batch, *program.training.counted.values(), *program.loop_carried, *summed, *sizes}
     following = descendants(GraphIndex(program.graph), roots)
     for state in held:
         for name in (program.loop_carried.get(state.input), state.output):

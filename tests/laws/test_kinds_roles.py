@@ -48,16 +48,23 @@ def test_what_weighs_losses_is_trained(seed, tmp_path):
     assert set(training.gradients) == set(w.gradients)
 
 
-@pytest.mark.parametrize("name", ["running_unread", "running_read", "kept_statistic"])
+SPLIT = {"running_unread": ("shard=2,tp=2", ""), "running_read": ("shard=2,tp=2", ""),
+         "kept_statistic": ("shard=2,tp=2", ""), "counted_otherwise": ("sp=2", "x:dim1@sp")}  # fmt: skip
+"""Kind -> a mesh that splits what its statistics are made of, and inputs to split."""
+
+
+@pytest.mark.parametrize("name", SPLIT)
 def test_statistics_of_values_that_the_mesh_splits(name):
-    """Their new values are gathered along tp once more, of what ranks reduce."""
-    kinds_found = []
+    """New values are gathered along tp once more, of what ranks reduce; shapes are those of whole values."""
+    seen = []
+    mesh, inputs = SPLIT[name]
     for seed in range(8):
 
         def make(samples: int, scale: int, seed: int = seed) -> Writer:
             return kinds.of_seed(seed, samples, scale, only=name)
 
-        found = judged(make, Setting("shard=2,tp=2", {"stage": 1, "accumulate": 1 + seed % 2}, told=True), seed)
+        options = {"stage": seed % 2 if "shard" in mesh else 0, "passes": {"tensor-parallel": {"inputs": inputs}}}
+        found = judged(make, Setting(mesh, {"accumulate": 1 + seed % 2, **options}, told=True), seed)
         assert found.kind in ("right", "noted") or "along tp" in found.text or "--statistics" in found.text, found
-        kinds_found.append(found.kind)
-    assert kinds_found.count("right") >= 3, "a check that compares nothing confirms nothing"
+        seen.append(found.kind)
+    assert seen.count("right") >= 3, "a check that compares nothing confirms nothing"

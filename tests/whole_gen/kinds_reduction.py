@@ -227,8 +227,10 @@ def sharpness(w: Writer) -> None:
     x, y = w.fed("x", [i]), w.fed("y", [o])
     p = {"a": parameter(w, "a", i, 3), "b": parameter(w, "b", 3, o)}
 
+    kind_of = w.pick("Tanh", "Sigmoid", "Relu")
+
     def loss_of(q: Params) -> Value:
-        return squares(w, act(w, x @ q["a"]) @ q["b"], y)
+        return squares(w, w.op(kind_of, x @ q["a"]) @ q["b"], y)
 
     loss = loss_of(p)
     first = dict(zip(p, gradients(loss, list(p.values()))))

@@ -70,6 +70,8 @@ def judged_split(
             read_manifest(folder / "split")
         except GoptError as error:
             return Verdict("unreadable", str(error))
+        if not set(w.batch) <= set(source.training.batch):
+            return Verdict("noted", "an input is fed the same to all")
         couplings = json.loads((folder / "split/report.json").read_text())["couplings"]
         own = {each.tensor for each in source.training.states if each.kind is StateKind.STATISTIC}
         start = {name: w.stored[name] for name in w.states}
