@@ -8,7 +8,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import F
+from .options import grouped
 
 if TYPE_CHECKING:
     from gopt.mesh import Mesh
@@ -18,19 +18,16 @@ SETTLED = ("stage", "partition", "bucket_mb", "pipeline", "config")
 """Options that say what ``--auto`` is to find."""
 
 
-def auto_options(function: F) -> F:
-    """``--auto``, ``--memory``, ``--link``."""
-    for option in (
-        click.option(
-            "--link",
-            metavar="LINKS",
-            help="The links between ranks, e.g. 200GB/s:5us (see gopt plan): for --auto and tensor parallelism.",
-        ),
-        click.option("--memory", metavar="SIZE", help="With --auto: the memory of a rank, e.g. 80GB."),
-        click.option("--auto", is_flag=True, help="Take the best choice of gopt plan; the report says which and why."),
-    ):
-        function = option(function)
-    return function
+auto_options = grouped(
+    click.option(
+        "--link",
+        metavar="LINKS",
+        help="The links between ranks, e.g. 200GB/s:5us (see gopt plan): for --auto and tensor parallelism.",
+    ),
+    click.option("--memory", metavar="SIZE", help="With --auto: the memory of a rank, e.g. 80GB."),
+    click.option("--auto", is_flag=True, help="Take the best choice of gopt plan; the report says which and why."),
+)
+"""``--auto``, ``--memory``, ``--link``."""
 
 
 def check_auto(given: dict[str, Any]) -> None:

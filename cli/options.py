@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """All these options as one decorator; help lists the last first."""
+
+    def add(function: F) -> F:
+        for option in options:
+            function = option(function)
+        return function
+
+    return add
+
+
 def seconds(value: Any) -> float:
     """A time to wait: a number above 0 that the system's clocks can hold. Raises BadParameter."""
     try:
@@ -40,33 +51,30 @@ def deadline(help: str) -> Callable[[F], F]:
     return click.option("--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help=help)
 
 
-def role_options(function: F) -> F:
-    """``--loss``, ``--params``, ``--states``, ``--batch``: what the user says of the roles."""
-    for option in (
-        click.option(
-            "--loss", default="", metavar="OUTPUT[,…]",
-            help="Say which output is the loss; all of them, with commas, where a step has several.",
-        ),
-        click.option(
-            "--params", multiple=True, metavar="INPUT[=GRADIENT]",
-            help="Say that an input is a parameter, and which value is its gradient. May be repeated.",
-        ),
-        click.option(
-            "--states", multiple=True, metavar="INPUT=OUTPUT",
-            help="Say which output is the new value of a state. May be repeated.",
-        ),
-        click.option(
-            "--batch", multiple=True, metavar="INPUT",
-            help="Say that an input differs from rank to rank. May be repeated.",
-        ),
-        click.option(
-            "--shared", multiple=True, metavar="VALUE",
-            help="Average a scalar of the forward, e.g. the loss, over the ranks before the update reads it. May be "
-            "repeated.",
-        ),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+role_options = grouped(
+    click.option(
+        "--loss", default="", metavar="OUTPUT[,…]",
+        help="Say which output is the loss; all of them, with commas, where a step has several.",
+    ),
+    click.option(
+        "--params", multiple=True, metavar="INPUT[=GRADIENT]",
+        help="Say that an input is a parameter, and which value is its gradient. May be repeated.",
+    ),
+    click.option(
+        "--states", multiple=True, metavar="INPUT=OUTPUT",
+        help="Say which output is the new value of a state. May be repeated.",
+    ),
+    click.option(
+        "--batch", multiple=True, metavar="INPUT",
+        help="Say that an input differs from rank to rank. May be repeated.",
+    ),
+    click.option(
+        "--shared", multiple=True, metavar="VALUE",
+        help="Average a scalar of the forward, e.g. the loss, over the ranks before the update reads it. May be "
+        "repeated.",
+    ),
+)  # fmt: skip
+"""``--loss``, ``--params``, ``--states``, ``--batch``: what the user says of the roles."""
 
 
 def statistics_option(function: F) -> F:

@@ -9,7 +9,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import F, is_given
+from .options import F, grouped, is_given
 from .terminal import print_note
 
 if TYPE_CHECKING:
@@ -31,124 +31,115 @@ _FIELDS = {
 """Option -> the field of ``SplitOptions`` that it sets."""
 
 
-def trainers_option(function: F) -> F:
-    """``--trainers`` and ``--servers``."""
-    for option in (
-        click.option(
-            "--servers",
-            type=int,
-            metavar="S",
-            help="The number of servers; they share the parameters and their updates.",
-        ),
-        click.option("--trainers", type=int, metavar="T", help="The number of trainers; each gets its own batch."),
-    ):
-        function = option(function)
-    return function
+trainers_option = grouped(
+    click.option(
+        "--servers",
+        type=int,
+        metavar="S",
+        help="The number of servers; they share the parameters and their updates.",
+    ),
+    click.option("--trainers", type=int, metavar="T", help="The number of trainers; each gets its own batch."),
+)
+"""``--trainers`` and ``--servers``."""
 
 
-def placement_options(function: F) -> F:
-    """How parameters are cut, and where the pieces go."""
-    for option in (
-        click.option(
-            "--server-map", metavar="FILE",
-            help="Read the server of parameters, patterns or pieces (NAME#PIECE) from a TOML or JSON file.",
-        ),
-        click.option(
-            "--placement", type=click.Choice(PLACEMENTS),
-            help="Place pieces on servers: in turn (round-robin), by a digest of the name (hash), or the largest first "
-            "on the server with the fewest bytes (bytes).  [default: bytes]",
-        ),
-        click.option(
-            "--minimum", type=int, metavar="N", help="Aim for pieces of at least N elements.  [default: 8192]"
-        ),
-        click.option(
-            "--slicing", type=click.Choice(SLICINGS),
-            help="Cut tensors into pieces: none (off), pieces of one size and a shorter last one (classic), or pieces "
-            "as even as rows allow (balanced).  [default: balanced]",
-        ),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+placement_options = grouped(
+    click.option(
+        "--server-map", metavar="FILE",
+        help="Read the server of parameters, patterns or pieces (NAME#PIECE) from a TOML or JSON file.",
+    ),
+    click.option(
+        "--placement", type=click.Choice(PLACEMENTS),
+        help="Place pieces on servers: in turn (round-robin), by a digest of the name (hash), or the largest first "
+        "on the server with the fewest bytes (bytes).  [default: bytes]",
+    ),
+    click.option(
+        "--minimum", type=int, metavar="N", help="Aim for pieces of at least N elements.  [default: 8192]"
+    ),
+    click.option(
+        "--slicing", type=click.Choice(SLICINGS),
+        help="Cut tensors into pieces: none (off), pieces of one size and a shorter last one (classic), or pieces "
+        "as even as rows allow (balanced).  [default: balanced]",
+    ),
+)  # fmt: skip
+"""How parameters are cut, and where the pieces go."""
 
 
 def split_options(*modes: str) -> Callable[[F], F]:
     """All options of a split but its output; ``modes``: those of ``--mode``."""
 
-    def add(function: F) -> F:
-        for option in (
-            click.option(
-                "--bucket-mb", type=float, metavar="M",
-                help="Put several keys into one message, up to M MiB.  [default: 4]",
-            ),
-            click.option(
-                "--table-memory", metavar="SIZE",
-                help="The memory of a server for tables, e.g. 16GB.  [default: no limit]"
-            ),
-            click.option(
-                "--init", multiple=True, metavar="NAME=RULE",
-                help="Let servers draw the first values of a table, a state with its rows, or of all that match NAME "
-                "instead of storing them: normal(MEAN,STD)@seed=N, uniform(LOW,HIGH)@seed=N, constant(VALUE) or zeros. "
-                "May be repeated.",
-            ),
-            click.option(
-                "--rows", multiple=True, metavar="[NAME=]KIND",
-                help="Update all rows of a table (dense), or only those that were pushed (lazy): of all tables, or of "
-                "those that match NAME. May be repeated.  [default: dense]",
-            ),
-            click.option("--no-tables", is_flag=True, help="Pull every parameter whole, embedding tables too."),
-            click.option(
-                "--table", multiple=True, metavar="NAME=LAYOUT",
-                help="Set the layout of the embedding tables that match NAME: dense, whole, modulo, range or columns. "
-                "Trainers pull only the rows that they look up. May be repeated.  [default: the cheapest]",
-            ),
-            click.option(
-                "--wire", type=click.Choice(["float16", "bfloat16"]),
-                help="The type in which gradients and parameters travel.  [default: their own]",
-            ),
-            click.option(
-                "--count", type=click.Choice(["round", "push", "chief"]),
-                help="With --mode async or half-async: when a step counter grows by one: after a push of every trainer "
-                "(round), at each push (push), or at each push of trainer 0 (chief).  [default: round]",
-            ),
-            click.option(
-                "--delay-compensation", type=float, metavar="STRENGTH",
-                help="With --mode async or half-async: correct late gradients with this strength, e.g. 0.04; "
-                "0 corrects nothing.",
-            ),
-            click.option(
-                "--every", type=int, metavar="K", help="With --mode geo: push after every K steps.  [default: 1]"
-            ),
-            click.option(
-                "--fixed-trainers", is_flag=True,
-                help="Fix the number of trainers: without it, gopt run --trainers may give another."
-            ),
-            click.option(
-                "--accumulate", type=int, metavar="K",
-                help="Sum the gradients of K micro-steps for one push: two files, micro and update.  [default: 1]",
-            ),
-            click.option(
-                "--loss-reduction", metavar="mean|sum|weighted:VALUE",
-                help="Combine the gradients of trainers: mean for a mean loss; sum for a summed loss; "
-                "weighted:VALUE for a loss "
-                "divided by a count of the batch, which VALUE holds.  [default: mean]",
-            ),
-            click.option(
-                "--roles", metavar="ROLES",
-                help="The roles of the launcher's ranks, e.g. 'trainer:0-3;server:4,5'; a rank may have both.  "
-                "[default: trainers first]",
-            ),
-            click.option(
-                "--pull", type=click.Choice(["start", "end"]),
-                help="Choose when trainers pull parameters.  [default: start; end with --accumulate and --mode geo]",
-            ),
-            click.option(
-                "--mode", type=click.Choice(modes), help="Choose when servers update; see above.  [default: sync]"
-            ),
-        ):  # fmt: skip
-            function = option(function)
-        return trainers_option(placement_options(function))
-
-    return add
+    return grouped(
+        click.option(
+            "--bucket-mb", type=float, metavar="M",
+            help="Put several keys into one message, up to M MiB.  [default: 4]",
+        ),
+        click.option(
+            "--table-memory", metavar="SIZE",
+            help="The memory of a server for tables, e.g. 16GB.  [default: no limit]"
+        ),
+        click.option(
+            "--init", multiple=True, metavar="NAME=RULE",
+            help="Let servers draw the first values of a table, a state with its rows, or of all that match NAME "
+            "instead of storing them: normal(MEAN,STD)@seed=N, uniform(LOW,HIGH)@seed=N, constant(VALUE) or zeros. "
+            "May be repeated.",
+        ),
+        click.option(
+            "--rows", multiple=True, metavar="[NAME=]KIND",
+            help="Update all rows of a table (dense), or only those that were pushed (lazy): of all tables, or of "
+            "those that match NAME. May be repeated.  [default: dense]",
+        ),
+        click.option("--no-tables", is_flag=True, help="Pull every parameter whole, embedding tables too."),
+        click.option(
+            "--table", multiple=True, metavar="NAME=LAYOUT",
+            help="Set the layout of the embedding tables that match NAME: dense, whole, modulo, range or columns. "
+            "Trainers pull only the rows that they look up. May be repeated.  [default: the cheapest]",
+        ),
+        click.option(
+            "--wire", type=click.Choice(["float16", "bfloat16"]),
+            help="The type in which gradients and parameters travel.  [default: their own]",
+        ),
+        click.option(
+            "--count", type=click.Choice(["round", "push", "chief"]),
+            help="With --mode async or half-async: when a step counter grows by one: after a push of every trainer "
+            "(round), at each push (push), or at each push of trainer 0 (chief).  [default: round]",
+        ),
+        click.option(
+            "--delay-compensation", type=float, metavar="STRENGTH",
+            help="With --mode async or half-async: correct late gradients with this strength, e.g. 0.04; "
+            "0 corrects nothing.",
+        ),
+        click.option(
+            "--every", type=int, metavar="K", help="With --mode geo: push after every K steps.  [default: 1]"
+        ),
+        click.option(
+            "--fixed-trainers", is_flag=True,
+            help="Fix the number of trainers: without it, gopt run --trainers may give another."
+        ),
+        click.option(
+            "--accumulate", type=int, metavar="K",
+            help="Sum the gradients of K micro-steps for one push: two files, micro and update.  [default: 1]",
+        ),
+        click.option(
+            "--loss-reduction", metavar="mean|sum|weighted:VALUE",
+            help="Combine the gradients of trainers: mean for a mean loss; sum for a summed loss; "
+            "weighted:VALUE for a loss "
+            "divided by a count of the batch, which VALUE holds.  [default: mean]",
+        ),
+        click.option(
+            "--roles", metavar="ROLES",
+            help="The roles of the launcher's ranks, e.g. 'trainer:0-3;server:4,5'; a rank may have both.  "
+            "[default: trainers first]",
+        ),
+        click.option(
+            "--pull", type=click.Choice(["start", "end"]),
+            help="Choose when trainers pull parameters.  [default: start; end with --accumulate and --mode geo]",
+        ),
+        click.option(
+            "--mode", type=click.Choice(modes), help="Choose when servers update; see above.  [default: sync]"
+        ),
+        placement_options,
+        trainers_option,
+    )  # fmt: skip
 
 
 def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
