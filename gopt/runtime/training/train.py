@@ -32,7 +32,8 @@ from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs, seed_of
-from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan, Evaluator
+from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan
+from gopt.runtime.training.evaluator import Evaluator
 from gopt.runtime.training.first_nan import first_nan
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters

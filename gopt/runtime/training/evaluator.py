@@ -1,0 +1,274 @@
+"""Evaluates the states of a running job on held-out data, by a model of the forward.
+
+Each rank evaluates its part of the batches. The values of all batches are added in their order, so that the result is
+the same on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.training import StateKind
+from gopt.artifact.manifest import Manifest
+from gopt.errors import InputError, OptionError
+from gopt.ir.graph import Graph
+from gopt.ir.load import load
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType
+from gopt.offline.folder_contents import joined_states
+from gopt.runtime.engines.base import Engine
+from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.host_value import array_dtype
+from gopt.runtime.session import Array, SessionCache
+from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, taken
+from gopt.runtime.training.batch_stream import array, named
+from gopt.runtime.training.checkpoint import writers
+from gopt.runtime.training.data import load_function, open_data
+from gopt.runtime.training.evaluation import BestRule, Choice, Evaluation, EvaluationPlan
+from gopt.runtime.training.fitted_arrays import fitted
+from gopt.runtime.training.sample_files import on_disk
+from gopt.sanitize import clean_line, listed, show
+
+MOST_BATCHES = 10_000_000
+"""Of a function: one that yields more has no end."""
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Evaluates the states of one rank's job."""
+
+    plan: EvaluationPlan
+    manifest: Manifest
+    types: dict[str, TensorType]
+    """The inputs of the batch, at the size of a batch."""
+    open: frozenset[str]
+    """Inputs that take any number of samples."""
+    states: frozenset[str]
+    metrics: tuple[str, ...]
+    choice: Choice | None
+    _executor: Executor
+    _source: ArraySource | Callable[[int, int], Iterable[Any]]
+    _inputs: tuple[str, ...] = field(init=False)
+    """Inputs of ranks that hold a part of a state that is evaluated."""
+
+    def __post_init__(self) -> None:
+        held = itertools.chain(self.manifest.common.state, *(each.state for each in self.manifest.ranks))
+        needed = (
+            state.input for state in held
+            if not state.copy and any(piece.tensor in self.states for piece in state.pieces)
+        )  # fmt: skip
+        self._inputs = tuple(dict.fromkeys(needed))
+
+    @classmethod
+    def of(cls, plan: EvaluationPlan, manifest: Manifest, samples: int) -> Evaluator:
+        """``samples``: of a batch, where the model leaves their number open. Raises InputError for a model or data that
+        does not fit, OptionError for a metric that the model does not compute."""
+        graph = load(plan.model)
+        states = _fed_states(graph, manifest, str(plan.model))
+        metrics = _metrics(graph, str(plan.model))
+        graph.outputs = {name: graph.outputs[name] for name in metrics}
+        free = [name for name in graph.inputs if name not in states and name not in graph.initializers]
+        types, open_ = _batch_types({name: graph.inputs[name] for name in free}, samples, str(plan.model))
+        choice = None if plan.best is None else Choice(_direction(plan.best, metrics), plan.patience)
+        executor = Executor(graph, SessionCache())
+        return cls(plan, manifest, types, open_, states, metrics, choice, executor, _source(plan.data, types))
+
+    def due(self, step: int, last: bool) -> bool:
+        """Return whether states are evaluated after a step; ``last``: the job ends with it."""
+        return last or bool(self.plan.every and step % self.plan.every == 0)
+
+    def evaluate(
+        self, engine: Engine, ranks: int, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]
+    ) -> Evaluation:
+        """Evaluate the states that ranks hold behind a step; every rank calls it, and gets the same. Raises InputError
+        for data that does not fit."""
+        begin = time.perf_counter()
+        fed = self._executor.hold(self.gathered(engine, held, to_host))
+        mine = []
+        for place, samples, batch in self._batches(engine.rank, ranks):
+            found = self._executor.run({**batch, **fed}, no_calls)
+            mine.append((place, samples, [float(np.asarray(found[name]).reshape(())) for name in self.metrics]))
+        told = sorted(itertools.chain.from_iterable(engine.gather(mine)))
+        total = sum(samples for _, samples, _ in told)
+        if not total:
+            raise InputError(f"--eval-data {self._name} has no samples", "give held-out samples")
+        sums = np.zeros(len(self.metrics))
+        for _, samples, values in told:
+            sums += samples * np.asarray(values)
+        values = dict(zip(self.metrics, (sums / total).tolist()))
+        found_one = Evaluation(values, total, time.perf_counter() - begin)
+        return found_one if self.choice is None else self.choice.judged(found_one, step)
+
+    def gathered(self, engine: Engine, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> dict[str, Array]:
+        """The whole values of the states that the model reads, put together as ``gopt merge`` does; every rank calls
+        it."""
+        own = frozenset(writers(self.manifest, engine.rank).get(engine.rank, ()))
+        stored: list[dict[str, Tensor]] = [{} for _ in self.manifest.ranks]
+        for name in self._inputs:
+            for rank, value in enumerate(engine.gather(to_host(held[name]) if name in own else None)):
+                if value is not None:
+                    stored[rank][name] = Tensor(TensorType(array_dtype(value), value.shape), array=value)
+        types = {each.tensor: each.type for each in self.manifest.states if each.tensor in self.states}
+        whole = joined_states(self.manifest, types, enumerate(stored))
+        return {name: np.asarray(whole[name].numpy()).reshape(type.dims) for name, type in types.items()}
+
+    @property
+    def _name(self) -> str:
+        return show(self.plan.data) if isinstance(self.plan.data, str) else "of Python"
+
+    def _batches(self, part: int, parts: int) -> Iterator[tuple[int, int, Batch]]:
+        """The batches of one part: their places among all, and how many samples each has."""
+        source = self._source
+        if isinstance(source, ArraySource):
+            yield from self._stored(source, part, parts)
+            return
+        for turn, given in enumerate(source(part, parts)):
+            if turn >= MOST_BATCHES:
+                raise InputError(f"--eval-data {self._name} does not end", "let it yield each held-out batch once")
+            arrays = {name: array(value) for name, value in named(given, turn, [*self.types]).items()}
+            batch = {name: fitted(name, self._fitting(name, arrays.get(name)), arrays.get(name)) for name in self.types}
+            yield turn * parts + part, self._samples(batch), batch
+
+    def _stored(self, source: ArraySource, part: int, parts: int) -> Iterator[tuple[int, int, Batch]]:
+        held = source.held
+        whole = 1 if held is None else held.count // held.size
+        for place in range(part, whole, parts):
+            batch = source.batch(MicroStep(place, 0, 1))
+            yield place, self._samples(batch), batch
+        rest = 0 if held is None else held.count % held.size
+        if rest and held is not None and whole % parts == part and self._takes_rest(source):
+            rows = np.arange(held.count - rest, held.count)
+            batch = {
+                name: np.ascontiguousarray(values[rows]) if values.shape != self.types[name].dims
+                else np.asarray(values)
+                for name, values in source.arrays.items()
+            }  # fmt: skip
+            yield whole, rest, batch
+
+    def _takes_rest(self, source: ArraySource) -> bool:
+        """Return whether the model takes a last batch of fewer samples."""
+        moving = [name for name, values in source.arrays.items() if values.shape != self.types[name].dims]
+        return all(name in self.open and taken(self.types[name].dims, source.arrays[name].shape) > 1 for name in moving)
+
+    @property
+    def left_out(self) -> int:
+        """Samples at the end of the data that make no batch, which the model does not take."""
+        held = self._source.held if isinstance(self._source, ArraySource) else None
+        if held is None or not isinstance(self._source, ArraySource) or self._takes_rest(self._source):
+            return 0
+        return held.count % held.size
+
+    def _fitting(self, name: str, value: Any) -> TensorType:
+        """The type of an input at the number of samples that a value has."""
+        type, shape = self.types[name], np.shape(value)
+        return TensorType(type.dtype, (shape[0], *type.dims[1:])) if name in self.open and shape else type
+
+    def _samples(self, batch: Batch) -> int:
+        first = next((value for value in batch.values() if value.ndim), None)
+        return 1 if first is None else len(first)
+
+
+def _fed_states(graph: Graph, manifest: Manifest, path: str) -> frozenset[str]:
+    """The states that a model reads, as inputs of its graph. Raises InputError for those that do not fit, and for
+    values of its own that would stay as they are while the job goes on."""
+    states = {each.tensor: each for each in manifest.states}
+    found = [name for name in (*graph.initializers, *graph.inputs) if name in states]
+    for name in found:
+        type = graph.inputs.get(name) or graph.initializers[name].type
+        if type != states[name].type:
+            raise InputError(
+                f"{path}: {show(name)} is {type}, the step's is {states[name].type}",
+                "export both of one module: gopt export --eval",
+            )
+        graph.inputs[name] = type
+        graph.initializers.pop(name, None)
+    if not found:
+        raise InputError(
+            f"{path} reads no state of the step: its results would never change",
+            "let its parameters have the step's names, as gopt export --eval writes them",
+        )
+    own = [name for name in graph.inputs if name in graph.initializers]
+    if own:
+        raise InputError(
+            f"{path}: the input {show(own[0])} has a value, and is no state of the step",
+            "export both of one module: gopt export --eval",
+        )
+    _refuse_frozen(graph, manifest, frozenset(found), path)
+    return frozenset(found)
+
+
+def _refuse_frozen(graph: Graph, manifest: Manifest, found: frozenset[str], path: str) -> None:
+    """Raise InputError where a constant of the model may be a parameter of the step under another name."""
+    constants: dict[int, str] = {}
+    for name, tensor in graph.initializers.items():
+        if tensor.type.dtype.startswith(("float", "bfloat")) and tensor.type.elements > 1:
+            constants.setdefault(tensor.type.elements, name)
+    for state in manifest.states:
+        if state.kind is StateKind.PARAMETER and state.tensor not in found and state.type.elements in constants:
+            raise InputError(
+                f"{path} has no {show(state.tensor)}, a parameter of the step, and a constant of as many elements, "
+                f"{show(constants[state.type.elements])}, which would stay as it is",
+                "give the parameter its name in the step, as gopt export --eval does",
+            )
+
+
+def _metrics(graph: Graph, path: str) -> tuple[str, ...]:
+    found = tuple(name for name, type in graph.outputs.items() if type.static and type.elements == 1)
+    if not found:
+        raise InputError(
+            f"{path} has no output of one number to evaluate", "let it compute the loss: gopt export --eval"
+        )
+    return found
+
+
+def _direction(rule: BestRule, metrics: tuple[str, ...]) -> BestRule:
+    if rule.metric not in metrics:
+        known = listed([*map(clean_line, metrics)], 6)
+        raise OptionError(f"--keep-best {clean_line(rule.metric)}: the evaluation computes {known}", "name one of them")
+    if rule.mode is None and rule.metric != metrics[0]:
+        raise OptionError(
+            f"--keep-best {clean_line(rule.metric)} does not say whether low or high values are better",
+            f"write --keep-best {clean_line(rule.metric)}:max, or {clean_line(rule.metric)}:min",
+        )
+    return replace(rule, mode=rule.mode or "min")
+
+
+def _batch_types(
+    inputs: Mapping[str, TensorType], samples: int, path: str
+) -> tuple[dict[str, TensorType], frozenset[str]]:
+    types, free = {}, set()
+    for name, type in inputs.items():
+        shape = type.shape
+        if shape is None or any(not isinstance(size, int) for size in shape[1:]):
+            raise InputError(
+                f"{path}: the input {show(name)} has the open shape {type}", "leave its first dimension open alone"
+            )
+        if shape and not isinstance(shape[0], int):
+            free.add(name)
+            shape = (samples, *shape[1:])
+        types[name] = TensorType(type.dtype, shape)
+    if not types:
+        raise InputError(f"{path} has no input for held-out data", "let it read a batch: gopt export --eval")
+    return types, frozenset(free)
+
+
+def _source(data: str | Iterable[Any], types: Mapping[str, TensorType]) -> ArraySource | Callable[[int, int], Any]:
+    if isinstance(data, str) and on_disk(data):
+        found = open_data(data, types)
+        assert isinstance(found, ArraySource)
+        if lost := [name for name in types if name not in found.types]:
+            raise InputError(f"--eval-data {show(data)} has no {show(lost[0])}", "give held-out samples of each input")
+        return found
+    if isinstance(data, str):
+        return load_function(data)
+    if iter(data) is data:
+        raise OptionError(
+            "the data of the evaluation is a generator, which ends after one", "give a list or a data loader"
+        )
+    return lambda part, parts: itertools.islice(iter(data), part, None, parts)
