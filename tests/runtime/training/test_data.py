@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.errors import InputError
+from gopt.errors import InputError, OptionError
 from gopt.ir.types import TensorType
 from gopt.runtime.training.array_source import MicroStep, SampleOrder
 from gopt.runtime.training.data import IterableSource, open_data
