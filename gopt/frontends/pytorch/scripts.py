@@ -206,7 +206,7 @@ def _is_recipe(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Tuple) and len(value.elts) in (4, 5)
 
 
-def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Names with the expressions that they are set to, wherever they stand in the script."""
     for each in ast.walk(tree):
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
