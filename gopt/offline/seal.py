@@ -100,6 +100,8 @@ def _entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
     for name in sorted(names):
         if not (folder / name).is_file():
             raise InputError(f"{folder / name} is not a regular file", "move it away")
+        if name.endswith(".onnx"):
+            check_model_size(folder / name)
         try:
             found[name] = FileEntry.of_file(folder / name)
         except OSError as error:
