@@ -104,9 +104,7 @@ def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> G
 
 def read_file(path: str) -> ModelFile:
     """The file as a model that has at least a version, an operator set and a graph."""
-    size = regular_size(path)
-    if size > _PROTOBUF_LIMIT:
-        raise InputError(f"{size} bytes: a protobuf file has at most 2 GiB", "keep the values in external data")
+    check_model_size(regular_size(path))
     try:
         with open(path, "rb") as stream:
             if stream.peek(1)[:1] == b"\0":  # no field of any message begins so
@@ -127,6 +125,12 @@ def read_file(path: str) -> ModelFile:
     if not model.opset_import:
         raise InputError("names no operator set (opset_import is empty)")
     return file
+
+
+def check_model_size(size: int) -> None:
+    """Raises InputError for more bytes than a model file has."""
+    if size > _PROTOBUF_LIMIT:
+        raise InputError(f"{size} bytes: a protobuf file has at most 2 GiB", "keep the values in external data")
 
 
 def _not_onnx(data: bytes, path: str) -> InputError:

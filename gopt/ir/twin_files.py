@@ -65,7 +65,7 @@ class TwinFiles:
 
 
 def _outline(tensor: TensorProto) -> Hashable:
-    """What a stored tensor is, without its values and where they begin."""
+    """A stored tensor, without its values and where they begin."""
     about = tensor.name, tensor.data_type, tuple(tensor.dims)
     if tensor.data_location == TensorProto.EXTERNAL:
         return *about, tuple((entry.key, entry.value) for entry in tensor.external_data if entry.key != "offset")

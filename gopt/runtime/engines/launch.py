@@ -69,7 +69,7 @@ def launch(
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
         with _copies() as streams:
             try:
-                job = RankProcesses.start(ranks, program(arguments), environment, *streams, name)
+                job = RankProcesses.start(ranks, program(arguments), environment, *streams, name=name)
             finally:
                 for each in streams:
                     os.close(each)

@@ -75,7 +75,7 @@ class RankProcesses:
     @classmethod
     def start(
         cls, count: int, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int,
-        name: str = "",
+        *, name: str = "",
     ) -> RankProcesses:  # fmt: skip
         """Start so many processes, of a job of this name. Raises OSError where the system refuses one; those before it
         are ended then."""
