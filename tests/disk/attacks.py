@@ -108,7 +108,8 @@ def things() -> Iterator[Shot]:
 
 NAMES = ("a\nb.onnx", "\udcff\udcfe.onnx", "n" * 250, "n" * 300, "d/" * 120 + "x.onnx", "d/" * 3000 + "x", " ", "..",
          ".", "", "/", "/dev/null", "/proc/self/fd/1", "/dev/fd/9", "~", "-", "$(x)`y`;.onnx", "a/../b.onnx",
-         "step.onnx/x", "in.ranks", "data.npz", "\u202e\x1b[31m.onnx", "/nowhere/x" * 2, "kept/.", "mine/file")  # fmt: skip
+         "step.onnx/x", "in.ranks", "data.npz", "\u202e\x1b[31m.onnx", "/nowhere/x" * 2, "kept/.",
+         "mine/file")  # fmt: skip
 
 
 def names() -> Iterator[Shot]:
