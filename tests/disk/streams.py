@@ -37,6 +37,10 @@ _VARIES = re.compile(rb"[0-9.e+-]+|[^\x00-\x7f]+|\s+")
 """What differs from run to run: times, sparklines, and the widths of columns."""
 
 
+_CHANCE = re.compile(rb"gopt: note: updates by which pushes were late:.*\n")
+"""What trainers without rounds may say, or not."""
+
+
 def _none() -> int:
     return -1
 
@@ -153,7 +157,7 @@ def judge(usual: Ended, now: Ended, end: str, streams: Sequence[int]) -> list[st
 
 
 def _same(text: bytes) -> bytes:
-    return _VARIES.sub(b" ", text)
+    return _VARIES.sub(b" ", _CHANCE.sub(b"", text))
 
 
 SHOTS = tuple((end, streams) for end in ENDS for streams in ((1,), (2,), (1, 2)))
