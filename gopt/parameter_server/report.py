@@ -7,8 +7,9 @@ from typing import Any
 
 from gopt.analysis.coupling import notes as coupling_notes
 from gopt.analysis.coupling import open_couplings, without_advice
-from gopt.analysis.coupling.marks import Coupling
-from gopt.analysis.training import StateKind
+from gopt.analysis.coupling.marks import Coupling, CouplingKind
+from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
@@ -153,7 +154,25 @@ def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
     found = open_couplings(program)
     for option in ("--statistics sync", "--loss-reduction auto"):
         found = without_advice(found, option)
-    return found
+    if split.options.trainers == split.options.accumulate == 1:
+        return found
+    return (*found, *_own_statistics(split.training))
+
+
+def _own_statistics(training: TrainingGraph) -> Iterator[Coupling]:
+    """Yield the statistics that the loss reads: each trainer keeps that of its own samples.
+
+    A BatchNormalization that is trained only carries its running statistics on."""
+    index = GraphIndex(training.graph)
+    _, read = ancestors(index, training.losses)
+    read.difference_update(*(node.inputs[3:5] for node in training.graph.nodes if node.is_a("BatchNormalization")))
+    for state in training.states:
+        if state.kind is StateKind.STATISTIC and state.tensor in read:
+            node = index.producers.get(state.updated)
+            yield Coupling(
+                CouplingKind.STATISTICS, state.updated, "" if node is None else node.op_type,
+                f"the loss reads the statistic {state.tensor!r}, and each trainer keeps its own",
+            )  # fmt: skip
 
 
 def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:

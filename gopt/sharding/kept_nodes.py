@@ -8,6 +8,9 @@ step reads must be the one that it read before, made by the node that made it be
 
 from __future__ import annotations
 
+from functools import cached_property
+
+from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
@@ -33,6 +36,7 @@ class _KeptNodes:
 
     def __init__(self, program: SpmdProgram) -> None:
         training, synchronised = program.training, program.synchronised
+        self._program = program
         self.renamed: dict[str, str] = {}
         self._graph, self._types, self._split = training.graph, training.graph.types, frozenset(program.split)
         self._step: dict[str, Node] = {}
@@ -120,7 +124,7 @@ class _KeptNodes:
                 continue  # reduced over ranks, or made of what is: verify compares it
             elif made.domain == COMM and not made.added and made.op_type not in PACKED:
                 continue  # the source's own, which gathers or scatters in a bucket: slices of the bucket make it
-            elif not (node.is_a("Identity") and self.renamed.get(node.inputs[0]) == name):
+            elif not (node.is_a("Identity") and self._is_again(node.inputs[0], name)):
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} makes {name!r}",
                     f"in the step {made.op_type} {made.label!r} makes it",
@@ -136,17 +140,42 @@ class _KeptNodes:
         """Return whether a name stands for a value of the step."""
         return name == value or self.renamed.get(name) == value
 
+    def _is_again(self, name: str, value: str) -> bool:
+        """Return whether a name stands for a value of the step, or for it once more of what ranks reduce."""
+        return self.renamed.get(name) == value or (value in self._statistics and self._repeated.get(name) == value)
+
+    @cached_property
+    def _repeated(self) -> dict[str, str]:
+        """A value that a pass made -> the value of the step that it is once more, of what ranks reduce.
+
+        The new value of a statistic is made of its reduced parts as it was of a rank's own."""
+        own = {(signature(node), *node.inputs): node for node in self._graph.nodes}
+        sums = {each.input for each in self._program.accumulators}
+        found: dict[str, str] = {}
+        for node in self._program.graph.nodes:
+            if node.source is not None:
+                found.update((new, old) for old, new in zip(node.source.outputs, node.outputs) if new != old)
+                continue
+            read = [found.get(name, name) for name in node.inputs]
+            if node.domain == COMM and not _axes(node) & self._split:
+                found.update((new, old) for old, new in zip(read, node.outputs) if old not in self._replaced)
+            elif node.is_a("Add") and node.inputs[-1] in sums:  # the old value, moved by earlier micro-steps
+                found[node.outputs[0]] = read[0]
+            elif (signature(node), *read) in own:
+                found.update(zip(node.outputs, own[signature(node), *read].outputs))
+        return found
+
     # --- calls ----------------------------------------------------------------------------------------------------
 
     def _check_call(self, node: Node) -> None:
         """Check a call that is none of the step's: it sends along an axis that splits the computation only what a call
-        of the step sends along it. The mean of a synchronised value stands for the value."""
+        of the step sends along it. What ranks reduce of a synchronised value or of a statistic stands for it."""
         for old, new in zip(node.inputs, node.outputs):
-            if self.renamed.get(old) in self._points:
+            if self.renamed.get(old) in self._points | self._statistics:
                 self.renamed[new] = self.renamed[old]
         split = _axes(node) & self._split if self._split and "group" in node.attributes else frozenset()
         for name in node.inputs if split and self._makers.keys().isdisjoint(node.outputs) else ():
-            sender = self._senders.get(name)
+            sender = self._senders.get(name) or self._senders.get(self._repeated.get(name, ""))
             if sender is None or _axes(sender) & self._split != split:
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} sends {name!r} along {'+'.join(sorted(split))}",
@@ -172,7 +201,7 @@ class _KeptNodes:
 
 
 def _axes(call: Node) -> frozenset[str]:
-    return frozenset(str(call.attributes["group"]).split("+"))
+    return frozenset(str(call.attributes.get("group", "")).split("+"))
 
 
 def _kind(call: Node) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from products import part
 from whole_gen import kinds
-from whole_gen.judge import drawn, judged
+from whole_gen.judge import Setting, drawn, judged
 from whole_gen.writer import Writer
 
 import gopt
@@ -46,3 +46,18 @@ def test_what_weighs_losses_is_trained(seed, tmp_path):
     onnx.save(w.model(), str(tmp_path / "step.onnx"))
     training = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=dict(w.states))).training
     assert set(training.gradients) == set(w.gradients)
+
+
+@pytest.mark.parametrize("name", ["running_unread", "running_read", "kept_statistic"])
+def test_statistics_of_values_that_the_mesh_splits(name):
+    """Their new values are gathered along tp once more, of what ranks reduce."""
+    kinds_found = []
+    for seed in range(8):
+
+        def make(samples: int, scale: int, seed: int = seed) -> Writer:
+            return kinds.of_seed(seed, samples, scale, only=name)
+
+        found = judged(make, Setting("shard=2,tp=2", {"stage": 1, "accumulate": 1 + seed % 2}, told=True), seed)
+        assert found.kind in ("right", "noted") or "along tp" in found.text or "--statistics" in found.text, found
+        kinds_found.append(found.kind)
+    assert kinds_found.count("right") >= 3, "a check that compares nothing confirms nothing"
