@@ -87,7 +87,7 @@ def outline(path: str | os.PathLike[str], refusal: GoptError) -> Graph:
         types = {info.name: _shown(info) for info in body.value_info} | inputs | outputs
         types |= {name: tensor.type for name, tensor in initializers.items()}
         metadata = {entry.key: entry.value for entry in model.metadata_props}
-        return Graph(body.name, nodes, inputs, outputs, initializers, types, _header(model), metadata)
+        return Graph(body.name, nodes, inputs, outputs, initializers, types, header_of(model), metadata)
 
 
 def _shown(info: ValueInfoProto) -> TensorType:
@@ -104,9 +104,7 @@ def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> G
 
 def read_file(path: str) -> ModelFile:
     """The file as a model that has at least a version, an operator set and a graph."""
-    size = regular_size(path)
-    if size > _PROTOBUF_LIMIT:
-        raise InputError(f"{size} bytes: a protobuf file has at most 2 GiB", "keep the values in external data")
+    check_model_size(regular_size(path))
     try:
         with open(path, "rb") as stream:
             if stream.peek(1)[:1] == b"\0":  # no field of any message begins so
@@ -129,6 +127,12 @@ def read_file(path: str) -> ModelFile:
     return file
 
 
+def check_model_size(size: int) -> None:
+    """Raises InputError for more bytes than a model file has."""
+    if size > _PROTOBUF_LIMIT:
+        raise InputError(f"{size} bytes: a protobuf file has at most 2 GiB", "keep the values in external data")
+
+
 def _not_onnx(data: bytes, path: str) -> InputError:
     head = data[:4096]
     if head.startswith(b"version https://git-lfs"):
@@ -149,7 +153,7 @@ def _not_onnx(data: bytes, path: str) -> InputError:
 def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
     model, body = file.model, file.model.graph
     _refuse_forms(model)
-    header = _header(model)
+    header = header_of(model)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     symbols = SymbolTable(None if own else _reserved_hint(metadata))
     inputs = read_inputs(body, symbols)
@@ -222,7 +226,8 @@ def _refuse_two_versions(imports: Iterable[OperatorSetIdProto]) -> None:
             )
 
 
-def _header(model: ModelProto) -> ModelProto:
+def header_of(model: ModelProto) -> ModelProto:
+    """The model without its graph; raises InputError for texts that are not UTF-8."""
     header = ModelProto()
     for field, value in model.ListFields():
         if field.name == "graph":

@@ -42,6 +42,7 @@ from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.tensor import Tensor
+from gopt.ir.twin_files import TwinFiles
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
 from gopt.offline.part_order import check_part_order
@@ -198,8 +199,9 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     holders = _holders(manifest, files)
     if checkpoint and manifest.parameter_server is not None:
         _check_trainers(folder, manifest, holders[0], files)
+    twins = TwinFiles("gopt.rank")
     held = (
-        (rank.rank, _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank))
+        (rank.rank, _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank, twins))
         for rank in holders
     )
     types = {name: graph.types[name] for name in graph.inputs}  # every state is an input of the kept source
@@ -328,14 +330,14 @@ def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Ten
     return Tensor(whole, parts=tuple(pieces[start] for start in sorted(pieces)))
 
 
-def _written(folder: Path, manifest: Manifest, rank: RankEntry) -> dict[str, Tensor]:
+def _written(folder: Path, manifest: Manifest, rank: RankEntry, twins: TwinFiles) -> dict[str, Tensor]:
     """Initial values to which the files of a rank refer."""
     graphs = {}
     for phase, file in rank.files.items():
         path = folder / Path(file).name
         if not path.is_file():
             raise InputError(f"rank {rank.rank} has no file {path}", "copy it here, or write the folder again")
-        graphs[phase] = load(path, own=True)
+        graphs[phase] = twins.load(path)
     check_rank(manifest, rank, graphs, folder)
     return {name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if tensor.path}
 

@@ -30,6 +30,8 @@ from gopt.disk.lock import is_locked
 from gopt.disk.signals import raise_on_signals
 from gopt.disk.staging import replace_file
 from gopt.errors import InputError, RunError
+from gopt.ir.external_data import naming
+from gopt.ir.load import check_model_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,9 @@ def _entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
         if not (folder / name).is_file():
             raise InputError(f"{folder / name} is not a regular file", "move it away")
         try:
+            if name.endswith(".onnx"):
+                with naming(str(folder / name)):
+                    check_model_size((folder / name).stat().st_size)
             found[name] = FileEntry.of_file(folder / name)
         except OSError as error:
             raise InputError(f"{folder / name} cannot be read: {reason(error)}", "let this user read it") from error

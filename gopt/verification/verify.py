@@ -40,7 +40,7 @@ from gopt.option_records import changed
 from gopt.parameter_server.views import ROUND
 from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.capacity import check_fits
-from gopt.runtime.engines.threads import run_ranks
+from gopt.runtime.engines.threads import check_threads, run_ranks
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.hyper_parameters import refuse_unknown
 from gopt.sanitize import listed
@@ -91,6 +91,8 @@ class Verifier:
         self.folder = Path(folder)
         check_folder(self.folder)
         self.manifest, self.mesh = read_manifest(self.folder)
+        wanted = self.manifest.total_ranks
+        check_threads(wanted, "ranks", "verify the same step on fewer ranks: gopt shard --ranks N")
         check_files(self.folder, self.manifest.files)
         self.phases = self.manifest.schedule
         source, self.startup = source_training(self.folder, model, self.manifest, self.mesh)
@@ -100,7 +102,6 @@ class Verifier:
         # The reference holds one, and all ranks together another at least.
         check_fits(source.graph, (state.tensor for state in source.states), copies=2)
         plan = self.manifest.parameter_server
-        wanted = self.mesh.ranks + (plan.servers if plan is not None else 0)
         if len(self.manifest.ranks) != wanted:
             raise InputError(
                 f"{self.folder} holds {len(self.manifest.ranks)} of {wanted} ranks", "shard without --only-ranks"

@@ -173,6 +173,13 @@ def test_an_edited_folder_is_read_unchecked_and_once_sealed(home: Path, capsys: 
     assert gopt.verify("sharded").equal
 
 
+def test_no_terabyte_of_a_model_is_sealed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("sharded/source.onnx").open("wb") as file:
+        file.truncate(1 << 40)
+    assert main(["seal", "sharded"]) == 3
+    assert "sharded/source.onnx: 1099511627776 bytes: a protobuf file has at most 2 GiB" in capsys.readouterr().err
+
+
 def test_a_step_of_another_run_is_refused_until_it_is_sealed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume = filled(READ_STEP["resume"], "sharded")
     again = [*resume[:-3], "--checkpoint", "second.kept"]

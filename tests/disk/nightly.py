@@ -1,10 +1,10 @@
 """Every write fault and every signal of every command once, and counts: ``nice python tests/disk/nightly.py``.
 
 It runs the sweeps one after another: all faults at all writes, children that hang or die, a file system without room,
-streams that take nothing, two commands on one target, and stop signals at drawn times. ``--shots N``: signals to each
-command; ``--seed S``; ``--parts writes,plants,hanging,streams,launched,together,signals``: these sweeps alone;
-``--cases A,B``: these commands that write alone, and no other sweep. Where PyTorch is installed, ``export`` is swept
-too.
+streams that take nothing, two commands on one target, hostile surroundings, and stop signals at drawn times.
+``--shots N``: signals to each command; ``--seed S``;
+``--parts writes,plants,hanging,streams,launched,together,attacks,killed,signals``: these sweeps alone; ``--cases A,B``:
+these commands that write alone, and no other sweep. Where PyTorch is installed, ``export`` is swept too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def parts(shots: int, seed: int, cases: str) -> dict[str, list[str]]:
         "streams": ["streams.py", "all"],
         "launched": ["streams.py", "launched"],
         "together": ["together.py", str(2 * shots), str(seed)],
+        "attacks": ["attacks.py"],
+        "killed": ["attacks.py", "killed", str(seed), str(shots)],
         "signals": ["signal_sweep.py", str(shots), str(seed)],
     }
 

@@ -75,13 +75,16 @@ class Ended:
     err: bytes
 
 
-def run(words: Sequence[str], home: Path, end: str = "", streams: Sequence[int] = ()) -> Ended:
-    """A command whose ``streams`` are replaced by one of ``ENDS``; in a fork of this process."""
+def run(
+    words: Sequence[str], home: Path, end: str = "", streams: Sequence[int] = (),
+    before: Callable[[], object] = lambda: None,
+) -> Ended:  # fmt: skip
+    """A command whose ``streams`` are replaced by one of ``ENDS``; in a fork of this process, ``before`` it there."""
     kept = [os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR) for _ in range(2)]
     child = os.fork()
     if not child:
         signal.alarm(LIMIT)
-        os._exit(_live(words, home, kept, end, streams))
+        os._exit(_live(words, home, kept, end, streams, before))
     _, status = os.waitpid(child, 0)
     out, err = (os.pread(number, 1 << 24, 0) for number in kept)
     for number in kept:
@@ -89,7 +92,10 @@ def run(words: Sequence[str], home: Path, end: str = "", streams: Sequence[int] 
     return Ended(os.waitstatus_to_exitcode(status), out, err)
 
 
-def _live(words: Sequence[str], home: Path, kept: Sequence[int], end: str, streams: Sequence[int]) -> int:
+def _live(
+    words: Sequence[str], home: Path, kept: Sequence[int], end: str, streams: Sequence[int],
+    before: Callable[[], object],
+) -> int:  # fmt: skip
     """Become the command; returns its exit code, as its interpreter would."""
     os.chdir(home)
     for stream, number in enumerate(kept, 1):
@@ -108,6 +114,10 @@ def _live(words: Sequence[str], home: Path, kept: Sequence[int], end: str, strea
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", getattr(sys, name))
     sys.argv = ["gopt", *words]
+    try:
+        before()
+    except BaseException:  # no fault of the command
+        os._exit(99)
     if _starts(words):
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gopt.cli", *words])
     try:

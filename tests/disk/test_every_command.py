@@ -40,6 +40,20 @@ def test_output_that_goes_nowhere(kind):
     assert found["broken"] == [] and found["shots"] >= found["commands"] > 2
 
 
+@pytest.mark.parametrize(
+    ("kinds", "each"),
+    [("names,things", 50), pytest.param("names,things,limits,links,variables", 10, marks=pytest.mark.slow)],
+)
+def test_hostile_surroundings(kinds, each):
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("attacks.py")), kinds, str(each)], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == kinds.count(",") + 1, done.stderr
+    assert [fault for each in found for fault in each["broken"]] == []
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("every")

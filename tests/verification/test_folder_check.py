@@ -11,7 +11,8 @@ from helpers import FIXTURES, accept, edit_manifest, edit_rank
 from onnx import numpy_helper
 
 import gopt
-from gopt.errors import InputError
+from gopt import limits
+from gopt.errors import InputError, RunError
 
 MODEL = FIXTURES / "mlp_adamw.onnx"
 QUICK = gopt.VerifyOptions(steps=1, confirm=False)
@@ -37,6 +38,13 @@ def test_roles_that_the_source_has_not_are_refused(folder, key, value):
 
     edit_manifest(folder, edit)
     with pytest.raises(InputError, match=rf"states\[\d+\].{key}: 'fc2.weight.exp_avg' has '{value}' here"):
+        gopt.verify(folder, options=QUICK)
+
+
+def test_more_ranks_than_one_process_runs_are_refused_before_any_is_read(folder, monkeypatch):
+    (folder / "rank_0001.onnx").write_text("not read")
+    monkeypatch.setattr(limits, "THREADS", 2)
+    with pytest.raises(RunError, match=r"^3 ranks are too many threads .* at most 2 \(THREADS\)"):
         gopt.verify(folder, options=QUICK)
 
 

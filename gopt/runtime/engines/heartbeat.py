@@ -16,14 +16,16 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stderr, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gopt.artifact.report import rank_ranges
+from gopt.disk.lock import LockState, lock_existing, lock_file
 from gopt.errors import RunError
+from gopt.runtime.engines.processes import new_name, remove_shared
 from gopt.runtime.engines.watchdog import Watchdog
 
 HEARTBEATS = "GOPT_HEARTBEATS"
@@ -41,6 +43,8 @@ DIED = "died"
 and the number of the signal that killed it."""
 ERROR_GRACE = 1.0
 """Seconds that the others leave to a rank that is about to create that file."""
+PREFIX = "gopt."
+"""Of the names of launchers' folders."""
 _MARK = "gopt-launcher"
 """First word of the marker."""
 _PASSING = 0.1
@@ -55,15 +59,39 @@ RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher's process; ``start``: when it started, in the ticks of the system, as numbers of processes return."""
+    """A launcher's process; ``start``: when it started, in the ticks of the system, as numbers of processes return;
+    ``job``: the name of its processes, '' in the folder of an older gopt."""
 
     process: int
     start: int
+    job: str = ""
 
 
-def mark(folder: Path) -> None:
-    """Make a folder that of the launcher in this process."""
-    Path(folder, LAUNCHER).write_text(f"{_MARK} {os.getpid()} {start_of(os.getpid())}")
+@contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """Make a folder that of the launcher in this process, which locks its marker in the block; yields the name of its
+    job."""
+    job, lock = new_name(), lock_file(folder / LAUNCHER)
+    try:
+        Path(folder, LAUNCHER).write_text(f"{_MARK} {os.getpid()} {start_of(os.getpid())} {job}")
+        yield job
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_dead(home: Path) -> None:
+    """Remove what launchers that were killed have left in the folder for temporary files: their folders, known by a
+    marker of this user's whose lock is free, and what their jobs share memory through."""
+    for folder in home.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            about = folder.lstat()
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and (found := read_marker(folder)):
+                held = lock_existing(folder / LAUNCHER) if found.job else None
+                if held is not None:
+                    if held[1] is LockState.MINE:
+                        _remove(folder)
+                    os.close(held[0])
 
 
 def read_marker(folder: Path) -> Launcher | None:
@@ -73,8 +101,8 @@ def read_marker(folder: Path) -> Launcher | None:
         with open(number, "rb") as file:
             about = os.fstat(number)
             if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
-                word, process, start = file.read(100).decode().split()
-                return Launcher(int(process), int(start)) if word == _MARK else None
+                word, process, start, *job = file.read(100).decode().split()
+                return Launcher(int(process), int(start), *job[:1]) if word == _MARK else None
     return None
 
 
@@ -100,7 +128,10 @@ def _stat(process: int) -> list[bytes]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what launcher and ranks wrote into their folder, and the folder where nothing else is in it."""
+    """Remove what launcher and ranks wrote into their folder, the folder where nothing else is in it, and what ranks
+    share memory through."""
+    if (launcher := read_marker(folder)) is not None and launcher.job:
+        remove_shared(launcher.job)
     with suppress(OSError):
         for path in list(folder.iterdir()):
             if path.name.isdigit() or path.name.partition(".")[0] in (LAUNCHER, LIVE, ERROR_CLAIMED, ERROR_TEXT, DIED):

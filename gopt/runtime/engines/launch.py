@@ -23,13 +23,15 @@ from gopt.runtime.engines.heartbeat import (
     ENDED,
     HEARTBEATS,
     LIVE,
+    PREFIX,
     WAITING,
     RankStatus,
     is_stopped,
-    mark,
+    marked,
     read,
     read_claim,
     read_explanation,
+    remove_dead,
     signal_name,
     waiting,
 )
@@ -57,14 +59,17 @@ def launch(
     Raises RunError when a rank died without a message, or when no rank makes progress for twice the deadline;
     StoppedError at a stop signal.
     """
-    with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals(patient) as caught:
-        mark(Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _signals(patient) as caught,
+        marked(Path(folder)) as name,
+    ):  # fmt: skip
+        remove_dead(Path(folder).parent)
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
         with _copies() as streams:
             try:
-                job = RankProcesses.start(ranks, program(arguments), environment, *streams)
+                job = RankProcesses.start(ranks, program(arguments), environment, *streams, name=name)
             finally:
                 for each in streams:
                     os.close(each)

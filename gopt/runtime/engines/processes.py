@@ -3,6 +3,7 @@ sockets: nothing listens, and MPI has shared memory alone."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import selectors
 import signal
@@ -31,6 +32,19 @@ _FIXED = {
 """Request -> its answer, where that is always the same."""
 
 
+def new_name() -> str:
+    """A name that no other job has."""
+    return f"gopt_{secrets.token_hex(8)}"
+
+
+def remove_shared(name: str) -> None:
+    """Remove what the processes of a job share memory through, where they have not done so."""
+    for path in Path("/dev/shm").glob(f"mpich_shm_{_fnv(name.encode()):x}_*"):
+        with suppress(OSError):
+            if path.lstat().st_uid == os.geteuid():
+                path.unlink()
+
+
 @dataclass(slots=True)
 class _Peer:
     """A process that sends requests. ``line``: the beginning of one whose end has not come."""
@@ -52,7 +66,7 @@ class RankProcesses:
     aborted: tuple[int, int] | None = None
     """The rank that has ended the job by MPI, and its code: all are killed then."""
     _values: dict[str, str] = field(default_factory=dict)
-    _name: str = field(default_factory=lambda: f"gopt_{secrets.token_hex(8)}")
+    _name: str = field(default_factory=new_name)
     """Names the files of MPICH in shared memory: no other job has it."""
     _waiting: list[socket.socket] = field(default_factory=list)
     """At the barrier."""
@@ -60,10 +74,12 @@ class RankProcesses:
 
     @classmethod
     def start(
-        cls, count: int, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
-    ) -> RankProcesses:
-        """Start so many processes. Raises OSError where the system refuses one; those before it are ended then."""
-        made = cls({}, selectors.DefaultSelector(), _size=count)
+        cls, count: int, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int,
+        *, name: str = "",
+    ) -> RankProcesses:  # fmt: skip
+        """Start so many processes, of a job of this name. Raises OSError where the system refuses one; those before it
+        are ended then."""
+        made = cls({}, selectors.DefaultSelector(), _size=count, _name=name or new_name())
         made._values["PMI_process_mapping"] = f"(vector,(0,1,{count}))"
         try:
             for rank in range(count):
@@ -105,9 +121,7 @@ class RankProcesses:
         """Kill all processes, close what they are told by, and remove what they share memory through: ranks remove it
         themselves once all have it."""
         self.kill()
-        for path in Path("/dev/shm").glob(f"mpich_shm_{_fnv(self._name.encode()):x}_*"):
-            with suppress(OSError):
-                path.unlink()
+        remove_shared(self._name)
         for key in list((self._selector.get_map() or {}).values()):
             self._close(key.fileobj)  # type: ignore[arg-type]
         self._selector.close()

@@ -331,11 +331,12 @@ def run_ranks(
     return results
 
 
-def check_threads(count: int, what: str) -> None:
-    """Raise RunError for more ranks, or trainers and servers, than one process runs as threads."""
+def check_threads(count: int, what: str, hint: str = "") -> None:
+    """Raise RunError for more ranks, or trainers and servers, than one process runs as threads; ``hint``: what else
+    there is to do, by default processes."""
     if count > limits.THREADS:
         raise RunError(
             f"{count} {what} are too many threads for one process, which runs at most {limits.THREADS} (THREADS)",
-            f"start them as processes: mpiexec -n {count} gopt run …",
+            hint or f"start them as processes: mpiexec -n {count} gopt run …",
             limits.hint("THREADS", count),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import selectors
@@ -22,7 +23,7 @@ from test_run import command, mpi, run, written
 from gopt.errors import RunError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
-from gopt.runtime.engines import heartbeat, launch
+from gopt.runtime.engines import heartbeat, launch, processes
 from gopt.runtime.engines.base import InProcessStore, run_threads
 from gopt.runtime.engines.heartbeat import (
     ENDED,
@@ -273,11 +274,42 @@ def test_a_variable_that_names_no_launchers_folder(value, monkeypatch):
 
 
 def test_a_marked_folder_is_the_launchers(tmp_path, monkeypatch):
-    heartbeat.mark(tmp_path)
-    monkeypatch.setenv(heartbeat.HEARTBEATS, str(tmp_path))
-    assert heartbeat.launcher_folder() == tmp_path
-    marked = heartbeat.read_marker(tmp_path)
-    assert marked == heartbeat.Launcher(os.getpid(), heartbeat.start_of(os.getpid())) and marked.start
+    with heartbeat.marked(tmp_path) as job:
+        monkeypatch.setenv(heartbeat.HEARTBEATS, str(tmp_path))
+        assert heartbeat.launcher_folder() == tmp_path
+        found = heartbeat.read_marker(tmp_path)
+    assert found == heartbeat.Launcher(os.getpid(), heartbeat.start_of(os.getpid()), job) and found.start
+
+
+def test_the_next_launcher_removes_what_a_killed_one_has_left_and_nothing_else(tmp_path):
+    """A launcher that is killed while MPI starts leaves its folder, and files in shared memory that have its name."""
+    folders = {name: tmp_path / f"gopt.{name}" for name in ("dead", "alive", "older", "bare", "mixed")}
+    shared = {}
+    with contextlib.ExitStack() as running:
+        for name, folder in folders.items():
+            folder.mkdir()
+            (folder / "0").touch()
+            if name == "older":
+                (folder / heartbeat.LAUNCHER).write_text("gopt-launcher 1 1")
+            elif name != "bare":
+                marker = heartbeat.marked(folder)
+                job = running.enter_context(marker) if name == "alive" else left_by(marker)
+                shared[name] = Path(f"/dev/shm/mpich_shm_{processes._fnv(job.encode()):x}_0")
+                shared[name].touch()
+        (folders["mixed"] / "precious").touch()
+        (tmp_path / "gopt.link").symlink_to("precious")
+        heartbeat.remove_dead(tmp_path)
+    try:
+        assert sorted(os.listdir(tmp_path)) == ["gopt.alive", "gopt.bare", "gopt.link", "gopt.mixed", "gopt.older"]
+        assert os.listdir(folders["mixed"]) == ["precious"]
+        assert [name for name, path in shared.items() if path.exists()] == ["alive"]
+    finally:
+        shared["alive"].unlink()
+
+
+def left_by(marker: contextlib.AbstractContextManager[str]) -> str:
+    with marker as job:
+        return job
 
 
 FOLLOWS = """
