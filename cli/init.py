@@ -32,7 +32,7 @@ def command(file: str, force: bool, as_json: bool) -> None:
     if shown.suffix != ".py":
         raise OptionError(f"{shown} is not a Python file", "let its name end in .py")
     text = TEMPLATE.read_text(encoding="utf-8").replace("{name}", str(shown))
-    put_new(new_file(file, force), shown, force, lambda opened: opened.write(text.encode()))
+    put_new(new_file(file, force, "gopt init NAME.py"), shown, force, lambda opened: opened.write(text.encode()))
     if as_json:
         print_json({"format": "gopt-init/1", "file": file})
         return
@@ -40,4 +40,4 @@ def command(file: str, force: bool, as_json: bool) -> None:
 
     out = console()
     out.print(f"{file}: a function make, with comments on what to fill in")
-    out.print(f"next:\n  gopt export {file}:make -o step.onnx")
+    out.print(f"next:  gopt export {file}:make -o step.onnx")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     required=True,
     metavar="PATH|MODULE:FUNCTION",
     help="Read samples from a .npz, .safetensors or .npy file, a folder of them, a file of tokens "
-    "(tokens.bin:uint16:x=0,y=1), or a function that yields batches.",
+    "(tokens.bin:uint16:x=0,y=1), or a function(part, parts) that yields batches.",
 )
 @click.option(
     "--steps",

@@ -28,10 +28,10 @@ _ODD = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
 
 
 def print_error(message: str, hints: Sequence[str] = ()) -> None:
-    """One line on stderr, and one for each hint."""
+    """One line on stderr, and one for each hint: lines of code keep their indents."""
     click.echo(f"gopt: error: {line(message)}", err=True)
     for hint in hints:
-        click.echo(f"  hint: {line(hint)}", err=True)
+        click.echo(f"  hint: {' ' * (len(hint) - len(hint.lstrip(' ')))}{line(hint)}", err=True)
 
 
 def print_note(text: str) -> None:

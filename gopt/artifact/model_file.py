@@ -30,20 +30,20 @@ LARGEST = 512 << 20
 """Maximum size in bytes of a model file that gopt writes; larger models store their values in a file beside it."""
 
 
-def check_model(target: Path, *, shown: Path, force: bool) -> None:
-    """Raise OptionError where a model must not be written."""
+def check_model(target: Path, *, shown: Path, force: bool, option: str = "-o") -> None:
+    """Raise OptionError where a model must not be written; ``option``: what names it."""
     if os.path.lexists(target):
         if not force:
-            raise existing(shown, "name", "-o", lambda: _check_file(target, shown))
-        _check_file(target, shown)
+            raise existing(shown, "name", option, lambda: _check_file(target, shown, option))
+        _check_file(target, shown, option)
     check_not_inside(shown, target)
 
 
-def _check_file(target: Path, shown: Path) -> None:
+def _check_file(target: Path, shown: Path, option: str) -> None:
     """Raise OptionError for what is no regular file: --force does not replace it."""
     if not is_regular_file(target):
         what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "no file"
-        raise OptionError(f"{shown} is {what}: --force replaces only files", "choose another name with -o")
+        raise OptionError(f"{shown} is {what}: --force replaces only files", f"choose another name with {option}")
 
 
 def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) -> str:
@@ -109,9 +109,7 @@ def put_file(staged: Staged, target: Path, force: bool) -> None:
     try:
         staged.commit_over() if force else staged.commit()
     except FileExistsError:
-        raise OptionError(
-            f"{target} was created by another command in the meantime", "choose another name with -o"
-        ) from None
+        raise OptionError(f"{target} was created by another command in the meantime", "choose another name") from None
 
 
 def _put_data(data: Staged, target: Path, force: bool) -> bool:

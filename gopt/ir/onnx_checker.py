@@ -187,7 +187,10 @@ def _large(tensor: TensorProto) -> bool:
     size = 1
     for dim in tensor.dims:
         size *= dim
-    return size * 16 > limits.CHECKED_BYTES and tensor.ByteSize() > limits.CHECKED_BYTES
+    if size * 16 <= limits.CHECKED_BYTES:
+        return False
+    # To tell its size, protobuf serializes a message, in twice the memory; of bytes it hands out one copy.
+    return len(tensor.raw_data) > limits.CHECKED_BYTES or tensor.ByteSize() > limits.CHECKED_BYTES
 
 
 def _large_constant(node: NodeProto) -> bool:

@@ -138,10 +138,10 @@ def save_state_dict(
     return StateDict(str(shown), len(values), sum(type.nbytes for type in types.values()), (*missing, *lost))
 
 
-def new_file(output: str | os.PathLike[str], force: bool) -> Path:
-    """The resolved path of a file to write; raises OptionError where it is taken."""
+def new_file(output: str | os.PathLike[str], force: bool, option: str = "--state-dict") -> Path:
+    """The resolved path of a file to write, which ``option`` names; raises OptionError where it is taken."""
     target = resolve_output(output)
-    check_model(target, shown=Path(output), force=force)
+    check_model(target, shown=Path(output), force=force, option=option)
     return target
 
 

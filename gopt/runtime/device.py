@@ -15,7 +15,7 @@ from gopt.runtime.partition import Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers, allocate_buffers
 from gopt.runtime.planner.memory_planner import BufferViews
-from gopt.runtime.session import Array, SessionCache, run_bound
+from gopt.runtime.session import Array, SessionCache, results_of, run_bound
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.tuning.tuning import CPU_TUNING, Tuning
 
@@ -98,7 +98,7 @@ class HostSegment:
         for name in self.outputs:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
-        return {name: Value(given=result) for name, result in zip(self.outputs, binding.get_outputs(), strict=True)}
+        return {name: Value(given=result) for name, result in zip(self.outputs, results_of(binding), strict=True)}
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class BoundSegment(HostSegment):
         run_bound(self._session, binding)
         if not self._others:
             return current.results
-        made = binding.get_outputs()[current.fixed :]
+        made = results_of(binding)[current.fixed :]
         return current.results | {name: Value(given=result) for name, result in zip(self._others, made, strict=True)}
 
     def _bind_moved(self, current: _Binding, given: Sequence[Value]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gopt.runtime.memory import give_back
+
 Array = np.ndarray[Any, Any]
 LARGE = 1 << 22
 """Elements from which on a matrix is large."""
@@ -44,6 +46,7 @@ def _product(a: Array, b: Array) -> Array:
     (m, k), n = a.shape, b.shape[1]
     wide = np.float64
     if a.dtype == b.dtype == wide:
+        give_back()
         y = np.empty((m, n), np.float32)
         for rows in _pieces(m, max(n, k)):
             y[rows] = a[rows] @ b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import resource
 import sys
@@ -97,6 +98,14 @@ def same_memory(one: Array, other: Array) -> bool:
 def _references(held: list[Array], place: int) -> int:
     """The number of references to an array of a list, views of it included."""
     return sys.getrefcount(held[place])
+
+
+def give_back() -> None:
+    """Give what was freed back to the system. The C library keeps it, in pieces between what is alive, into which no
+    larger value fits."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def peak_memory() -> int:

@@ -216,6 +216,19 @@ def run_bound(session: Any, binding: Any) -> None:
         raise node_error(error) from error
 
 
+def results_of(binding: Any) -> list[Any]:
+    """The results of a run, each by itself. One of ``get_outputs`` keeps its binding alive: all other results, and what
+    was read, which other runs made; so that of a chain of runs all would stay until the last result goes."""
+    given = binding.get_outputs_as_ortvaluevector()
+    new, value_of = type(given), runtime().OrtValue
+    found = []
+    for value in given:
+        alone = new()
+        alone.push_back(value)
+        found.append(value_of(alone[0]))
+    return found
+
+
 def _boundary_type(name: str, types: Mapping[str, TensorType]) -> TensorType:
     type = types.get(name)
     if type is None or not known(type.dtype):

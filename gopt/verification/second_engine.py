@@ -25,6 +25,7 @@ from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.executor import Executor
 from gopt.runtime.inlined_functions import inlined
+from gopt.runtime.memory import give_back
 from gopt.runtime.reference_eval import evaluate, seconds
 from gopt.runtime.session import CPU, SessionCache, make_session
 from gopt.verification.compare import Values, floating, length, tolerance_of
@@ -128,6 +129,8 @@ def compare_engines(
 ) -> EngineCheck:
     """Hold what a graph gave (``found``, or first rows of it) against what a second engine makes of the same
     operands."""
+    if not cache.keep:
+        give_back()
     graph = emulate_half(inlined(expand(graph, "gopt.run")))
     given = {name: np.asarray(values[name]) for name in graph.inputs if name in values}
     engine, due, why = _second(graph, given, cache, call)

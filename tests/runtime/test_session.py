@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +17,8 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.types import dtype_code
 from gopt.runtime import session
 from gopt.runtime.executor import Executor
+from gopt.runtime.host_value import array_of, runtime_value
+from gopt.runtime.partition import partition
 from gopt.runtime.reference_eval import evaluate, run_graph
 from gopt.runtime.session import NoKernelError, SessionCache
 
@@ -336,3 +339,20 @@ def test_external_constants_are_mapped(tmp_path):
     tensor = graph.initializers["w"]
     tensor.proto, tensor.path, tensor.offset = None, str(tmp_path / "d.bin"), 0
     assert alone(graph).run({"x": np.ones(1, np.float32)}, no_call)["y"].tolist() == (data + 1).tolist()
+
+
+def test_a_result_keeps_neither_other_results_nor_what_was_read(tmp_path):
+    row = ("float32", [3])
+    graph = make(tmp_path, [op("Neg", ["x"], ["y"]), op("Add", ["x", "x"], ["z"])], {"x": row}, {"y": row, "z": row})
+    (segment,) = partition(graph)
+    inputs, made = session.session_of(segment, graph, dict(graph.types), SessionCache(keep=False))
+    binding = made.io_binding()
+    binding.bind_ortvalue_input(inputs[0], runtime_value(np.arange(3, dtype=np.float32)))
+    for name in segment.outputs:
+        binding.bind_output(name, "cpu")
+    session.run_bound(made, binding)
+    gone = weakref.ref(binding._iobinding)
+    results = session.results_of(binding)
+    del binding, made
+    assert gone() is None
+    assert [array_of(each).tolist() for each in results] == [[0, -1, -2], [0, 2, 4]]

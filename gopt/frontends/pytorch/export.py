@@ -26,7 +26,7 @@ from gopt.frontends.pytorch.convert import (
     with_values,
 )
 from gopt.frontends.pytorch.evaluation import evaluation_model
-from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe
+from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe, own_arguments
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import named
 from gopt.frontends.pytorch.recorded_step import RecordedStep
@@ -193,7 +193,8 @@ def _readable(model: onnx.ModelProto, traced: TracedStep, options: ExportOptions
 def _recipe(factory: Any, options: ExportOptions) -> Recipe:
     torch.manual_seed(options.seed)
     if isinstance(factory, str):
-        return call_factory(load_factory(factory), factory)
+        with own_arguments(factory):
+            return call_factory(load_factory(factory), factory)
     return (
         call_factory(factory, getattr(factory, "__name__", "the factory"))
         if callable(factory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import importlib.util
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.frontends.pytorch.copies import OPTIMIZER_HOOKS, copy_tensor_hooks, rebind_hooks, rebound
@@ -39,6 +41,10 @@ class ModuleWithLoss(torch.nn.Module):
         memo = set() if memo is None else memo
         for name, each in self._both:
             yield from each.named_modules(memo, name, remove_duplicate)
+
+    def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield both, so that ``train`` and ``eval`` reach them."""
+        yield from self._both
 
 
 @dataclass(slots=True)
@@ -170,16 +176,22 @@ def make_recipe(given: Any) -> Recipe:
         raise InputError(f"the factory returns {what}", f"return {SHAPE}")
     module, loss, optimizers, batch, *rest = given
     if not isinstance(module, torch.nn.Module):
+        several = isinstance(module, list | tuple | Mapping)
         raise InputError(
             f"the first thing that the factory returns is not a module, but {type(module).__name__}",
+            "make one of several: torch.nn.ModuleDict; the loss takes its parts" if several else
             "gopt help export says what FACTORY returns",
+        )  # fmt: skip
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise UnsupportedError(
+            "the module is wrapped in DistributedDataParallel", "give the module in it (.module): gopt shard adds ranks"
         )
     if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
         raise UnsupportedError("the module is compiled by torch.jit", "give the module that it was made of")
     if loss is not None and not callable(loss):
         hint = "return None where the module has one"
         raise InputError(f"the loss is not a function, but {type(loss).__name__}", hint)
-    chosen = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
+    chosen, rest = _configured(optimizers, rest)
     for optimizer in chosen or [None]:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(
@@ -201,8 +213,28 @@ def make_recipe(given: Any) -> Recipe:
     return Recipe(module, loss, chosen, named, scheduler, positional, form)
 
 
+def _configured(given: Any, rest: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Optimizers and scheduler as a factory returns them, or as Lightning's ``configure_optimizers`` does: a dict, or
+    lists of both. Raises UnsupportedError for a scheduler that moves once an epoch."""
+    beside: Any = []
+    if isinstance(given, Mapping) and "optimizer" in given:
+        given, beside = given["optimizer"], given.get("lr_scheduler") or []
+    elif isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(each, list | tuple) for each in given):
+        given, beside = given
+    for each in beside if isinstance(beside, list | tuple) else [beside]:
+        if not isinstance(each, Mapping) or each.get("interval", "epoch") != "step":
+            raise UnsupportedError(
+                "the optimizer comes with a scheduler that moves once an epoch, and a step's moves at each step",
+                'let it move so, by {"scheduler": ..., "interval": "step"}; or leave it out: gopt run --set lr=...',
+            )
+        rest = [*rest, each["scheduler"]]
+    return list(given) if isinstance(given, list | tuple) else [given], rest
+
+
 def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, torch.Tensor], bool, Any]:
     """Tensors by name, whether they are positional, and how they are nested."""
+    if isinstance(given, DataLoader):
+        given = next(iter(given))
     if isinstance(given, torch.Tensor):
         given = (given,)
     if isinstance(given, Mapping):
@@ -245,7 +277,10 @@ def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:
 
 
 def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:
-    """Names for a tuple: those of ``forward``, and ``target``."""
+    """Names for a tuple: those of ``forward``, and ``target``; wrappers have those of the module in them."""
+    if isinstance(module, torch.nn.DataParallel):
+        module = module.module
+    module = getattr(module, "_orig_mod", module)  # of torch.compile
     try:
         known = [
             name
@@ -270,6 +305,8 @@ def load_factory(text: str) -> Callable[[], Any]:
             f"{text!r} names no factory", "write MODULE:FACTORY or FILE.py:FACTORY",
             "gopt init writes a file with one, and what to fill in",
         )  # fmt: skip
+    if where.endswith(".py"):
+        Script.read(_there(Path(where))).refuse_training_factory(name)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_path(where)
     found: Any = module
     for part in name.split("."):
@@ -282,6 +319,23 @@ def load_factory(text: str) -> Callable[[], Any]:
             f"{text} is not a function, but {type(found).__name__}", "write MODULE:FACTORY with the name of a function"
         )
     return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def own_arguments(factory: str) -> Iterator[None]:
+    """A script and its factory see a command line without arguments, not gopt's; raises InputError where they end
+    Python."""
+    name = factory if factory.endswith(".py") else factory.rpartition(":")[0]
+    given, sys.argv = sys.argv, [name]
+    try:
+        yield
+    except SystemExit as error:
+        raise InputError(
+            f"{name} ended itself, as sys.exit and argument parsers do: {show(error.code)}",
+            "it gets no arguments here: let those that it needs have defaults, or return before it ends",
+        ) from error
+    finally:
+        sys.argv = given
 
 
 def call_factory(factory: Callable[[], Any], name: str) -> Recipe:

@@ -6,7 +6,7 @@ import contextlib
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -42,21 +42,25 @@ def assumptions() -> Iterator[dict[str, None]]:
 
 
 @contextlib.contextmanager
-def no_reads(reader: str) -> Iterator[None]:
+def no_reads(reader: str, constants: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Raise UnsupportedError where code reads a value that the graph computes: its answer of one step would hold for
-    all. Code that only raises an error by it is an assumption. ``reader``: what the code is, for the message."""
+    all. It does for values that are computed from ``constants``, or from nothing. Code that only raises an error by one
+    is an assumption. ``reader``: what the code is, for the message."""
     with contextlib.ExitStack() as stack:
         for name, what in READS.items():
-            stack.enter_context(mock.patch.object(FunctionalTensor, name, _reader(reader, name, what)))
+            stack.enter_context(mock.patch.object(FunctionalTensor, name, _reader(reader, name, what, constants)))
         yield
 
 
-def _reader(reader: str, name: str, what: str) -> Any:
+def _reader(reader: str, name: str, what: str, constants: Sequence[torch.Tensor]) -> Any:
     def read(value: FunctionalTensor) -> Any:
         inner: Any = from_fun(value)
         mode = get_proxy_mode()
         slot = None if mode is None else get_proxy_slot(inner, mode.tracer, None)
         constant = inner if slot is None else slot.constant
+        fake = isinstance(inner, FakeTensor)
+        if slot is not None and constant is None and not fake and _is_constant(slot.proxy.node, mode, constants):
+            constant = inner
         if constant is None and _checks(sys._getframe(1), inner):
             _assumed[-1][user_line()] = None
             constant = inner
@@ -69,6 +73,19 @@ def _reader(reader: str, name: str, what: str) -> Any:
             return getattr(constant, name)()
 
     return read
+
+
+def _is_constant(node: torch.fx.Node, mode: Any, constants: Sequence[torch.Tensor]) -> bool:
+    """Return whether a node's value is the same in every step: no argument of the graph leads to it, but constants."""
+    fixed = {get_proxy_slot(from_fun(each), mode.tracer).proxy.node for each in constants}
+    seen, left = {node}, [node]
+    while left:
+        one = left.pop()
+        if one.op == "placeholder" and one not in fixed:
+            return False
+        left += [each for each in one.all_input_nodes if each not in seen]
+        seen.update(one.all_input_nodes)
+    return True
 
 
 def _checks(frame: FrameType, value: Any) -> bool:

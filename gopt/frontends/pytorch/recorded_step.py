@@ -43,6 +43,8 @@ from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph
 from gopt.sanitize import show
 
+_CALLS = "the batch is a tuple: the loss is called as loss(module(*inputs), target); of a dict as loss(module, batch)"
+
 OTHER_SIZES = (2, 67)
 """Numbers of samples that a step of any number is compared at, beside the example's."""
 
@@ -100,8 +102,9 @@ class RecordedStep:
             raise
         except Exception as error:
             raise UnsupportedError(
-                f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where"
-            ) from error
+                f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where",
+                *([_CALLS] if recipe.positional and recipe.loss is not None else []),
+            ) from error  # fmt: skip
         around = {path: each for path, each in tensors_around(recipe).items() if path in seen.around}
         refuse_shared_memory(find_places(recipe, seen), around)
         return cls(recipe, options, seen, recorded.found, scheduled, notes)

@@ -49,6 +49,12 @@ class Script:
                 *self._missing(),
             )
 
+    def refuse_training_factory(self, name: str) -> None:
+        """Raise OptionError where a function that is to be the factory trains and returns nothing."""
+        function = _functions(self.tree).get(name)
+        if function is not None and name in _training_functions(self.tree) and not any(_returned(function)):
+            raise OptionError(f"{self.path}:{name} trains and returns nothing, and was not run", *self._missing())
+
     def factories(self) -> list[str]:
         """Functions that need no argument and return a tuple of four or five."""
         functions = [each for each in self.tree.body if isinstance(each, ast.FunctionDef)]
@@ -100,8 +106,18 @@ class Script:
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
         model, optimizer, loss, batch = self.names()
+        written = f"    return {model[0]}, {loss}, {optimizer[0]}, {batch}"
+        function = next((f for f in _functions(self.tree).values() if optimizer[0] in dict(_assignments(f))), None)
+        if function is not None:
+            parts = (model[0], optimizer[0], *(each.id for each in ast.walk(ast.parse(f"{loss}, {batch}"))
+                     if isinstance(each, ast.Name)))  # fmt: skip
+            last = max(value.end_lineno or 0 for name, value in _assignments(function) if name in parts)
+            told = (
+                f"copy the lines of {function.name}() up to line {last}, which make {model[0]} and {optimizer[0]}, into"
+            )
+            return [f"{told} a function make, let it end as follows, and export {self.path.name}:make", written]
         lines = ("def make():", f"    {model[0]} = {model[1]}", f"    {optimizer[0]} = {optimizer[1]}",
-                 f"    return {model[0]}, {loss}, {optimizer[0]}, {batch}")  # fmt: skip
+                 written)  # fmt: skip
         told = f"add these four lines to {self.path.name}, and export {self.path.name}:make"
         return [told, *lines, "gopt init writes a file with such a function and its comments"]
 
@@ -112,7 +128,11 @@ class Script:
         optimizer, call = next(found, ("optimizer", None))
         owner = next((each for each in ast.walk(call) if _is_parameters(each)), None) if call is not None else None
         model = owner.func.value.id if owner is not None else "model"  # type: ignore[attr-defined]
-        loss = next((name for name in _LOSSES if name in made or name in _functions(self.tree)), "loss")
+        called = _compared(made, self.tree)
+        loss = next(
+            (name for name in _LOSSES if name in _functions(self.tree) or (name in made and name not in called)), ""
+        )
+        loss = loss or next(iter(called.values()), "loss")
         batch = next((name for name in (*_BATCHES,) if name in made), None)
         loader = next((each for each in _LOADERS if each in made), None)
         example = batch or (f"tuple(next(iter({loader})))" if loader else "(x, y)")
@@ -186,11 +206,19 @@ def _is_recipe(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Tuple) and len(value.elts) in (4, 5)
 
 
-def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Names with the expressions that they are set to, wherever they stand in the script."""
     for each in ast.walk(tree):
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
             yield each.targets[0].id, each.value
+
+
+def _compared(made: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:
+    """Names that a backward begins at, with the function that gives each its value where that takes two values: that of
+    an output and a target."""
+    ends = {_called(each).removesuffix(".backward") for each in ast.walk(tree) if _called(each).endswith(".backward")}
+    values = {name: made[name] for name in made if name in ends}
+    return {name: _called(each) for name, each in values.items() if isinstance(each, ast.Call) and len(each.args) == 2}
 
 
 def _is_parameters(node: ast.AST) -> bool:

@@ -197,7 +197,8 @@ def _step(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The loss, and the new value of every state, on traced tensors."""
     old = {each.name: values[each.name].clone() for each in places if each.owner is not None and options.scales_loss}
-    with autocast(options), no_reads("the step"):
+    fixed = [values[each.name] for each in places if each.kind is Kind.CONSTANT and each.name in values]
+    with autocast(options), no_reads("the step", fixed):
         loss = recipe.loss_of({name: values[name] for name in recipe.batch})
     scale = values.get(SCALE, options.loss_scale)
     with no_reads("the backward of the step"):

@@ -4,6 +4,7 @@ exactly."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -97,8 +98,26 @@ def open_data(
             "shuffle and drop in the function, or name a file or a folder",
         )
     if isinstance(data, str):
-        return IterableSource(load_function(data), types, drawn)
+        return IterableSource(batch_function(data), types, drawn)
     return StreamSource(data, types, drawn)
+
+
+def batch_function(text: str) -> Callable[[int, int], Any]:
+    """The function that yields batches; raises OptionError for one that cannot be called with a part and their
+    number."""
+    function = load_function(text)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of code in C
+        return function
+    try:
+        signature.bind(0, 1)
+    except TypeError as error:
+        raise OptionError(
+            f"{text!r} cannot be called as function(part, parts): {error}",
+            "each rank calls it with the number of its part of the data, from 0, and the number of parts",
+        ) from error
+    return function
 
 
 def load_function(text: str) -> Callable[..., Any]:

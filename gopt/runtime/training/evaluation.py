@@ -32,7 +32,7 @@ from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, taken
 from gopt.runtime.training.batch_stream import array, named
 from gopt.runtime.training.checkpoint import writers
-from gopt.runtime.training.data import load_function, open_data
+from gopt.runtime.training.data import batch_function, open_data
 from gopt.runtime.training.fitted_arrays import fitted
 from gopt.runtime.training.sample_files import on_disk
 from gopt.sanitize import clean_line, listed, show
@@ -355,7 +355,7 @@ def _source(data: str | Iterable[Any], types: Mapping[str, TensorType]) -> Array
             raise InputError(f"--eval-data {show(data)} has no {show(lost[0])}", "give held-out samples of each input")
         return found
     if isinstance(data, str):
-        return load_function(data)
+        return batch_function(data)
     if iter(data) is data:
         raise OptionError(
             "the data of the evaluation is a generator, which ends after one", "give a list or a data loader"

@@ -14,6 +14,7 @@ from gopt.ir.types import LOW_PRECISION
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import HeldInput
 from gopt.runtime.float64 import Float64Graph
+from gopt.runtime.memory import give_back
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened
 from gopt.verification.gradient_check.large_weights import along, length, with_large_weights
@@ -141,6 +142,8 @@ class Forward:
     def moved(self, point: Values, direction: Mapping[str, np.ndarray], step: float) -> Values:
         """The point with values moved along a direction."""
         moved = dict(point)
+        if self.large:
+            give_back()  # gradients of which directions were made
         for name, way in direction.items():
             if name in self.large:
                 moved |= {along(name): way, length(name): np.array(step)}

@@ -53,21 +53,21 @@ def with_large_weights(
         made.types[gradient] = before.types[gradient]
         if gradient in made.outputs:
             made.outputs[gradient] = before.types[gradient]
-    dropped = set()
+    dropped = set(large.values())
     for gradient in large.values():
         maker = makers[gradient]
         if maker.op_type == "Transpose":
             product = makers[maker.inputs[0]]
             first, second = product.inputs
-            dropped |= {maker.first_output, product.first_output}
+            dropped.add(product.first_output)
             makers[gradient] = Node("Gemm", [second, first], [gradient], attributes={"transA": 1, "transB": 1})
     for node in wide.nodes:
         if node.first_output in dropped:
-            if node.first_output in large.values():
-                made.nodes.append(makers[node.first_output])
             continue
         read = [each for each in node.inputs if each in large] if node.first_output in forward else []
         made.nodes += _moved(made, node, read[0]) if read else [node]
+    # Last, where the backward has let go of what it needed: their operands are small.
+    made.nodes += [makers[gradient] for gradient in dict.fromkeys(large.values())]
     return made, frozenset(large)
 
 

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import gopt  # noqa: E402
-from gopt.errors import InputError  # noqa: E402
+from gopt.errors import InputError, UnsupportedError  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.frontends.pytorch.factory import make_recipe  # noqa: E402
 from gopt.frontends.pytorch.options import ExportOptions  # noqa: E402
@@ -132,3 +132,73 @@ def test_a_batch_that_makes_no_inputs_is_refused(batch, words):
     net = nn.Linear(2, 2)
     with pytest.raises(InputError, match=words):
         make_recipe((net, None, torch.optim.SGD(net.parameters(), 0.1), batch))
+
+
+class Lit(nn.Linear):
+    """As a module of Lightning: it makes its optimizer itself."""
+
+    def configure_optimizers(self, form, interval="step"):
+        optimizer = torch.optim.Adam(self.parameters())
+        scheduler = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": interval}
+        return {
+            "a dict": {"optimizer": optimizer, "lr_scheduler": scheduler},
+            "without a scheduler": {"optimizer": optimizer},
+            "lists": ([optimizer], [scheduler]),
+        }[form]
+
+
+BATCH = (torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("form", ["a dict", "without a scheduler", "lists"])
+def test_takes_what_configure_optimizers_returns(form):
+    net = Lit(3, 2)
+    recipe = make_recipe((net, F.cross_entropy, net.configure_optimizers(form), BATCH))
+    assert isinstance(recipe.optimizers[0], torch.optim.Adam) and len(recipe.optimizers) == 1
+    assert (recipe.scheduler is None) == (form == "without a scheduler")
+
+
+def test_a_scheduler_of_epochs_is_not_taken_for_one_of_steps():
+    net = Lit(3, 2)
+    with pytest.raises(UnsupportedError, match="once an epoch"):
+        make_recipe((net, F.cross_entropy, net.configure_optimizers("lists", "epoch"), BATCH))
+
+
+def test_a_loader_gives_its_first_batch():
+    net, loader = nn.Linear(3, 2), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*BATCH), batch_size=2)
+    recipe = make_recipe((net, F.cross_entropy, torch.optim.Adam(net.parameters()), loader))
+    assert {name: len(value) for name, value in recipe.batch.items()} == {"input": 2, "target": 2}
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_inputs_of_a_wrapped_module_have_the_names_of_the_module_in_it(wrap):
+    net = wrap(nn.Linear(3, 2))
+    recipe = make_recipe((net, F.cross_entropy, torch.optim.Adam(net.parameters()), BATCH))
+    assert list(recipe.batch) == ["input", "target"]
+
+
+def test_a_module_on_ranks_of_its_own_is_refused_with_what_to_give():
+    net = nn.Linear(3, 2)
+    wrapped = object.__new__(nn.parallel.DistributedDataParallel)  # without a process group
+    with pytest.raises(UnsupportedError, match="DistributedDataParallel") as raised:
+        make_recipe((wrapped, F.cross_entropy, torch.optim.Adam(net.parameters()), BATCH))
+    assert ".module" in raised.value.hints[0]
+
+
+def test_several_modules_are_told_to_become_one():
+    nets = nn.Linear(3, 2), nn.Linear(2, 2)
+    with pytest.raises(InputError, match="is not a module, but tuple") as raised:
+        make_recipe((nets, F.cross_entropy, torch.optim.Adam(nets[0].parameters()), BATCH))
+    assert "ModuleDict" in raised.value.hints[0]
+
+
+def test_a_loss_that_does_not_fit_says_how_it_is_called(tmp_path):
+    net = nn.Linear(3, 2)
+    recipe = (
+        net,
+        lambda module, batch: F.cross_entropy(module(batch[0]), batch[1]),
+        torch.optim.Adam(net.parameters()),
+    )
+    with pytest.raises(UnsupportedError, match="the eager step raised") as raised:
+        export((*recipe, BATCH), tmp_path / "step.onnx")
+    assert "loss(module(*inputs), target)" in raised.value.hints[-1]

@@ -46,6 +46,20 @@ def samples(count, seed=3):
     return {"x": random.standard_normal((count, 5)).astype("f4"), "y": random.integers(0, 3, count)}
 
 
+def test_a_loss_that_is_a_module_leaves_nothing_in_training_mode(tmp_path):
+    """Of ``nn.CrossEntropyLoss()`` dropout drew numbers, and BatchNorm took the statistics of the batch."""
+    net, _, optimizer, batch = step()
+    found = export(
+        (net, nn.CrossEntropyLoss(), optimizer, tuple(batch.values())), tmp_path / "s.onnx", options=EVALUATED
+    )
+    session = onnxruntime.InferenceSession(found.evaluation)
+    for count in (6, 33):
+        given = samples(count)
+        loss = session.run(["loss"], {"input": given["x"], "target": given["y"]})[0]
+        np.testing.assert_allclose(loss, evaluated(step()[0], given)[0], rtol=1e-5)
+    assert net.training
+
+
 def test_the_model_computes_what_the_module_does_in_evaluation(tmp_path):
     found = export(step(), tmp_path / "step.onnx", options=EVALUATED)
     assert found.evaluation == str(tmp_path / "step.eval.onnx") and found.metrics == ("loss", "accuracy")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from gopt.cli.main import main  # noqa: E402
 
 from gopt.errors import OptionError  # noqa: E402
-from gopt.frontends.pytorch.factory import call_factory, load_factory  # noqa: E402
+from gopt.frontends.pytorch.factory import call_factory, load_factory, own_arguments  # noqa: E402
 from gopt.frontends.pytorch.scripts import Script  # noqa: E402
 
 HEAD = """\
@@ -99,6 +99,59 @@ def test_what_is_missing_is_said(words, tmp_path):
         factory = load_factory(str(written(tmp_path, MISSING[words])))
         factory()
     assert raised.value.hints
+
+
+PARSED = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--width', type=int{})\n"
+MAIN = """
+class Net(nn.Linear):
+    pass
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+def main():
+    args = parser.parse_args()
+    device = "cpu"
+    loader = DataLoader(TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,))), batch_size=8)
+    model = Net(4, args.width).to(device)
+    optimizer = torch.optim.Adadelta(model.parameters())
+    train(model, loader, optimizer)
+"""
+
+
+@pytest.mark.parametrize("where", ["", ":make"])
+def test_a_script_sees_no_arguments_of_gopt(where, tmp_path, monkeypatch, capsys):
+    """Its parser took gopt's command line for its own, and ended gopt with its usage."""
+    monkeypatch.setattr("sys.argv", ["gopt", "export", "script.py", "-o", "step.onnx"])
+    text = PARSED.format(", default=2") + "args = parser.parse_args()\n"
+    text += HEAD.replace("8, 2", "8, args.width") + "def make():\n    parser.parse_args()\n"
+    path = written(tmp_path, text + "    return net, criterion, opt, train_loader\n")
+    assert main(["export", f"{path}{where}", "-o", str(tmp_path / "step.onnx"), "--check", "1"]) == 0
+    path.write_text(path.read_text().replace("default=2", "required=True"))
+    assert main(["export", f"{path}{where}", "-o", str(tmp_path / "other.onnx")]) == 3
+    assert "ended itself, as sys.exit and argument parsers do: 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["", ":main"])
+def test_a_main_that_trains_says_which_lines_make_a_factory(where, tmp_path, capsys):
+    """Lines of a factory stood alone, without what main makes before them, and their indents were lost."""
+    text = HEAD[: HEAD.index("net =")] + PARSED.format(", default=2") + MAIN
+    path = written(tmp_path, text)
+    assert main(["export", f"{path}{where}", "-o", str(tmp_path / "step.onnx")]) == 2
+    said = capsys.readouterr().err
+    hint = next(line for line in said.splitlines() if "copy the lines of main()" in line)
+    last = int(hint.partition("up to line ")[2].partition(",")[0])
+    code = next(line for line in said.splitlines() if "hint:     return" in line).partition("hint: ")[2]
+    assert code == "    return model, nn.functional.cross_entropy, optimizer, tuple(next(iter(loader)))"
+    lines = path.read_text().splitlines()
+    start = lines.index("def main():")
+    path.write_text("\n".join([*lines, "def make():", *lines[start + 1 : last], code, ""]))
+    with own_arguments(f"{path}:make"):
+        recipe = call_factory(load_factory(f"{path}:make"), "script")
+    assert recipe.batch.keys() == {"input", "target"} and type(recipe.module).__name__ == "Net"
 
 
 def test_the_written_template_is_a_factory(tmp_path, monkeypatch):

@@ -412,3 +412,33 @@ def test_a_distribution_draws_inputs(tmp_path):
         )
 
     assert "draw_0" in export(step(loss), tmp_path / "step.onnx").inputs
+
+
+class Masked(nn.Module):
+    """PyTorch's encoder asks of a mask whether it is the causal one."""
+
+    def __init__(self, made):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder, self.made = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), made
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+
+    def forward(self, x):
+        mask = {
+            "a buffer": lambda: self.mask,
+            "made in the forward": lambda: torch.log(torch.tril(torch.ones(5, 5))),
+            "of the data": lambda: self.mask + x.mean(),
+        }[self.made]()
+        return self.encoder(x, mask=mask).mean()
+
+
+@pytest.mark.parametrize("made", ["a buffer", "made in the forward", "of the data"])
+def test_code_may_ask_for_values_that_are_the_same_in_every_step(made, tmp_path):
+    torch.manual_seed(0)
+    net = Masked(made)
+    recipe = (net, None, torch.optim.SGD(net.parameters(), 0.1), {"x": torch.randn(3, 5, 8)})
+    if made == "of the data":
+        with pytest.raises(UnsupportedError, match="branches on a value that the graph computes"):
+            export(recipe, tmp_path / "step.onnx")
+    else:
+        assert export(recipe, tmp_path / "step.onnx").checked is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.errors import InputError
+from gopt.errors import InputError, OptionError
 from gopt.ir.types import TensorType
 from gopt.runtime.training.array_source import MicroStep, SampleOrder
 from gopt.runtime.training.data import IterableSource, open_data
@@ -77,3 +77,15 @@ def test_what_a_function_yields_amiss_is_named_with_what_to_yield(made, said):
         for number in range(2):
             source.batch(MicroStep(number, 0, 1))
     assert caught.value.message == said and caught.value.hints
+
+
+def test_a_function_that_takes_no_part_is_refused_before_it_is_called(tmp_path, monkeypatch):
+    """It raised a TypeError in the first step of a rank."""
+    (tmp_path / "plainly.py").write_text(
+        "def batches():\n    raise AssertionError\ndef more(part, parts, at=0): yield 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match=r"cannot be called as function\(part, parts\)") as caught:
+        open_data("plainly:batches", TYPES)
+    assert "number of its part" in caught.value.hints[0]
+    assert isinstance(open_data("plainly:more", TYPES), IterableSource)

@@ -37,3 +37,4 @@ def test_weights_that_products_alone_read_stay_float32(kind: str, monkeypatch: p
     made, names = with_large_weights(widened(graph, "float64"), graph, {"w": "g", "v": "x"}, ["loss"])
     assert names == ({"w"} if stays else set())
     assert (made.types["g"].dtype == "float32") is stays
+    assert not stays or made.nodes[-1].outputs == ["g"], "last: it is not held while others are computed"
