@@ -156,13 +156,11 @@ def limits() -> Iterator[Shot]:
             yield Shot(limit, TABLE[name].split(), before)
 
 
-def _exchanged(path: Path, other: str) -> Act:
-    """Exchange a name for a link or a folder of the user's, and back."""
+def _exchanged(path: Path) -> Act:
+    """Exchange a name for what ``_theirs`` has made beside it, and back."""
     aside, theirs = path.with_name(f"{path.name}.aside"), path.with_name(f"{path.name}.theirs")
 
     def act() -> None:
-        if not os.path.lexists(theirs) and not os.path.lexists(aside):
-            theirs.symlink_to(other) if other else _bare(theirs)
         for one, two in ((path, aside), (theirs, path), (path, theirs), (aside, path)):
             with contextlib.suppress(OSError):
                 if not os.path.lexists(two):
@@ -178,19 +176,33 @@ OUTPUTS = {
 }  # fmt: skip
 
 
+def _theirs(path: Path, other: str, before: Act) -> Act:
+    """A link to ``other``, or a folder of the user's where that is '', beside a path."""
+
+    def act() -> None:
+        before()
+        theirs = path.with_name(f"{path.name}.theirs")
+        theirs.symlink_to(other) if other else _bare(theirs)
+
+    return act
+
+
+def _are_there(home: Path) -> bool:
+    """Whether what ``_theirs`` has made is somewhere."""
+    found = [path for path in home.rglob("*") if "mine" not in path.relative_to(home).parts]
+    return any(path.is_symlink() or (path.name == "file" and path.read_text() == "mine") for path in found)
+
+
 def links() -> Iterator[Shot]:
     """The output, or the folder around it, is exchanged while a command writes, three times each."""
     for name, output in OUTPUTS.items():
-        for _ in range(3):
-            for other in ("mine", "mine/file", "nowhere", ""):
-                place = _link_hard if output.endswith(".onnx") else lambda: None
-                yield Shot(
-                    f"{output} and {other!r}", TABLE[name].split(), place=place, beside=_exchanged(Path(output), other)
-                )
-            if "golden" not in name:
-                words = [word.replace(output, f"around/{output}") for word in TABLE[name].split()]
-                for other in ("mine", ""):
-                    yield Shot(f"around and {other!r}", words, place=_around, beside=_exchanged(Path("around"), other))
+        linked = _link_hard if output.endswith(".onnx") else lambda: None
+        places = [(output, other, linked) for other in ("mine", "mine/file", "nowhere", "")]
+        places += [("around", other, _around) for other in ("mine", "") if name != "golden update"]
+        for path, other, before in 3 * places:
+            words = [f"around/{word}" if word == output and path == "around" else word for word in TABLE[name].split()]
+            place = _theirs(Path(path), other, before)
+            yield Shot(f"{path} and {other!r}", words, place=place, beside=_exchanged(Path(path)))
 
 
 def _around() -> None:
@@ -269,9 +281,8 @@ def one(shot: Shot, kept: Path, home: Path, codes: Counter[int]) -> list[str]:
     for name, theirs in tree(kept / "mine").items():
         if tree(home / "mine").get(name) != theirs:
             wrong.append(f"mine/{name} is changed")
-    for folder in home.rglob("*.theirs" if shot.beside else "no"):
-        if not folder.is_symlink() and folder.is_dir() and os.listdir(folder) == []:
-            wrong.append(f"{folder} is emptied")
+    if shot.beside is not None and not _are_there(home):
+        wrong.append("what is the user's is gone")
     if shot.next and not shot.beside:
         again = run(shot.words, home)
         if again.code:
