@@ -208,7 +208,8 @@ class JoinedGraph:
             for place, name in enumerate(node.inputs if id(node) in cone and not node.is_a(*_NO_FACTORS) else ()):
                 value = index.constants.value(name) if name else None
                 number = _one_number(value) if value is not None else 1.0
-                growth = 1.0 if number == 1 else self._growth(number, sizes, below=node.is_a("Div") and place == 1)
+                neutral = number == 1 and not (node.is_a("Mul") and self.context.batch == 2)  # 2 over 2 samples is one
+                growth = 1.0 if neutral else self._growth(number, sizes, below=node.is_a("Div") and place == 1)
                 if value is not None and growth != 1 and not self._grown_value(name):
                     of_number = found.setdefault(f"{number:.6g}", Dividers())
                     of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * growth).astype(value.dtype)
@@ -255,7 +256,7 @@ class JoinedGraph:
         batch, over = self.context.batch, number if below else 1 / number
         if (
             batch > 1
-            and over > 1
+            and over >= 1
             and any(isclose(part * over / batch, size, rel_tol=1e-5) for part in _PARTS for size in sizes)
         ):
             return self.times if below else 1 / self.times
