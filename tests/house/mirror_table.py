@@ -282,7 +282,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
     **_each("cli.render_plan", _SHOWN, "cli/test_plan.py"),
     **_each("cli.render_verify", _SHOWN, "cli/test_main.py", "verification/test_verify.py"),
-    **_each("cli.evaluation_options runtime.training.evaluator", "evaluations of gopt run", "runtime/training/test_evaluation.py"),
+    **_each(
+        "cli.evaluation_options runtime.training.evaluator", "evaluations of gopt run",
+        "runtime/training/test_evaluation.py",
+    ),
     **_each("cli.run cli.run_ranks cli.run_report", "trains", "runtime/test_run.py", "runtime/test_run_messages.py"),
     **_each("cli.verify", "compares", "verification/test_verify.py", "cli/test_main.py"),
     # --- offline ---

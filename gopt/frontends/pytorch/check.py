@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from gopt.errors import GoptError, UnsupportedError
+from gopt.frontends.pytorch.convert import array_of
+from gopt.frontends.pytorch.eager import NARROW
 from gopt.frontends.pytorch.eager_states import Arrays, EagerStates
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
@@ -33,12 +35,14 @@ from gopt.verification.compare import distance_of
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, the disturbance in units of
-    the last place, and the share of a state's ``size`` that is allowed however little it changes."""
+    the last place, the share of a state's ``size`` that is allowed however little it changes, and the share of the
+    ``largest`` state that is allowed in each: a gradient of zero is rounding of others."""
 
     loss: float
     share: float
     shake: float
     size: float = 1e-6
+    largest: float = 0.0
 
 
 LIMITS = {
@@ -47,7 +51,7 @@ LIMITS = {
     Autocast.BF16: Limits(2e-2, 0.15, 2.0**-8),
 }
 """By the narrow type of a step."""
-WIDE = Limits(1e-6, 1e-4, 2.0**-52, 1e-9)
+WIDE = Limits(1e-6, 1e-4, 2.0**-52, 1e-9, 2.0**-50)
 """In float64, where constants of the exported step are still those of float32: 1 - 0.999 is off by 1e-5."""
 NOISE = 64.0
 """Allowed as well: this many times what a disturbance in the last place does."""
@@ -140,7 +144,7 @@ def _compared(
         if name not in graph.inputs:  # it made a value before the first step, which the graph holds
             drawn[0][place] = value
     taken = {*graph.inputs, *graph.initializers}
-    limits = WIDE if wide else LIMITS[options.autocast]
+    limits = WIDE if wide else LIMITS[_narrowest(recipe, options)]
     eager = EagerStates(recipe, seen, options, taken, wide=wide)
     shaken = EagerStates(recipe, seen, options, taken, shake=limits.shake, wide=wide)
     others = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
@@ -158,8 +162,8 @@ def _compared(
     for step, (batch, numbers) in enumerate(zip(data, drawn)):
         if scheduled:
             cache_feeds |= {name: eager.rate(*place) for name, place in hyper.rates.items()}
-        feeds = {name: value.numpy() for name, value in batch.items()} | cache_feeds | held
-        feeds |= {name: value.numpy() for name, value in zip(draw_names(len(draws)), numbers)}
+        feeds = {name: array_of(value) for name, value in batch.items()} | cache_feeds | held
+        feeds |= {name: array_of(value) for name, value in zip(draw_names(len(draws)), numbers)}
         given = {name: feeds[name] for name in graph.inputs if name in feeds}
         if wide:
             given = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in given.items()}
@@ -187,12 +191,20 @@ def _compared(
             _check_output(name, step, results.pop(name), value, limits.loss, allowed)
         held = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
         expected, found = eager.states(), [each.eager.states() for each in others]
+        sizes = filter(np.isfinite, map(distance_of, expected.values() if limits.largest else ()))
+        least = limits.largest * max(sizes, default=0.0)
         for name, value in expected.items():
-            allowed = sum(other.factor * _norm(states[name], value) for other, states in zip(others, found))
+            allowed = least + sum(other.factor * _norm(states[name], value) for other, states in zip(others, found))
             worst = max(worst, (_distance(name, step, held[name], value, allowed, first[name], limits), name))
         if step == 0:  # the rest compute in no narrow type, or by no other kernels
             others = [each for each, states in zip(others, found) if not _equal(states, expected)]
     return ExportCheck(tuple(losses), tuple(theirs), *worst, updates)
+
+
+def _narrowest(recipe: Recipe, options: ExportOptions) -> Autocast | None:
+    """The narrow type of autocast, or of parameters."""
+    types = {each.dtype for each in recipe.whole.parameters()}
+    return options.autocast or next((key for key, type in NARROW.items() if type in types), None)
 
 
 @dataclass(frozen=True, slots=True)

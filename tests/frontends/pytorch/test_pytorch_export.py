@@ -154,10 +154,9 @@ def test_the_check_sees_a_planted_difference(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("share", "types", "equal"), [(0.02, "f4", True), (0.02, "f4 f8", False), (0.5, "f4", False)])
-def test_a_difference_of_float32_that_float64_has_not_is_rounding(share, types, equal, tmp_path, monkeypatch):
-    """``share``: of a change, planted where a state has one of these types; half of it is too much for rounding."""
-    run, name = check.Executor.run, "0.weight"
+def moved_further(name, share, types):
+    """A run after which a state of one of these types has changed by a share more."""
+    run = check.Executor.run
 
     def planted(self, feeds, call):
         results = run(self, feeds, call)
@@ -167,7 +166,43 @@ def test_a_difference_of_float32_that_float64_has_not_is_rounding(share, types, 
             results[f"{name}_out"] = new + np.asarray(share, new.dtype) * (new - before)
         return results
 
-    monkeypatch.setattr(check.Executor, "run", planted)
+    return planted
+
+
+class Attention(torch.nn.Module):
+    """The bias of scores under a softmax has a gradient that is rounding alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.score, self.head = torch.nn.Linear(6, 4), torch.nn.Linear(4, 1), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        weights = torch.softmax(self.score(torch.tanh(self.keys(x))), 1)
+        return self.head((weights * x).sum(1))
+
+
+def attention_step(dtype=torch.float32):
+    torch.manual_seed(0)
+    net = Attention().to(dtype)
+    batch = (torch.randn(4, 5, 6).to(dtype), torch.tensor([0, 1, 2, 0]))
+    return net, torch.nn.functional.cross_entropy, torch.optim.Adam(net.parameters(), 1e-3), batch
+
+
+def test_a_gradient_that_is_rounding_alone_is_no_difference_in_float64(tmp_path, monkeypatch):
+    monkeypatch.setattr(check.Executor, "run", moved_further("keys.weight", 0.02, "f4"))
+    checked = exported(attention_step, tmp_path).checked
+    assert "'keys.weight' after step 1" in checked.rounding
+
+
+def test_a_module_in_bfloat16_is_exported(tmp_path):
+    checked = exported(lambda: attention_step(torch.bfloat16), tmp_path).checked
+    assert len(checked.losses) == 3
+
+
+@pytest.mark.parametrize(("share", "types", "equal"), [(0.02, "f4", True), (0.02, "f4 f8", False), (0.5, "f4", False)])
+def test_a_difference_of_float32_that_float64_has_not_is_rounding(share, types, equal, tmp_path, monkeypatch):
+    """``share``: of a change, planted where a state has one of these types; half of it is too much for rounding."""
+    monkeypatch.setattr(check.Executor, "run", moved_further("0.weight", share, types))
     if not equal:
         with pytest.raises(UnsupportedError, match=r"'0\.weight' after step 1"):
             exported("groups", tmp_path)
