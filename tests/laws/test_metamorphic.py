@@ -45,7 +45,6 @@ def model_of(name: str) -> ModelProto:
     return model
 
 
-OPEN = pytest.mark.xfail(strict=True, reason="known defect: a sum of gradients behind a layout is not an accumulator")
 CASES = [
     (name, edit)
     for name in [*NAMES, *PLANS]
@@ -54,22 +53,17 @@ CASES = [
 ]
 
 
-LOST = {("mlp_adamw_accum", f"behind {kind}") for kind in ("flat-pair", "expand")}
 SOME = [case for k, case in enumerate(CASES) if k % 6 == 0 or (case[0] in PLANS and k % 2)]
 """Those that are tried each time; the rest is ``-m slow``."""
 
 
-def marked(cases: list[tuple[str, str]]) -> list[object]:
-    return [pytest.param(*case, marks=[OPEN] if case in LOST else []) for case in cases]
-
-
-@pytest.mark.parametrize(("name", "edit"), marked(SOME))
+@pytest.mark.parametrize(("name", "edit"), SOME)
 def test_roles_stay(name, edit, tmp_path):
     assert changes(model_of(name), edit, tmp_path) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "edit"), marked([case for case in CASES if case not in SOME]))
+@pytest.mark.parametrize(("name", "edit"), [case for case in CASES if case not in SOME])
 def test_all_roles_stay(name, edit, tmp_path):
     assert changes(model_of(name), edit, tmp_path) == []
 
@@ -109,7 +103,7 @@ def same_numbers(name: str, edit: str, folder: Path) -> None:
     other = edited(model, training(model, folder / "plain.onnx"), edit)
     wanted, found = numbers(model, Edited(model), folder), numbers(model, other, folder)
     assert wanted.keys() == found.keys()
-    loose = 1e-3 if edit in ("split", "merged") else 1e-6
+    loose = 1e-3 if edit in ("split", "merged") or "fp16" in name else 1e-6  # halves round otherwise
     for state, value in wanted.items():
         np.testing.assert_allclose(
             found[state].astype(float), value.astype(float), rtol=loose, atol=loose, err_msg=state
