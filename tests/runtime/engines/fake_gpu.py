@@ -435,6 +435,9 @@ class FakeOrtValue:
     def __getattr__(self, name: str) -> Any:
         return getattr(onnxruntime.OrtValue, name)
 
+    def __call__(self, value: Any) -> Any:
+        return onnxruntime.OrtValue(value)
+
     def ortvalue_from_shape_and_type(
         self, shape, element_type, device_type="cpu", device_id=0, vendor_id=-1, memory_info=None
     ):
