@@ -58,13 +58,11 @@ def _check_statistics(program: SpmdProgram) -> None:
     if not held:
         return
     summed = [held.input for held in program.accumulators]
-    source = GraphIndex(program.source.graph)  # where the mesh splits a value, its shape is a constant by now
-    fed = descendants(source, program.training.batch)
-    sizes = {
-        n for node in source.graph.nodes if node.is_a("Shape", "Size") and node.inputs[0] in fed for n in node.outputs
-    }
-    roots = {*program.training.batch, *program.training.counted.values(), *program.loop_carried, *summed, *sizes}
-    following = descendants(GraphIndex(program.graph), roots)
+    roots = {*program.training.batch, *program.training.counted.values(), *program.loop_carried, *summed}
+    index = GraphIndex(program.graph)
+    following = descendants(index, roots)
+    if not {*(state.output for state in held), *program.loop_carried.values()} <= following:
+        following = descendants(index, roots | _sizes(program))
     for state in held:
         for name in (program.loop_carried.get(state.input), state.output):
             if name is not None and name not in following:
@@ -72,6 +70,14 @@ def _check_statistics(program: SpmdProgram) -> None:
                     f"statistic {state.input!r} follows no batch: nothing of its new value {name!r} depends on one",
                     "over micro-steps loop_carried names what each of them makes of it",
                 )
+
+
+def _sizes(program: SpmdProgram) -> set[str]:
+    """Shapes of what the source makes of the batch: where the mesh splits a value, its shape is a constant by now."""
+    source = GraphIndex(program.source.graph)
+    fed = descendants(source, program.training.batch)
+    shapes = (node for node in source.graph.nodes if node.is_a("Shape", "Size") and node.inputs[0] in fed)
+    return {name for node in shapes for name in node.outputs}
 
 
 @dataclass(slots=True)

@@ -171,7 +171,7 @@ class _KeptNodes:
         """Check a call that is none of the step's: it sends along an axis that splits the computation only what a call
         of the step sends along it. What ranks reduce of a synchronised value or of a statistic stands for it."""
         for old, new in zip(node.inputs, node.outputs):
-            if self.renamed.get(old) in self._points | self._statistics:
+            if (name := self.renamed.get(old)) in self._points or name in self._statistics:
                 self.renamed[new] = self.renamed[old]
         split = _axes(node) & self._split if self._split and "group" in node.attributes else frozenset()
         for name in node.inputs if split and self._makers.keys().isdisjoint(node.outputs) else ():
