@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.losses import LossRoots
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, descendants
 
 _OF_LOSS = (
     "Cast",
@@ -76,7 +75,7 @@ class AnalysisContext:
 
     def masks_locally(self, node: Node) -> bool:
         """Return whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
-        if not node.is_a("Where") or not any(is_zero(self.index, name) for name in node.inputs[1:]):
+        if not node.is_a("Where") or not any(self.index.constants.zero(name) for name in node.inputs[1:]):
             return False
         producer = self.index.producers.get(node.inputs[0])
         held = [name for name in producer.reads if name in self.tainted] if producer is not None else []

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.gradient_fixpoint import GradientMap
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.name_hints import propose, says_new
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import MOST, others
 from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.types import FLOATS, TensorType
 
 _WALKED = 64

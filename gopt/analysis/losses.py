@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants, parts_of
 from gopt.analysis.operators import LAYOUT, elementwise, value_reads
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants, parts_of
 from gopt.ir.types import FLOATS
 
 _STEPS = frozenset({"ArgMax", "Sign", "Round", "Floor", "Ceil"})

@@ -11,13 +11,12 @@ from collections.abc import Hashable, Iterator
 from functools import cached_property
 
 import numpy as np
-import onnx
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.analysis.operators import control_flow, draws
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import GraphIndex
 
 IN_ORDER = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Keep the elements of a value and their order."""
@@ -76,21 +75,11 @@ class RowValues:
 
     def number(self, name: str) -> float | None:
         """A constant of one element."""
-        type = self.graph.type_of(name)
-        value = self.constant(name) if not type.static or type.elements == 1 else None
-        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+        return self.index.constants.number(self.root(name))
 
     def zero(self, name: str) -> bool:
         """Return whether a value is a constant that is zero everywhere, of any size."""
-        while True:
-            node = self.producer(name)
-            if node is not None and node.is_a("ConstantOfShape"):
-                fill = node.attributes.get("value")
-                return fill is None or not np.any(onnx.numpy_helper.to_array(fill))
-            if node is None or not node.is_a("Expand", "Reshape", "Cast", "Unsqueeze", "Squeeze", "Neg"):
-                value = self.constant(name)
-                return value is not None and not np.any(value)
-            name = node.inputs[0]
+        return self.index.constants.zero(self.root(name))
 
     # --- the same numbers ---------------------------------------------------------------------------------------------
 

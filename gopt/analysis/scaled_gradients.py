@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.role_hints import others
@@ -18,6 +16,7 @@ from gopt.analysis.state_matching import FACTOR_COST, reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
 
 _VANISHING = frozenset(
@@ -97,7 +96,7 @@ def _vanishes(index: GraphIndex, node: Node, found: AbstractSet[str]) -> bool:
 
 
 def _all_vanish(index: GraphIndex, names: Iterable[str], found: AbstractSet[str]) -> bool:
-    return all(name in found or is_zero(index, name) for name in names)
+    return all(name in found or index.constants.zero(name) for name in names)
 
 
 def _masks(step: StepSkeleton, output: str, state: str) -> bool:

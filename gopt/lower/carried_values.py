@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import onnx
-
 from gopt.analysis.look_through import spans_data_axes
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import Accumulator, SpmdProgram
 
@@ -46,21 +44,11 @@ def _check_accumulator(program: SpmdProgram, held: Accumulator, producers: Mappi
         raise InvariantError(
             f"accumulator {held.input!r} does not add up: {held.added!r} is not what it was plus one term"
         )
-    if held.output not in producers or not _zeros(producers[held.output]):
+    if held.output not in producers or not Constants(program.graph, producers).zero(held.output):
         raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
     for name in (held.added, held.output):
         if types[name] != types[held.input]:
             raise InvariantError(f"accumulator {held.input!r} is {types[held.input]}, and {name!r} is {types[name]}")
-
-
-def _zeros(node: Node) -> bool:
-    """Return whether a constant is zeros; ConstantOfShape without a value makes them."""
-    if not node.is_a("ConstantOfShape", "Constant"):
-        return False
-    if not node.attributes:
-        return node.is_a("ConstantOfShape")
-    value = node.attributes.get("value")
-    return value is not None and not np.any(onnx.numpy_helper.to_array(value))
 
 
 def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None:

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.tensor import Tensor
 from gopt.sanitize import show
 

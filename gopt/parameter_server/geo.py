@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.lower.lowering import LoweredProgram, lower

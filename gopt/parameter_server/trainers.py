@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.artifact.server_entries import PullAt
 from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.mesh import Mesh

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
 from gopt.verification.compare import Values, distance_of, floating, length
 from gopt.verification.piecewise import pieces

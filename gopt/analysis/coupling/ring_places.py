@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 
 SCATTERS = ("ScatterND", "ScatterElements", "Scatter")
 _INTEGERS = ("int64", "int32")

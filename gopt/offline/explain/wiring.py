@@ -1,31 +1,22 @@
-"""Producers and users of the values of one graph."""
+"""The calls that a value goes into, and the one that it comes out of."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import GraphIndex
 
 _VIEWS = ("Cast", "Reshape", "Identity", "Slice", "Flatten")
 
 
-class Wiring:
-    """A graph with its nodes by label, the makers and the readers of its values."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+class Wiring(GraphIndex):
+    """A graph with its nodes by label, and the calls at which its values arrive."""
 
     @cached_property
     def labels(self) -> dict[str, Node]:
+        """Label -> node."""
         return {node.label: node for node in self.graph.nodes}
-
-    @cached_property
-    def producers(self) -> dict[str, Node]:
-        return self.graph.producers()
-
-    @cached_property
-    def users(self) -> dict[str, list[Node]]:
-        return self.graph.users()
 
     def sent_by(self, name: str) -> list[Node]:
         """Calls that a value goes into, also through casts and reshapes."""

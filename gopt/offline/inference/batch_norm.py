@@ -88,10 +88,7 @@ def _axes(subgraph: ForwardSubgraph, node: Node) -> list[int]:
     """Axes that a node reduces, counted from the front."""
     shape = subgraph.graph.type_of(node.inputs[0]).shape
     rank = 0 if shape is None else len(shape)
-    given = (
-        subgraph.constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else node.attributes.get("axes")
-    )
-    axes = range(rank) if given is None else [int(axis) for axis in np.asarray(given).reshape(-1)]
+    axes = subgraph.constants.axes(node) or range(rank)
     return [axis % rank if rank else axis for axis in axes]
 
 

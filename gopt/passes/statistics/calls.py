@@ -7,13 +7,13 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.operators import random
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.passes.statistics.rows import RowCalls

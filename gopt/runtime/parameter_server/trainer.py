@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, clone
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import numpy_dtype
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
 from gopt.runtime.device import Host

@@ -2,7 +2,7 @@
 
 from small_graphs import chain
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
+from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants
 from gopt.ir.types import TensorType
 
 GRAPH = chain("xa", "ab", "ybc", "yd")
