@@ -16,7 +16,7 @@ from gopt.analysis.isomorphism import signature
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.analysis.operators import control_flow, draws
 from gopt.ir.graph import Graph, Node
-from gopt.ir.graph_index import GraphIndex
+from gopt.ir.graph_index import GraphIndex, walk
 
 IN_ORDER = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Keep the elements of a value and their order."""
@@ -85,17 +85,8 @@ class RowValues:
 
     def sources(self, name: str) -> frozenset[int]:
         """Numbers of the values that the ids of a lookup are taken from."""
-        found: set[int] = set()
-        stack, seen = [name], set()
-        while stack:
-            name = self.plain(stack.pop())
-            if name not in seen:
-                seen.add(name)
-                parts = self._parts(name)
-                stack.extend(parts)
-                if not parts:
-                    found.add(self.value_number(name))
-        return frozenset(found)
+        reached = walk([self.plain(name)], lambda value: map(self.plain, self._parts(value)))
+        return frozenset(self.value_number(value) for value in reached if not self._parts(value))
 
     def within(self, name: str, rows: int, known: frozenset[int]) -> bool:
         """Return whether all ids of ``name`` are ids of ``known`` sources, which index a table of ``rows`` rows.

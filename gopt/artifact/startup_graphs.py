@@ -9,7 +9,7 @@ computed takes the others from ``states.bin``.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -22,6 +22,7 @@ from gopt.artifact.serialize import model_bytes
 from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import walk
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_code
 from gopt.lower.rank_graph import RankGraph, RankState, ShardRange
@@ -117,14 +118,11 @@ class _Writer:
 
     def _needed(self, names: Iterable[str]) -> list[Node]:
         """The nodes that make these values, in order."""
-        found: set[int] = set()
-        waiting = [self._place[name] for name in names]
-        while waiting:
-            place = waiting.pop()
-            if place not in found:
-                found.add(place)
-                waiting += [self._place[name] for name in self.startup.nodes[place].reads if name in self._place]
-        return [self.startup.nodes[place] for place in sorted(found)]
+
+        def following(place: int) -> Iterator[int]:
+            return (self._place[name] for name in self.startup.nodes[place].reads if name in self._place)
+
+        return [self.startup.nodes[place] for place in sorted(walk((self._place[name] for name in names), following))]
 
 
 class _RankPart:

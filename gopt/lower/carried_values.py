@@ -14,6 +14,7 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import walk
 from gopt.program import Accumulator, SpmdProgram
 
 FOLLOWED = "old values that new values follow"
@@ -161,12 +162,7 @@ class _StateSources:
 
     def _through(self, first: frozenset[str]) -> set[str]:
         """Some states, and those that they follow where they are new values themselves."""
-        seen, stack = set(first), list(first)
-        while stack:
-            more = self.made.get(stack.pop(), _NONE) - seen
-            seen |= more
-            stack += more
-        return seen
+        return set(walk(first, lambda name: self.made.get(name, _NONE)))
 
 
 def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _StateSources:

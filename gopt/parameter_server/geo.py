@@ -25,7 +25,7 @@ from gopt.analysis.update_subgraphs import find_updates
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
-from gopt.ir.graph_index import GraphIndex
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.lower.lowering import LoweredProgram, lower
@@ -79,17 +79,7 @@ def place_geo_nodes(training: TrainingGraph) -> NodePlacement:
 
 def _reads(index: GraphIndex, value: str, wanted: str, cut: set[str]) -> bool:
     """Return whether a value is computed from another one in the update."""
-    stack, seen = [value], set[str]()
-    while stack:
-        name = stack.pop()
-        if name == wanted:
-            return True
-        if name in seen or name in cut:
-            continue
-        seen.add(name)
-        node = index.producers.get(name)
-        stack += node.reads if node is not None else []
-    return False
+    return wanted in walk([value], lambda name: () if name in cut else index.operands(name))
 
 
 def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 from gopt.ir.graph import COMM, Node
-from gopt.ir.graph_index import GraphIndex
+from gopt.ir.graph_index import GraphIndex, walk
 
 _VIEWS = ("Cast", "Reshape", "Identity", "Slice", "Flatten")
 
@@ -20,16 +21,12 @@ class Wiring(GraphIndex):
 
     def sent_by(self, name: str) -> list[Node]:
         """Calls that a value goes into, also through casts and reshapes."""
-        found, seen, todo = [], {name}, [name]
-        while todo:
-            for node in self.users.get(todo.pop(), ()):
-                if node.domain == COMM:
-                    found.append(node)
-                elif node.op_type in _VIEWS:
-                    new = [each for each in node.outputs if each not in seen]
-                    seen.update(new)
-                    todo += new
-        return list(dict.fromkeys(found))
+
+        def following(value: str) -> Iterator[str]:
+            return (made for node in self.users.get(value, ()) if node.op_type in _VIEWS for made in node.outputs)
+
+        users = (node for value in walk([name], following) for node in self.users.get(value, ()))
+        return list(dict.fromkeys(node for node in users if node.domain == COMM))
 
     def brought_by(self, name: str) -> list[Node]:
         """The call that a value comes out of, also through casts and reshapes."""

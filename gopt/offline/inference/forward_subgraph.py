@@ -10,7 +10,7 @@ import onnx
 
 from gopt.ir.constant_folding import Constants, as_constant
 from gopt.ir.graph import Graph, Node
-from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants, walk
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, numpy_dtype
 
@@ -52,21 +52,13 @@ def evaluate(subgraph: ForwardSubgraph, target: str, given: Mapping[str, np.ndar
     """
     from onnx.reference import ReferenceEvaluator
 
-    graph, stack, needed = subgraph.graph, [target], set()
-    feeds: dict[str, np.ndarray] = dict(given)
-    while stack:
-        name = stack.pop()
-        node = subgraph.index.producers.get(name)
-        if name in feeds or not name:
-            continue
-        if node is None:
-            constant = subgraph.constants.value(name)
-            feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
-        elif id(node) not in needed:
-            needed.add(id(node))
-            stack.extend(node.reads)
-    made = {name for node in graph.nodes if id(node) in needed for name in node.outputs}
-    nodes = [each for each in graph.nodes if id(each) in needed]
+    graph, index, feeds = subgraph.graph, subgraph.index, dict(given)
+    needed = set(walk([target], lambda name: () if name in given else index.operands(name))) - given.keys()
+    for name in needed - index.producers.keys():
+        constant = index.constants.value(name)
+        feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
+    nodes = [each for each in graph.nodes if not needed.isdisjoint(each.outputs)]
+    made = {name for node in nodes for name in node.outputs}
     body = onnx.helper.make_graph(
         [as_constant(name, value) for name, value in feeds.items() if name not in made]
         + [node.to_proto() for node in nodes],

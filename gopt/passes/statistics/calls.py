@@ -13,7 +13,7 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Node
-from gopt.ir.graph_index import GraphIndex, ancestors
+from gopt.ir.graph_index import GraphIndex, ancestors, walk
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.passes.statistics.rows import RowCalls
@@ -155,9 +155,12 @@ class StatisticCalls:
 
     def _is_size(self, value: str) -> bool:
         """Return whether a value is made of shapes and constants alone: of a batch whose size the file leaves open."""
-        stack, seen = [value], {value}
-        while stack:
-            name = stack.pop()
+
+        def following(name: str) -> Sequence[str]:
+            node = self.producers.get(name)
+            return () if node is None or node.is_a("Shape", "Size") else node.reads
+
+        for name in walk([value], following):
             node = self.producers.get(name)
             if node is None and (name in self.graph.inputs or name not in self.graph.initializers):
                 return False
@@ -165,9 +168,6 @@ class StatisticCalls:
                 continue
             if node.captures or random(node):
                 return False
-            fresh = [each for each in node.reads if each not in seen]
-            seen.update(fresh)
-            stack += fresh
         return True
 
     def _producer(self, state: State, value: str, what: str) -> Node | None:
