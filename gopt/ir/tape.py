@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, numpy_helper
 
-from gopt.ir.types import dtype_code, numpy_dtype
+from gopt.ir.types import dtype_code, numpy_dtype, scalar_of
 
 
 def takes_axes(op_type: str, opset: int) -> bool:
@@ -48,7 +48,7 @@ class Tape(ABC):
 
     def number(self, value: float, dtype: str) -> str:
         """A scalar."""
-        return self.constant(np.array(value, numpy_dtype(dtype)))
+        return self.constant(scalar_of(value, dtype))
 
     def cast(self, name: str, dtype: str, have: str = "") -> str:
         """A value in another element type; itself where that is ``have``, the type that it is known to have."""
@@ -57,9 +57,10 @@ class Tape(ABC):
     def reshape(self, name: str, shape: Iterable[int], output: str = "") -> str:
         return self.op("Reshape", name, self.ints(shape), output=output)
 
-    def slice(self, name: str, start: int, stop: int, axis: int) -> str:
-        """The places ``start`` to ``stop`` along an axis."""
-        return self.op("Slice", name, *(self.ints([each]) for each in (start, stop, axis)))
+    def slice(self, name: str, start: int, stop: int, axis: int, step: int = 1) -> str:
+        """The places from ``start`` to ``stop`` along an axis, or each ``step``-th of them."""
+        bounds = (start, stop, axis) if step == 1 else (start, stop, axis, step)
+        return self.op("Slice", name, *(self.ints([each]) for each in bounds))
 
     def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1) -> str:
         """A reduction along ``axes``; the value itself where there are none."""

@@ -27,7 +27,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, scalar_of
 from gopt.lower.lowering import LoweredProgram, lower
 from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.node_placement import NodePlacement
@@ -40,7 +40,6 @@ from gopt.parameter_server.table_choice import choose_tables
 from gopt.parameter_server.trainers import Scalars, TrainerWriter
 from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
-from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.placements import FlatShard, Sharding
@@ -200,10 +199,8 @@ def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, o
     add = writer.rewriter.add
     for n, name in enumerate(names):
         moved, count = f"gopt.geo.moved{n}", f"gopt.geo.trainers{n}"
-        scalar = TensorType(types[name].dtype, ())
         add("Sub", [name, last[name].tensor], {moved: types[name]})
-        value = constant_value(float(options.trainers), types[name].dtype)
-        add("Constant", [], {count: scalar}, attributes={"value": value})
+        writer.rewriter.constant(count, scalar_of(float(options.trainers), types[name].dtype))
         add("Div", [moved, count], {deltas[name]: types[name]})
     done = writer.push({}, NOTHING)
     done = writer.pull_at_end(NOTHING, done, pulled)

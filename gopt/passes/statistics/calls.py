@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-import numpy as np
-import onnx
-
 from gopt.analysis.operators import random
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -15,7 +12,7 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, walk
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType, numpy_dtype
+from gopt.ir.types import scalar_of
 from gopt.passes.statistics.rows import RowCalls
 from gopt.program import Accumulator, SpmdProgram
 
@@ -184,9 +181,7 @@ class StatisticCalls:
     def _times_ranks(self, value: str) -> str:
         type, many = self.graph.types[value], f"gopt.statistics.ranks{len(self.reduced)}"
         made = f"gopt.statistics.reduced{len(self.reduced)}"
-        number = np.array(self.program.mesh.size(self.group), numpy_dtype(type.dtype))
-        attributes = {"value": onnx.numpy_helper.from_array(number)}
-        self.rewriter.add("Constant", [], {many: TensorType(type.dtype, ())}, attributes=attributes)
+        self.rewriter.constant(many, scalar_of(self.program.mesh.size(self.group), type.dtype))
         self.rewriter.add("Mul", [value, many], {made: type})
         return made
 
