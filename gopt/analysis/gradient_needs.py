@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
 
 _STEPS = frozenset(["Sign", "Round", "Floor", "Ceil"])

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.losses import PRODUCTS
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import FLOATS
 
 

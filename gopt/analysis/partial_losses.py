@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
 
 _SUMS = frozenset(["Add", "Sub", "Sum", "Neg", "ReduceSum", "ReduceMean", "Concat"])

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.layout_aliases import KEEP_ORDER, RESHAPES, identity, keeps_order
 from gopt.analysis.operators import REDUCTIONS, elementwise
 from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
 

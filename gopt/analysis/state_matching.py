@@ -15,12 +15,12 @@ from itertools import permutations
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 from gopt.sanitize import listed

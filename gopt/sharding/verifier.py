@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import ELEMENTWISE, MAY_DRAW, draws
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.opaque.refold import RefoldedCall
 from gopt.program import SpmdProgram
 from gopt.sharding.calls import CollectiveUse, beside, convert
@@ -186,7 +185,7 @@ class ShardingInference:
         """Return whether a value is a constant zero."""
         if self._index is None:
             self._index = GraphIndex(self.program.graph)
-        return is_zero(self._index, name)
+        return self._index.constants.zero(name)
 
     def _checked(self, node: Node, axis: int, use: Use) -> Placement:
         try:

@@ -6,11 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
 from gopt.ir.phase import Phase
 from gopt.sharding.links import Operator, Slot, Strategy, strategies
 from gopt.sharding.placements import Partial, Placement, Shard
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 
 PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
 LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")

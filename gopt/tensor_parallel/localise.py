@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
@@ -20,7 +21,7 @@ from gopt.sharding.links.windows import paddings, pads, slices
 from gopt.sharding.placements import PARTS, Shard, Sharding
 from gopt.sharding.rules import FULL_REDUCTIONS
 from gopt.tensor_parallel.builder import PASS, Builder
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 
 
 def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:

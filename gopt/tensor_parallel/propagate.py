@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.phase import advance_phases
 from gopt.sharding.conversions import Conversion
@@ -27,7 +28,7 @@ from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.mappings import MASKED, is_mapping
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.results import result_placements

@@ -13,6 +13,7 @@ from math import prod
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.device_specs import OWN, Configuration, TensorSpec, read_configurations
 from gopt.ir.external_data import show
 from gopt.ir.graph import Node
@@ -20,7 +21,7 @@ from gopt.mesh import Mesh
 from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.choose import Choice
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.patterns import Pattern
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.types import nbytes
 from gopt.sharding.links import Slot, Strategy, strategies
@@ -13,7 +14,6 @@ from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, Wind
 from gopt.tensor_parallel.cost import Cost, Packed
 from gopt.tensor_parallel.forward import PRODUCTS
 from gopt.tensor_parallel.mappings import described_as, is_mapping
-from gopt.tensor_parallel.operators import Constants
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.tokens import Tokens
 from gopt.tensor_parallel.window_nodes import Windows

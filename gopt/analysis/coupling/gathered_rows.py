@@ -15,11 +15,11 @@ from gopt.analysis.coupling.marks import Mark, Untraceable
 from gopt.analysis.coupling.open_statistics import ROWS, Unclear
 from gopt.analysis.coupling.ring_places import SCATTERS, places, pointer_of
 from gopt.analysis.coupling.sample_counts import SampleCounts, may_count
-from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.statistic_points import Ring, RowQueue, StatisticPoint, StatisticReduction
 from gopt.analysis.training import State, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import ancestors
 
 _CUTS = ("Slice", "Split")
 _DEPTH = 32

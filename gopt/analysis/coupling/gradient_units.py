@@ -18,7 +18,6 @@ from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
 from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, division
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
@@ -101,7 +100,7 @@ class GradientUnits:
             node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared
         ):
             self.squared.update(node.outputs)
-        if node.is_a("Mul") and any(is_zero(self.context.index, name) for name in node.inputs):
+        if node.is_a("Mul") and any(self.context.index.constants.zero(name) for name in node.inputs):
             self.zeros.update(node.outputs)
         for name in node.outputs:
             if name in marks and not self._is_count_of(node, name):
@@ -194,7 +193,7 @@ class GradientUnits:
         """Constants that samples choose or place: a derivative is zero elsewhere."""
         names = [name for name in node.inputs if name and name not in self.context.marks and name not in self.zeros]
         names = [name for name in names if self.context.index.graph.type_of(name).dtype in FLOATS]
-        placed = [name for name in names if not is_zero(self.context.index, name)]
+        placed = [name for name in names if not self.context.index.constants.zero(name)]
         if not node.is_a(*SUMS) or len(placed) != 1:
             return Unit(start=True)
         factor = self.factors.of(placed[0])
@@ -273,7 +272,7 @@ class GradientUnits:
             return replace(first, coupled=coupled, mixed=True, start=False)
         free = [name for name in values if name and name not in moving and name not in self.zeros]
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
-        if not linear and any(not is_zero(context.index, name) for name in free):
+        if not linear and any(not context.index.constants.zero(name) for name in free):
             return None
         unit = replace(
             first, sure=sure, lone=first.lone if len(units) == 1 else False, coupled=coupled,
@@ -354,7 +353,7 @@ class GradientUnits:
             elif name not in context.marks:
                 found = self._constant(node, found, name, sign, samples, reduced)
         added = node.inputs[2] if node.is_a("Gemm") and len(node.inputs) > 2 else ""
-        if added and (added in moving or not is_zero(context.index, added)):
+        if added and (added in moving or not context.index.constants.zero(added)):
             return None if found.degree else replace(found, start=False)
         alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
         if reduced and samples:

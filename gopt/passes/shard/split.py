@@ -220,7 +220,7 @@ class GroupEmitter:
         scalar = TensorType(wide, ())
         self._add("Cast", [value], f"{share}.wide", self.run_type(wide), to=dtype_code(wide))
         self._add("ReduceSum", [f"{share}.wide"], f"{share}.sum", scalar, keepdims=0)
-        self._add("Constant", [], f"{share}.count32", TensorType("float32", ()), value_float=float(elements))
+        self.rewriter.constant(f"{share}.count32", float(elements), sharding=self.where)
         self._add("Cast", [f"{share}.count32"], f"{share}.count", scalar, to=dtype_code(wide))
         self._add("Div", [f"{share}.sum", f"{share}.count"], f"{share}.mean", scalar)
         self._add("Cast", [f"{share}.mean"], share, TensorType(dtype, ()), to=dtype_code(dtype))
