@@ -9,21 +9,9 @@ from gopt.analysis.losses import LossRoots
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
+from gopt.operators.kinds import SCALES, SUMS, VIEWS
 
-_OF_LOSS = (
-    "Cast",
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-    "Neg",
-    "Mul",
-    "Div",
-    "Add",
-    "Sub",
-    "Sum",
-)
+_OF_LOSS = VIEWS | SUMS | SCALES | {"Cast", "Neg"}
 """Operators whose one-element result is as good as the loss that they are computed from."""
 
 

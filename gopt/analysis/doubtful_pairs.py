@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.operators import elementwise
 from gopt.analysis.state_matching import JOIN_COST, reachable_states, uncopied
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS, TensorType
+from gopt.operators.kinds import elementwise
 
 
 def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:

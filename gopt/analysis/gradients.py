@@ -16,12 +16,12 @@ from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.analysis.dominators import UpdateWalk, walk_update
 from gopt.analysis.linearity import Linearity, propagate_linearity
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.partial_losses import is_weighed
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT, elementwise
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:

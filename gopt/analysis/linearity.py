@@ -12,6 +12,7 @@ from enum import IntEnum
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CONTRACTIONS, LINEAR_IN_FIRST
 
 
 class Linearity(IntEnum):
@@ -32,15 +33,7 @@ CONSTANT = -1
 OUTSIDE = -2
 """An operand that depends on the batch past the candidate."""
 
-_FROM_FIRST = frozenset(
-    [
-        "Neg", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Expand", "Tile",
-        "Split", "ReduceSum", "ReduceMean", "Gather", "GatherND", "GatherElements", "CumSum", "Trilu", "DepthToSpace",
-        "SpaceToDepth", "AveragePool", "GlobalAveragePool", "ReverseSequence",
-    ]
-)  # fmt: skip
-"""Linear in the first operand; the others are places, axes and sizes."""
-_BILINEAR = frozenset(["Mul", "MatMul", "Einsum", "Conv", "ConvTranspose"])
+_BILINEAR = CONTRACTIONS - {"Gemm"} | {"Mul"}
 
 
 def propagate_linearity(
@@ -71,7 +64,7 @@ def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     highest = _LEVELS[max(moving)]
     if highest is Linearity.NONLINEAR or node.captures:
         return Linearity.NONLINEAR
-    if node.is_in(_FROM_FIRST):
+    if node.is_in(LINEAR_IN_FIRST):
         return highest if levels[0] >= 0 and all(level == CONSTANT for level in levels[1:]) else Linearity.NONLINEAR
     if node.is_a("Cast", "CastLike"):
         return highest if index.graph.type_of(node.outputs[0]).dtype in FLOATS else Linearity.NONLINEAR

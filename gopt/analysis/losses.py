@@ -11,18 +11,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gopt.analysis.operators import LAYOUT, elementwise, value_reads
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants, parts_of, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CONTRACTIONS, LAYOUT, STEPWISE, elementwise, value_reads
 
-_STEPS = frozenset({"ArgMax", "Sign", "Round", "Floor", "Ceil"})
+_STEPS = STEPWISE | {"ArgMax"}
 """Operators of floating values through which no gradient comes."""
 _SMOOTH = FLOATS | {"undefined"}
-PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
-"""Operators in which a parameter meets values of the batch."""
 
 
 def loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
@@ -89,7 +87,7 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
     """
     fed = _fed(index, pairs.values())
     products = {
-        name for node in index.graph.nodes if node.is_a(*PRODUCTS) and fed.issuperset(node.inputs[:2])
+        name for node in index.graph.nodes if node.is_a(*CONTRACTIONS) and fed.issuperset(node.inputs[:2])
         for name in node.outputs
     }  # fmt: skip
     of = parts_of(index.graph.nodes, {name: 1 << place for place, name in enumerate(candidates)})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import batch_option, others
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import ELEMENTWISE
 
 
 def refuse_dynamic(index: GraphIndex, pairs: Mapping[str, str]) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gopt.analysis.name_hints import pairs_by_name
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others
 from gopt.analysis.state_matching import FACTOR_COST, reaches, uncopied
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import ELEMENTWISE
 
 _CURVES = frozenset(["Pow", "Exp", "Log", "Sqrt", "Cos", "Sin", "Tanh", "Sigmoid", "Reciprocal"])
 """Operators of schedules and bias corrections, which no counter or scale goes through from step to step."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gopt.analysis.operators import REDUCTIONS, elementwise
 from gopt.analysis.row_reads import keeps_rows
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.ir.graph import Node
+from gopt.operators.kinds import REDUCTIONS, elementwise
 
 
 def mixes_rows(values: RowValues, subgraph: UpdateSubgraph) -> str:

@@ -14,11 +14,11 @@ import numpy as np
 
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
-from gopt.analysis.operators import control_flow, draws
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import VIEWS, control_flow, draws
 
-IN_ORDER = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+IN_ORDER = VIEWS
 """Keep the elements of a value and their order."""
 _REPEATED = (*IN_ORDER, "Transpose", "Expand", "Tile")
 """Make no element that the operand has not."""

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.role_hints import others
 from gopt.analysis.state_matching import FACTOR_COST, reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
@@ -18,6 +17,7 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT, elementwise
 
 _VANISHING = frozenset(
     [

@@ -11,13 +11,13 @@ from gopt.analysis.dropped_states import refuse_dropped
 from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap, reads_new_statistic
 from gopt.analysis.local_taint import LocalTaint
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT
 
 
 def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) -> TrainingGraph:

@@ -22,17 +22,18 @@ from gopt.ir.tape import ProtoTape
 from gopt.ir.topological_order import topological_sort
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import CONVOLUTIONS, RECURRENT
 
 Rule = Callable[[Operator, ProtoTape, str, set[int]], dict[int, str]]
 """(operator, emitter, derivative by the result, wanted operands) -> derivative by each wanted operand."""
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("Conv", "ConvTranspose"), differentiate_convolution), "MaxPool": differentiate_max_pool,
+    **dict.fromkeys(sorted(CONVOLUTIONS), differentiate_convolution), "MaxPool": differentiate_max_pool,
 }  # fmt: skip
 """By operator. onnx-ad has no derivative by the weight of a convolution in groups or of a transposed one, none with
 automatic pads, and one by the input that runtimes read otherwise where windows leave a remainder. Its derivative of a
 maximum joins all samples in one row of places."""
-ASIDE = frozenset({"RNN", "GRU", "LSTM"})
+ASIDE = RECURRENT
 """Operators that onnx-ad writes out, or refuses, where nothing goes through them too."""
 
 

@@ -19,6 +19,7 @@ from gopt.ir.constant_folding import constant_array
 from gopt.ir.opset import opset_of
 from gopt.ir.tape import ProtoTape
 from gopt.ir.types import FLOATS, dtype_code, numpy_dtype
+from gopt.operators.kinds import ALL_REDUCTIONS, POOLS
 
 Constants = Mapping[str, np.ndarray]
 Rewrite = Callable[[Operator, Constants, ProtoTape], "str | None"]
@@ -263,10 +264,9 @@ EXPANDED = frozenset({"CausalConvWithState"})
 REWRITES: Mapping[str, Rewrite] = {
     "Slice": _slice,
     "Pad": _pad,
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
+    **dict.fromkeys(sorted(POOLS), _pool),
     **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
-         "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+        sorted(ALL_REDUCTIONS),
         _reduction,
     ),
     "CumProd": _cumulative_product,

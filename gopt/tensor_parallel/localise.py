@@ -13,6 +13,7 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import POOLS
 from gopt.sharding.links import Operator
 from gopt.sharding.links.choices import run_written
 from gopt.sharding.links.elements import axes_of
@@ -299,7 +300,7 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Conv": _convolution,
     "ConvTranspose": _convolution,
     "Pad": _Local.pad,
-    **dict.fromkeys(["MaxPool", "AveragePool", "LpPool"], _Local.slide),
+    **dict.fromkeys(sorted(POOLS), _Local.slide),
     "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),
     "RotaryEmbedding": lambda local, node: local.count(node, "num_heads", 0, 2),
     "Attention": _attention,

@@ -16,7 +16,7 @@ from gopt.sharding.links import Slot
 from gopt.sharding.placements import Partial, Shard
 from gopt.suggestions import did_you_mean
 from gopt.tensor_parallel.choose import Choice
-from gopt.tensor_parallel.forward import PRODUCTS, bare_strategies
+from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, bare_strategies
 from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
@@ -167,7 +167,7 @@ class _Products:
             moved: dict[int, Shard] = {}
             for dim, shard in views[node.inputs[place]].items():
                 result = next((each.results[0] for each in bare_strategies(described, Slot(place), shard)), None)
-                if result is not None and node.is_a(*PRODUCTS):
+                if result is not None and node.is_a(*COLUMN_PRODUCTS):
                     if isinstance(result, Partial) == (pattern.word == "row"):
                         return dim
                 elif isinstance(result, Shard):

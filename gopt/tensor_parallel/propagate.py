@@ -18,6 +18,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.phase import advance_phases
+from gopt.operators.kinds import MOVES, SUMS
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Strategy
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
@@ -36,9 +37,8 @@ from gopt.tensor_parallel.strategy import StrategyChooser
 from gopt.tensor_parallel.tokens import Tokens
 from gopt.tensor_parallel.window_nodes import Windows
 
-_PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
+_PASSED = MOVES | SUMS | {"Neg"}
 """Operators that pass partial sums on to their only reader."""
-_MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 
 
 def propagate(
@@ -238,7 +238,7 @@ class _Sweep:
 
     def _append(self, node: Node, results: Sequence[Placement]) -> None:
         self.build.nodes.append(node)
-        if node.is_a(*_MOVES):
+        if node.is_a(*MOVES):
             self.values.moves[node.outputs[0]] = node
         if node.inputs and all(name in self.weights or self._constant(name) for name in node.reads):
             self.weights.update(node.outputs)

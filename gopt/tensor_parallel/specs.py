@@ -18,6 +18,7 @@ from gopt.ir.device_specs import OWN, Configuration, TensorSpec, read_configurat
 from gopt.ir.external_data import show
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
+from gopt.operators.kinds import MOVES
 from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.choose import Choice
@@ -28,7 +29,7 @@ from gopt.tensor_parallel.sizes import Sizes, part_sizes
 WHY = "sharding spec of the file"
 NONE = "none"
 """The name that stands for no device configuration."""
-_VIEWS = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
+_VIEWS = MOVES | {"Cast"}
 _HINT = f"leave the specs out with -O tensor-parallel.configuration={NONE}"
 
 

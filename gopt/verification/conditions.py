@@ -14,10 +14,11 @@ import numpy as np
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.operators.kinds import COMPARISONS, EXTREMES
 from gopt.verification.compare import Values
 
-COMPARE = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-BOUND = ("Clip", "Min", "Max")
+COMPARE = COMPARISONS
+BOUND = EXTREMES | {"Clip"}
 CHOOSE = ("Where", "And", "Or", "Xor", "Not", "Cast", "If")
 
 

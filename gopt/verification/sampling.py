@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
+from gopt.operators.kinds import GATHERS, LAYOUT, SCATTERS
 from gopt.runtime.training.draws import drawn
 
 DEFAULT_BOUND = 2
@@ -128,7 +128,7 @@ def _range(index: GraphIndex, start: str) -> Range:
     return Range(bound, masked, min(special - masked, default=None) if bounds and not bare else None, low)
 
 
-_BY_SECOND = ("Gather", "GatherElements", "ScatterElements", "GatherND", "ScatterND")
+_BY_SECOND = GATHERS | SCATTERS
 """Operators whose second operand has indices."""
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
+from gopt.operators.kinds import LAYOUT
 from gopt.verification.compare import Values, distance_of, floating, length
 from gopt.verification.piecewise import pieces
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
-from gopt.analysis.operators import elementwise, value_reads
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.opset import opset_of
+from gopt.operators.kinds import elementwise, value_reads
 
 Shape = tuple[int | str | None, ...]
 

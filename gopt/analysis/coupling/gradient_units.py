@@ -18,18 +18,14 @@ from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
 from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, division
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, SCALES, SCATTERS, SUMS
 
-PRODUCTS = ("Mul", "Div", "Reciprocal", "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose")
-SUMS = ("Add", "Sub", "Sum", "Concat", "Where", "ScatterND", "ScatterElements", "Mean")
-LINEAR = (
-    *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Expand", "Cast", "CastLike"),
-    *("Neg", "ReduceSum", "ReduceMean", "Gather", "GatherND", "GatherElements", "CumSum", "Trilu", "Split", "Tile"),
-    *("Pad", "AveragePool", "GlobalAveragePool", "DepthToSpace", "SpaceToDepth"),
-)  # fmt: skip
+FACTORS = CONTRACTIONS | SCALES | {"Reciprocal"}
+TERMS = SUMS | SCATTERS | {"Concat", "Mean", "Where"}
+LINEAR = LINEAR_IN_FIRST | CASTS | {"Pad"}
 """Operators that are linear in their first operand."""
 
 
@@ -129,7 +125,7 @@ class GradientUnits:
     def _is_count_of(self, node: Node, name: str) -> bool:
         """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
-        return counts and name not in self.trained and not node.is_a(*PRODUCTS)
+        return counts and name not in self.trained and not node.is_a(*FACTORS)
 
     def of(self, name: str) -> Unit | None:
         """The unit of a marked value; None where there is none."""
@@ -172,11 +168,11 @@ class GradientUnits:
             return self.of(moving[0])
         if any(marks[name].kind is Relation.SAMPLES for name in moving) or not self.units.keys().isdisjoint(moving):
             pass
-        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_a(*PRODUCTS):
+        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_a(*FACTORS):
             return self._reduced_of(mark)  # a count that is kept from being zero
-        if node.is_a(*PRODUCTS):
+        if node.is_a(*FACTORS):
             return self._product(node, mark, moving)
-        if node.is_a(*SUMS):
+        if node.is_a(*TERMS):
             return self._sum(node, mark, moving)
         if node.is_a(*LINEAR) and node.inputs[0] in moving:
             return self._linear(node, mark, node.inputs[0])
@@ -194,7 +190,7 @@ class GradientUnits:
         names = [name for name in node.inputs if name and name not in self.context.marks and name not in self.zeros]
         names = [name for name in names if self.context.index.graph.type_of(name).dtype in FLOATS]
         placed = [name for name in names if not self.context.index.constants.zero(name)]
-        if not node.is_a(*SUMS) or len(placed) != 1:
+        if not node.is_a(*TERMS) or len(placed) != 1:
             return Unit(start=True)
         factor = self.factors.of(placed[0])
         return Unit(-factor.batches, factor=factor.number, start=factor.uniform, explicit=bool(factor.batches))

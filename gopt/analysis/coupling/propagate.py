@@ -10,9 +10,9 @@ from gopt.analysis.coupling.contract import statistics
 from gopt.analysis.coupling.marks import DRAWN, REDUCED, UNKNOWN, CouplingKind, Mark, Marks, Relation, Untraceable
 from gopt.analysis.coupling.reduced import reduced
 from gopt.analysis.coupling.transfer_functions import RULES
-from gopt.analysis.operators import control_flow, random, value_reads
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import control_flow, random, value_reads
 
 UNDECIDED = "gopt cannot tell whether it is the step of one large batch"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
-from gopt.analysis.operators import LAYOUT, value_reads
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import COMPARISONS, FLOAT_TESTS, LAYOUT, value_reads
 
-COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "IsNaN", "IsInf")
+COMPARE = COMPARISONS | FLOAT_TESTS | {"And", "Not", "Or"}
 SAME = (*LAYOUT, "Cast", "CastLike", "Neg", "ReduceSum", "ReduceMean", "Split", "Tile", "Pad", "Gather", "Trilu")
 
 

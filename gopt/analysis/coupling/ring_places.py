@@ -11,14 +11,13 @@ from itertools import islice
 
 import numpy as np
 
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import LAYOUT, SCATTERS
 
-SCATTERS = ("ScatterND", "ScatterElements", "Scatter")
 _INTEGERS = ("int64", "int32")
 _FAR = 64
 """Values of an update that are searched for a pointer."""

@@ -16,11 +16,12 @@ from gopt.ir.graph_index import walk
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
+from gopt.operators.kinds import MEANS, VIEWS
 from gopt.sanitize import show
 
-_LAYOUT = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten"])
+_LAYOUT = VIEWS | {"Cast", "Expand"}
 _SCALE = frozenset(["Mul", "Div", "Sub", "Add", "Sqrt", "Reciprocal", "Pow", "Max", "Clip"])
-_REDUCE = frozenset(["ReduceMean", "ReduceSum", "ReduceSumSquare"])
+_REDUCE = MEANS | {"ReduceSumSquare"}
 _TOLERANCE = 1e-4
 
 

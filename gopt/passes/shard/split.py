@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType, dtype_code
+from gopt.operators.kinds import LAYOUT, elementwise
 from gopt.passes.shard import emit
 from gopt.passes.shard.emitted_bucket import EmittedBucket
 from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-from gopt.analysis.operators import random
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
@@ -13,6 +12,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, walk
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import scalar_of
+from gopt.operators.kinds import random
 from gopt.passes.statistics.rows import RowCalls
 from gopt.program import Accumulator, SpmdProgram
 
