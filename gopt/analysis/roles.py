@@ -17,7 +17,7 @@ from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
-from gopt.analysis.name_hints import propose, refuse_contradicted
+from gopt.analysis.name_hints import names_first, propose, refuse_contradicted
 from gopt.analysis.open_pairs import OpenPairsError, settle_pairs
 from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.other_forwards import refuse_hidden_forward, refuse_second_forward
@@ -125,7 +125,8 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         raise InputError(
             "no state found: no output is the new value of an input", "name the pairs with --states INPUT=OUTPUT"
         )
-    refuse_unchanged(index, pairs, roles)
+    with names_first(index, pairs, roles):
+        refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
     first = _first(index, pairs, roles, candidates, shown, reach)
@@ -158,9 +159,10 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         refuse_contradicted(index, pairs, roles)  # it may be the reason: of two outputs each has the other's state
         raise
     training.sources = dict(settled.of)
-    refuse_unvalued(training, roles)
-    refuse_scaled(step, training)
-    refuse_doubtful(step, training)
+    with names_first(index, pairs, roles):
+        refuse_unvalued(training, roles)
+        refuse_scaled(step, training)
+        refuse_doubtful(step, training)
     refuse_contradicted(index, pairs, roles)
     return training
 

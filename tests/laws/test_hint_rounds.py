@@ -47,12 +47,18 @@ def test_written_steps(name: str, tmp_path: Path) -> None:
     assert rounds(Step(w.model()), w.states, tmp_path) <= 2
 
 
+@pytest.mark.parametrize("name", ["exchanged_states", "kept_gradients"])
+def test_names_against_the_data_flow_are_asked_for_once(name: str, tmp_path: Path) -> None:
+    """Whoever follows the names, and whoever follows the data flow, has all pairs of the one message."""
+    assert faults(Step(written(name, 5).model()), tmp_path) == []
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_steps(seed: int, tmp_path: Path) -> None:
     hold_drawn(seed, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), 3662391540])
 def test_scrambled_steps(seed: int, tmp_path: Path) -> None:
     hold_scrambled(seed, tmp_path)
 
