@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from gopt.analysis.operators import draws
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.external_data import show
 from gopt.ir.types import known
 from gopt.mesh import SHARD, Mesh
+from gopt.operators.kinds import draws
 from gopt.passes import PASSES
 from gopt.program import SpmdProgram
 

@@ -35,10 +35,12 @@ class AliasFreeView:
         return replace(roles, params={name: self.aliases.get(value, value) for name, value in roles.params.items()})
 
     def restore(self, training: TrainingGraph) -> TrainingGraph:
-        """The same roles over the source, of which only the update loses its aliases."""
+        """The same roles over the source, of which only the update loses its aliases, and what it joins."""
         viewed = dict(zip(self.origin, self.graph.nodes))
         graph = self.source
-        phases = self._phases(dict(zip(self.origin, training.graph.nodes)))
+        found = dict(zip(self.origin, training.graph.nodes))
+        bare = self._reads_roots(found)
+        phases = self._phases(found, bare)
         nodes: list[Node] = []
         dropped: list[Node] = []
         for place, node in enumerate(graph.nodes):
@@ -46,17 +48,29 @@ class AliasFreeView:
             if phase is None:
                 dropped += [node] if node.made_by != MOVED else []  # the file has no moved one
                 continue
-            kept = viewed[place] if phase is Phase.UPDATE and place in viewed else node
+            kept = viewed.get(place, node) if place in bare else node
             kept.phase = phase
             nodes.append(kept)
         if dropped or not all(new is old or _same(new, old) for new, old in zip(nodes, graph.nodes)):
             graph = replace(graph, nodes=nodes, file_nodes=graph.file_nodes or graph.nodes)
         return replace(training, graph=graph, looked_through=dropped)
 
-    def _phases(self, viewed: dict[int, Node]) -> dict[int, Phase]:
+    def _reads_roots(self, viewed: dict[int, Node]) -> set[int]:
+        """Return the places of nodes that read roots: those of the update, and all that read a value through a join
+        with what the update makes. A backward may end behind such a join, where the update of another gradient began.
+        """
+        joined, found = set[str](), set[int]()
+        for place, node in enumerate(self.source.nodes):
+            update = place in viewed and viewed[place].phase is Phase.UPDATE
+            if update or not joined.isdisjoint(node.reads):
+                found.add(place)
+                joined.update(node.outputs if update or place not in viewed else ())
+        return found
+
+    def _phases(self, viewed: dict[int, Node], bare: Set[int]) -> dict[int, Phase]:
         """Return the phase of each node that stays, by node index: the phase in the view, or that of an earlier reader.
 
-        Forward and backward nodes read the original names, aliases included; update nodes read roots.
+        Nodes at the ``bare`` places read roots, the others the original names, aliases included.
         """
         order = tuple(Phase)
         never, update = len(order), order.index(Phase.UPDATE)
@@ -73,7 +87,7 @@ class AliasFreeView:
                 continue
             phases[place] = order[at]
             if at != update:
-                for name in node.reads:
+                for name in (viewed.get(place, node) if place in bare else node).reads:
                     if due.get(name, never) > at:
                         due[name] = at
         return phases

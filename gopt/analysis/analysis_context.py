@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.losses import LossRoots
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, descendants, walk
+from gopt.operators.kinds import SCALES, SUMS, VIEWS
 
-_OF_LOSS = (
-    "Cast",
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-    "Neg",
-    "Mul",
-    "Div",
-    "Add",
-    "Sub",
-    "Sum",
-)
+_OF_LOSS = VIEWS | SUMS | SCALES | {"Cast", "Neg"}
 """Operators whose one-element result is as good as the loss that they are computed from."""
 
 
@@ -76,7 +64,7 @@ class AnalysisContext:
 
     def masks_locally(self, node: Node) -> bool:
         """Return whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
-        if not node.is_a("Where") or not any(is_zero(self.index, name) for name in node.inputs[1:]):
+        if not node.is_a("Where") or not any(self.index.constants.zero(name) for name in node.inputs[1:]):
             return False
         producer = self.index.producers.get(node.inputs[0])
         held = [name for name in producer.reads if name in self.tainted] if producer is not None else []
@@ -129,14 +117,13 @@ def _same_as_loss(step: StepSkeleton) -> list[str]:
 
 def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
     """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
-    found: list[str] = []
-    stack = [name]
-    while stack:
-        value = stack.pop()
-        if value in found or not index.one_element(value):
-            continue
-        found.append(value)
-        producer = index.producers.get(value)
-        if producer is not None and producer.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze"):
-            stack.extend(producer.reads)
-    return found
+
+    def following(value: str) -> Iterable[str]:
+        return filter(
+            index.one_element,
+            index.operands(
+                value, lambda node: node.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze")
+            ),
+        )
+
+    return list(walk(filter(index.one_element, [name]), following))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.local_taint import LocalTaint
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, descendants
 
 
 def branch_of(index: GraphIndex, name: str, updated: str, check: LocalTaint) -> str:

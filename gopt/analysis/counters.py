@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 

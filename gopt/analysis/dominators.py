@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
-from gopt.analysis.graph_walks import ancestors
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import ancestors
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT, elementwise
 
 
 @dataclass(slots=True)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.operators import elementwise
 from gopt.analysis.state_matching import JOIN_COST, reachable_states, uncopied
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS, TensorType
+from gopt.operators.kinds import elementwise
 
 
 def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
@@ -112,23 +113,11 @@ def _only_shown(step: StepSkeleton, state: State) -> bool:
     index = step.index
     if index.users.get(state.updated) or _averages(step, state):
         return False
-    nodes: dict[int, Node] = {}
-    stack = [state.updated]
-    while stack:
-        node = index.producers.get(stack.pop())
-        if node is not None and id(node) not in nodes and elementwise(node):
-            nodes[id(node)] = node
-            stack.extend(node.inputs)
-    stack, seen = [state.tensor], set()
-    while stack:
-        value = stack.pop()
-        for user in index.users.get(value, ()):
-            if id(user) not in nodes or _others_shown(step, state, user):
-                return True
-            if id(user) not in seen:
-                seen.add(id(user))
-                stack.extend(user.outputs)
-    return False
+    behind = set(walk([state.updated], lambda name: index.operands(name, elementwise)))
+    return any(
+        behind.isdisjoint(user.outputs) or not elementwise(user) or _others_shown(step, state, user)
+        for value in walk([state.tensor], index.results) for user in index.users.get(value, ())
+    )  # fmt: skip
 
 
 def _averages(step: StepSkeleton, state: State) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.gradient_fixpoint import GradientMap
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.name_hints import propose, says_new
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import MOST, others
 from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import GraphIndex, descendants, walk
 from gopt.ir.types import FLOATS, TensorType
 
 _WALKED = 64
@@ -149,13 +149,7 @@ def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
     """Return all that depends on values; ``scalars``: through values of one element alone."""
     if not scalars:
         return descendants(index, names)
-    found, stack = set(names), list(names)
-    while stack:
-        for node in index.users.get(stack.pop(), ()):
-            new = [each for each in node.outputs if index.one_element(each) and each not in found]
-            found.update(new)
-            stack.extend(new)
-    return found
+    return set(walk(names, lambda name: filter(index.one_element, index.results(name))))
 
 
 def _refuse_doubted(step: StepSkeleton, output: str) -> None:

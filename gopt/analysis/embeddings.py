@@ -12,13 +12,13 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gopt.analysis.graph_walks import descendants
 from gopt.analysis.row_reads import Lookup, RowReads, row_reads
 from gopt.analysis.row_sums import NoRowSum, RowSums, SparseGradient
 from gopt.analysis.row_updates import RowUpdate, row_update
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
+from gopt.ir.graph_index import descendants
 
 __all__ = ["EmbeddingTable", "Lookup", "RowUpdate", "SparseGradient", "find_embeddings"]
 

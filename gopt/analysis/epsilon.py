@@ -6,10 +6,10 @@ zero by zero.
 
 from __future__ import annotations
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
+from gopt.operators.kinds import LAYOUT
 
 NOTE = (
     "{label}{more} divides by the square root of {state} with no epsilon: where that is zero, as in an embedding row "

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from gopt.analysis.analysis_context import AnalysisContext, build_context
 from gopt.analysis.chosen_statistics import without_choices
 from gopt.analysis.gradients import find_gradient
-from gopt.analysis.graph_walks import ancestors, copied_from, descendants
 from gopt.analysis.local_taint import LocalTaint, local_taint
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import ancestors, copied_from, descendants
 from gopt.ir.types import FLOATS
 
 _FAR = 32

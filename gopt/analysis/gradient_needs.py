@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import ARG_EXTREMES, CONVOLUTIONS, GATHERS, PRODUCTS, STEPWISE
 
-_STEPS = frozenset(["Sign", "Round", "Floor", "Ceil"])
-"""Floating functions without a derivative: backwards pass straight through them."""
-_PLACES = frozenset(["ArgMax", "ArgMin"])
-_PRODUCTS = frozenset(["Mul", "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"])
-_LOOKUPS = frozenset(["Gather", "GatherElements", "GatherND"])
+_PRODUCTS = PRODUCTS | CONVOLUTIONS | {"Mul"}
 _CURVED = frozenset(
     [
         "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "Log",
@@ -137,7 +134,7 @@ class _Dependence:
                 mask |= held(name, 0) if inside or name not in added else 0
             if not mask:
                 continue
-            steps = node.is_in(_PLACES) or (inside and node.is_in(_STEPS))
+            steps = node.is_in(ARG_EXTREMES) or (inside and node.is_in(STEPWISE))
             for name in node.outputs:
                 own = mask & self.loose if steps or (inside and not self.smooth(name)) else mask
                 self.of[name] = known.setdefault(own, own)
@@ -185,7 +182,7 @@ def _derivatives(sweep: _Dependence, node: Node) -> Iterator[tuple[str, int]]:
                     more |= mask if other != place else 0
         elif node.op_type == "Div":
             more = masks[1] | (masks[0] if place else 0)
-        elif node.op_type in _LOOKUPS and place == 0:
+        elif node.op_type in GATHERS and place == 0:
             more = masks[1]
         elif node.op_type == "Where" and place:
             more = masks[0]

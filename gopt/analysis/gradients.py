@@ -9,18 +9,19 @@ that the backward makes is called the gradient.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from functools import cached_property
 
 from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.analysis.dominators import UpdateWalk, walk_update
-from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity, propagate_linearity
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.partial_losses import is_weighed
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import ancestors, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT, elementwise
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -39,14 +40,13 @@ def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> N
     """Raise UnsupportedError for a new value that adds its gradient to what the forward made of the parameter and of
     the batch: rows that it sets, or whose norm it bounds. Their mean over ranks is not that of the large batch."""
     index = context.index
-    stack, terms = [updated], list[str]()
-    while stack:
-        name = stack.pop()
-        node = index.producers.get(name)
-        if node is None or id(node) in context.forward or not (node.is_a("Add", "Sub", "Sum") or node.is_in(LAYOUT)):
-            terms.append(name)
-        else:
-            stack.extend(node.inputs)
+
+    def adds(node: Node) -> bool:
+        return id(node) not in context.forward and (node.is_a("Add", "Sub", "Sum") or node.is_in(LAYOUT))
+
+    terms = [
+        name for name in walk([updated], lambda name: index.operands(name, adds)) if not index.operands(name, adds)
+    ]
     moving = [name for name in terms if name in context.tainted]
     written = [name for name in moving if id(index.producers.get(name)) in context.forward]
     if not written or len(written) == len(moving):
@@ -197,16 +197,15 @@ class _DominatorChoice:
 
     def _of_forward_alone(self) -> bool:
         """Return whether the nearest value is made element by element of values of the forward."""
-        stack, seen = [self.nearest], set()
-        while stack:
-            name = stack.pop()
-            if name in seen or name not in self.context.tainted:
-                continue
-            seen.add(name)
+
+        def following(name: str) -> Iterable[str]:
+            operands = self.index.operands(name, lambda node: id(node) not in self.context.forward)
+            return (each for each in operands if each in self.context.tainted)
+
+        for count, name in enumerate(walk({self.nearest} & self.context.tainted, following)):
             node = self.index.producers.get(name)
             if node is None or id(node) in self.context.forward:
                 continue
-            if not (elementwise(node) or node.is_in(LAYOUT)) or len(seen) > limits.UPDATE_VALUES:
+            if not (elementwise(node) or node.is_in(LAYOUT)) or count >= limits.UPDATE_VALUES:
                 return False
-            stack.extend(node.inputs)
         return True

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from onnx import NodeProto
 
-from gopt.analysis.operators import RANDOM, control_flow
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.nodes import nested
+from gopt.operators.kinds import RANDOM, control_flow
 from gopt.sanitize import show
 
 

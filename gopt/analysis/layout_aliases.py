@@ -15,15 +15,16 @@ import numpy as np
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 from gopt.opaque.origin import Origin
+from gopt.operators.kinds import CASTS, PARTS, RESHAPES
 
-COPIES = ("Identity", "Cast", "CastLike")
+COPIES = CASTS | {"Identity"}
 OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
 """Operators over any number of operands: over one, they copy it."""
-RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
-KEEP_ORDER = frozenset((*RESHAPES, "Transpose"))
+SHAPE_CHANGES = RESHAPES | {"Expand"}
+KEEP_ORDER = frozenset((*SHAPE_CHANGES, "Transpose"))
 """Operators that may keep all elements in their order."""
-CUTS = ("Split", "Slice")
-LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose"))
+CUTS = PARTS
+LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *SHAPE_CHANGES, *CUTS, "Transpose"))
 
 
 def find_aliases(graph: Graph, named: Collection[str] = ()) -> dict[str, str]:
@@ -175,7 +176,7 @@ def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | Non
         perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
         moved = [axis for axis in perm if old.dims[axis] != 1]
         return _Layout(source, None if moved == sorted(moved) else perm)
-    return _Layout(source, None) if node.is_in(RESHAPES) else None
+    return _Layout(source, None) if node.is_in(SHAPE_CHANGES) else None
 
 
 def keeps_order(graph: Graph, node: Node) -> bool:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 
-import numpy as np
-import onnx
-
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CONTRACTIONS, LINEAR_IN_FIRST
 
 
 class Linearity(IntEnum):
@@ -35,16 +33,7 @@ CONSTANT = -1
 OUTSIDE = -2
 """An operand that depends on the batch past the candidate."""
 
-_ZERO_BYTES = 1 << 20
-_FROM_FIRST = frozenset(
-    [
-        "Neg", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Expand", "Tile",
-        "Split", "ReduceSum", "ReduceMean", "Gather", "GatherND", "GatherElements", "CumSum", "Trilu", "DepthToSpace",
-        "SpaceToDepth", "AveragePool", "GlobalAveragePool", "ReverseSequence",
-    ]
-)  # fmt: skip
-"""Linear in the first operand; the others are places, axes and sizes."""
-_BILINEAR = frozenset(["Mul", "MatMul", "Einsum", "Conv", "ConvTranspose"])
+_BILINEAR = CONTRACTIONS - {"Gemm"} | {"Mul"}
 
 
 def propagate_linearity(
@@ -75,7 +64,7 @@ def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     highest = _LEVELS[max(moving)]
     if highest is Linearity.NONLINEAR or node.captures:
         return Linearity.NONLINEAR
-    if node.is_in(_FROM_FIRST):
+    if node.is_in(LINEAR_IN_FIRST):
         return highest if levels[0] >= 0 and all(level == CONSTANT for level in levels[1:]) else Linearity.NONLINEAR
     if node.is_a("Cast", "CastLike"):
         return highest if index.graph.type_of(node.outputs[0]).dtype in FLOATS else Linearity.NONLINEAR
@@ -103,7 +92,7 @@ def _sum(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
         return Linearity.NONLINEAR
     highest = max(levels)
     names = [name for name in node.inputs if name]
-    shifted = any(level == CONSTANT and not is_zero(index, name) for name, level in zip(names, levels))
+    shifted = any(level == CONSTANT and not index.constants.zero(name) for name, level in zip(names, levels))
     return _LEVELS[max(highest, Linearity.AFFINE)] if shifted else _LEVELS[highest]
 
 
@@ -121,7 +110,7 @@ def _gemm(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     if OUTSIDE in levels[2:] or not any(level >= 0 for level in levels[:2]):
         return Linearity.NONLINEAR
     product = _product(levels[:2])
-    if len(levels) < 3 or is_zero(index, node.inputs[2]):
+    if len(levels) < 3 or index.constants.zero(node.inputs[2]):
         return product
     return Linearity(max(product, levels[2], Linearity.AFFINE))
 
@@ -131,7 +120,9 @@ def _padded(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     if levels[0] < 0 or any(level >= 0 for level in levels[1:]) or not constant:
         return Linearity.NONLINEAR
     fill = node.inputs[2] if len(node.inputs) > 2 else ""
-    return Linearity(levels[0]) if not fill or is_zero(index, fill) else Linearity(max(levels[0], Linearity.AFFINE))
+    return (
+        Linearity(levels[0]) if not fill or index.constants.zero(fill) else Linearity(max(levels[0], Linearity.AFFINE))
+    )
 
 
 def _scattered(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
@@ -149,26 +140,3 @@ _RULES: dict[str, Callable[[GraphIndex, Node, list[int]], Linearity]] = {
     "Add": _sum, "Sub": _sum, "Sum": _sum, "Mean": _sum, "Concat": _sum, "Div": _quotient, "Where": _chosen,
     "Gemm": _gemm, "Pad": _padded, "ScatterND": _scattered, "ScatterElements": _scattered,
 }  # fmt: skip
-
-
-def is_zero(index: GraphIndex, name: str) -> bool:
-    """Return whether a value is a constant of the file that is zero everywhere."""
-    for _ in range(8):
-        node = index.producers.get(name)
-        if node is None:
-            break
-        if node.is_a("Constant"):
-            return all(not np.any(_array(value)) for value in node.attributes.values())
-        if node.is_a("ConstantOfShape"):
-            return "value" not in node.attributes or not np.any(_array(node.attributes["value"]))
-        if not node.is_a("Expand", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Neg", "Transpose"):
-            return False
-        name = node.inputs[0]
-    tensor = index.graph.initializers.get(name)
-    if tensor is None or name in index.graph.inputs or tensor.nbytes > _ZERO_BYTES or tensor.type.dtype == "string":
-        return False
-    return not np.any(np.asarray(tensor.numpy()))
-
-
-def _array(value: object) -> np.ndarray:
-    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)

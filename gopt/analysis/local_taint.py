@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gopt.analysis.analysis_context import AnalysisContext
-from gopt.analysis.operators import MAY_DRAW, random
 from gopt.ir.graph import Node
+from gopt.operators.kinds import MAY_DRAW, random
 
 
 @dataclass(slots=True)

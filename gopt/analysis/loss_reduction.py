@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.types import FLOATS
 from gopt.suggestions import did_you_mean
 

@@ -11,17 +11,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants, parts_of
-from gopt.analysis.operators import LAYOUT, elementwise, value_reads
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants, parts_of, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CONTRACTIONS, LAYOUT, STEPWISE, elementwise, value_reads
 
-_STEPS = frozenset({"ArgMax", "Sign", "Round", "Floor", "Ceil"})
+_STEPS = STEPWISE | {"ArgMax"}
 """Operators of floating values through which no gradient comes."""
 _SMOOTH = FLOATS | {"undefined"}
-PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
-"""Operators in which a parameter meets values of the batch."""
 
 
 def loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
@@ -88,7 +87,7 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
     """
     fed = _fed(index, pairs.values())
     products = {
-        name for node in index.graph.nodes if node.is_a(*PRODUCTS) and fed.issuperset(node.inputs[:2])
+        name for node in index.graph.nodes if node.is_a(*CONTRACTIONS) and fed.issuperset(node.inputs[:2])
         for name in node.outputs
     }  # fmt: skip
     of = parts_of(index.graph.nodes, {name: 1 << place for place, name in enumerate(candidates)})
@@ -105,21 +104,22 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
     return []
 
 
+def _by_element(node: Node) -> bool:
+    return elementwise(node) or node.is_in(LAYOUT)
+
+
 def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed: set[str]) -> bool:
     """Return whether a new value is made element by element of a computed value that the batch moves, and that the
     candidate ``one`` is made of."""
-    stack, seen, elements = [output], set[str](), index.graph.type_of(output).elements
-    while stack:
-        name = stack.pop()
-        node = index.producers.get(name)
-        if name in seen or name not in fed or node is None or index.graph.type_of(name).elements != elements:
-            continue
-        if of.get(name, 0) & one:
-            return True
-        seen.add(name)
-        if elementwise(node) or node.is_in(LAYOUT):
-            stack.extend(node.inputs)
-    return False
+    elements = index.graph.type_of(output).elements
+
+    def moved(name: str) -> bool:
+        return name in fed and name in index.producers and index.graph.type_of(name).elements == elements
+
+    def following(name: str) -> Iterable[str]:
+        return filter(moved, index.operands(name, _by_element))
+
+    return any(of.get(name, 0) & one for name in walk(filter(moved, [output]), following))
 
 
 def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
@@ -136,29 +136,26 @@ def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[s
 
 def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:
     """Return the values that follow the batch and become new values of states element by element."""
-    index, stack, found = step.index, list(step.replaces), set[str]()
-    while stack:
-        name = stack.pop()
-        node = index.producers.get(name)
-        if name in found or name not in fed or node is None or id(node) in step.forward:
-            continue
-        found.add(name)
-        if elementwise(node) or node.is_in(LAYOUT):
-            stack.extend(each for each in node.inputs if not index.one_element(each) or index.one_element(name))
-    return found
+    index = step.index
+
+    def moved(name: str) -> bool:
+        return name in fed and name in index.producers and id(index.producers[name]) not in step.forward
+
+    def following(name: str) -> Iterable[str]:
+        operands = index.operands(name, _by_element)
+        return (each for each in operands if moved(each) and (not index.one_element(each) or index.one_element(name)))
+
+    return set(walk(filter(moved, step.replaces), following))
 
 
 def _read_beyond(index: GraphIndex, value: str, seen: set[str]) -> set[str]:
     """Return all that a value depends on and is not ``seen``, and add it there."""
-    stack, found = [value], set[str]()
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        found.add(name)
-        node = index.producers.get(name)
-        stack.extend(node.reads if node is not None else ())
+
+    def following(name: str) -> Iterable[str]:
+        return (each for each in index.operands(name) if each not in seen)
+
+    found = set(walk([value] if value not in seen else [], following))
+    seen |= found
     return found
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Graph
+from gopt.ir.graph_index import GraphIndex
 
 _LOOKED_AT = 16
 """Outputs in whose names a rule is looked for."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import batch_option, others
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
+from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import ELEMENTWISE
 
 
 def refuse_dynamic(index: GraphIndex, pairs: Mapping[str, str]) -> None:
@@ -61,14 +61,9 @@ def _made_of(index: GraphIndex, output: str, inputs: set[str], forward: set[int]
     want = types.get(output)
     if want is None or want.shape is None or not want.shape:
         return ""
-    stack, seen = [output], set()
-    while stack:
-        name = stack.pop()
-        if name in inputs and types[name].dtype == want.dtype:
-            return name
-        node = index.producers.get(name)
-        if name in seen or node is None or id(node) in forward or not node.is_in(ELEMENTWISE):
-            continue
-        seen.add(name)
-        stack += [each for each in node.inputs if each in types and types[each].may_have_shape_of(want)]
-    return ""
+
+    def following(name: str) -> Iterable[str]:
+        operands = index.operands(name, lambda node: id(node) not in forward and node.is_in(ELEMENTWISE))
+        return (each for each in operands if each in types and types[each].may_have_shape_of(want))
+
+    return next((name for name in walk([output], following) if name in inputs and types[name].dtype == want.dtype), "")

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.losses import PRODUCTS
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CONTRACTIONS
 
 
 def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
         return
     index = step.index
     behind = descendants(index, new)
-    meeting = [node for node in index.graph.nodes if node.is_a(*PRODUCTS, "Gather") and _meets(step, node, behind)]
+    meeting = [node for node in index.graph.nodes if node.is_a(*CONTRACTIONS, "Gather") and _meets(step, node, behind)]
     if not meeting:
         return
     wanted, _ = ancestors(index, step.updated.values())
@@ -100,7 +100,7 @@ def _hidden_products(step: StepSkeleton) -> Iterator[tuple[Node, str, str]]:
         if of_state.keys().isdisjoint(reads):
             continue
         states = [of_state[name] for name in reads if name in of_state]
-        if node.is_a(*PRODUCTS) and id(node) not in step.forward:
+        if node.is_a(*CONTRACTIONS) and id(node) not in step.forward:
             for name in reads:
                 given = name in settings or (name in step.tainted and (name in inside or name in step.batch))
                 state = next((each for each in states if name in settings or each not in step.forward_values), None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gopt.analysis.operators import reads_value
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, nbytes
+from gopt.operators.kinds import reads_value
 
 
 def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:

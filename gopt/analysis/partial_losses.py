@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import LAYOUT
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT, MEANS, SCALES, SUMS
 
-_SUMS = frozenset(["Add", "Sub", "Sum", "Neg", "ReduceSum", "ReduceMean", "Concat"])
-_SCALES = ("Mul", "Div")
+_SUMS = SUMS | MEANS | {"Concat", "Neg"}
 
 
 def is_weighed(context: AnalysisContext, parameter: str, value: str) -> bool:
@@ -39,7 +38,7 @@ def _factors(context: AnalysisContext, parameter: str) -> set[str] | None:
             met = [each for each in node.reads if each in tainted]
             if met and not _is_linear(context, node, name):
                 return None
-            if name not in tainted and node.is_a(*_SCALES):
+            if name not in tainted and node.is_a(*SCALES):
                 factors.update(met)
             fresh = [each for each in node.outputs if each not in seen]
             seen.update(fresh)
@@ -54,7 +53,7 @@ def _is_linear(context: AnalysisContext, node: Node, name: str) -> bool:
     follows no batch or is all that it takes of it."""
     if node.is_in(_SUMS) or _moves(context.index, node):
         return True
-    if not node.is_a(*_SCALES) or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
+    if not node.is_a(*SCALES) or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
         return False
     other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
     if name in context.tainted:
@@ -78,7 +77,7 @@ def _is_made_of(context: AnalysisContext, value: str, factors: set[str]) -> bool
         if node is None or len(seen) > limits.UPDATE_VALUES:
             return False
         follows = list(_following(context, node))
-        scales = node.is_a(*_SCALES) and len(follows) == 1 and (node.is_a("Mul") or follows[0] == node.inputs[0])
+        scales = node.is_a(*SCALES) and len(follows) == 1 and (node.is_a("Mul") or follows[0] == node.inputs[0])
         if not (scales or node.is_in(_SUMS) or _moves(context.index, node)):
             return False
         stack += follows

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, parts_of
 from gopt.analysis.look_through import data_axes, look_through, spans_data_axes
 from gopt.analysis.training import TrainingGraph
 from gopt.importers.collectives import COPIES
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import GraphIndex, ancestors, parts_of
 from gopt.ir.types import FLOATS
 
 _FORWARD = {

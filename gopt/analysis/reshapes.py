@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.layout_aliases import KEEP_ORDER, RESHAPES, identity, keeps_order
-from gopt.analysis.operators import REDUCTIONS, elementwise
+from gopt.analysis.layout_aliases import KEEP_ORDER, SHAPE_CHANGES, identity, keeps_order
 from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
+from gopt.operators.kinds import REDUCTIONS, elementwise
 
 Shape = tuple[int, ...]
 MOVED = "load"
@@ -141,7 +141,7 @@ class _Finder:
         if node is None or not elementwise(node):
             return None
         before = self.producers.get(node.inputs[0]) if node.is_a("Cast") else None
-        return None if before is not None and not (elementwise(before) or before.is_in(RESHAPES)) else node
+        return None if before is not None and not (elementwise(before) or before.is_in(SHAPE_CHANGES)) else node
 
     def _goes_on(self, node: Node, flat: object) -> bool:
         return len(node.outputs) == 1 and self._shape(node.outputs[0]) == flat and self._inner(node.outputs[0]) is node

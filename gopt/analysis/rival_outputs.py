@@ -6,15 +6,15 @@ outputs replaces the state is no matter of their order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.name_hints import pairs_by_name
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others
 from gopt.analysis.state_matching import FACTOR_COST, reaches, uncopied
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import ELEMENTWISE
 
 _CURVES = frozenset(["Pow", "Exp", "Log", "Sqrt", "Cos", "Sin", "Tanh", "Sigmoid", "Reciprocal"])
 """Operators of schedules and bias corrections, which no counter or scale goes through from step to step."""
@@ -80,18 +80,14 @@ def _constant(index: GraphIndex, name: str) -> bool:
 
 def _slice(index: GraphIndex, output: str, other: str) -> tuple[list[Node], set[str]]:
     """The nodes that make ``output`` element by element of ``other`` and of leaves, and these leaves."""
-    nodes: list[Node] = []
-    leaves: set[str] = set()
-    stack, seen = [output], set()
-    while stack:
-        name = stack.pop()
-        if name in seen or not name:
-            continue
-        seen.add(name)
+    nodes: dict[str, Node] = {}
+
+    def following(name: str) -> Sequence[str]:
         node = index.producers.get(name)
         if name == other or node is None or not node.is_in(ELEMENTWISE):
-            leaves.add(name)
-            continue
-        nodes.append(node)
-        stack.extend(node.inputs)
-    return nodes, leaves
+            return ()
+        nodes[name] = node
+        return node.inputs
+
+    reached = set(walk([output], following))
+    return [*nodes.values()], reached - nodes.keys()

@@ -14,7 +14,6 @@ from gopt.analysis.coupling.ring_places import settle_rings
 from gopt.analysis.doubtful_pairs import refuse_doubtful
 from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
@@ -44,6 +43,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.analysis.unchanged_outputs import refuse_unchanged, refuse_unvalued
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import FLOATS, TensorType
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gopt.analysis.operators import REDUCTIONS, elementwise
 from gopt.analysis.row_reads import keeps_rows
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.ir.graph import Node
+from gopt.operators.kinds import REDUCTIONS, elementwise
 
 
 def mixes_rows(values: RowValues, subgraph: UpdateSubgraph) -> str:
@@ -48,8 +48,4 @@ def _aligned(values: RowValues, name: str, out: tuple[int, ...]) -> bool:
 def _axes(values: RowValues, node: Node) -> set[int]:
     """The dimensions that a reduction takes, from the front; none where they are not known."""
     rank = len(values.shape(node.inputs[0]) or ())
-    given = node.attributes.get("axes")
-    if given is None and len(node.inputs) > 1 and node.inputs[1]:
-        held = values.constant(node.inputs[1])
-        given = None if held is None else held.reshape(-1).tolist()
-    return {int(axis) % rank for axis in given or () if rank}
+    return {axis % rank for axis in values.index.constants.axes(node) or () if rank}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gopt.analysis.operators import reads_value
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import reads_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from gopt.analysis.training import Phase
 from gopt.analysis.updates import Mode, UpdateSubgraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, numpy_dtype
+from gopt.operators.kinds import MEANS, NORM_REDUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _over_all(subgraph: UpdateSubgraph, known: _RowContents) -> str:
     return ""
 
 
-_SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2"})
+_SUMS = NORM_REDUCTIONS | MEANS
 """Reductions to which a zero adds nothing."""
 
 

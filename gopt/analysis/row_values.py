@@ -11,15 +11,14 @@ from collections.abc import Hashable, Iterator
 from functools import cached_property
 
 import numpy as np
-import onnx
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
-from gopt.analysis.operators import control_flow, draws
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import VIEWS, control_flow, draws
 
-IN_ORDER = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+IN_ORDER = VIEWS
 """Keep the elements of a value and their order."""
 _REPEATED = (*IN_ORDER, "Transpose", "Expand", "Tile")
 """Make no element that the operand has not."""
@@ -76,37 +75,18 @@ class RowValues:
 
     def number(self, name: str) -> float | None:
         """A constant of one element."""
-        type = self.graph.type_of(name)
-        value = self.constant(name) if not type.static or type.elements == 1 else None
-        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+        return self.index.constants.number(self.root(name))
 
     def zero(self, name: str) -> bool:
         """Return whether a value is a constant that is zero everywhere, of any size."""
-        while True:
-            node = self.producer(name)
-            if node is not None and node.is_a("ConstantOfShape"):
-                fill = node.attributes.get("value")
-                return fill is None or not np.any(onnx.numpy_helper.to_array(fill))
-            if node is None or not node.is_a("Expand", "Reshape", "Cast", "Unsqueeze", "Squeeze", "Neg"):
-                value = self.constant(name)
-                return value is not None and not np.any(value)
-            name = node.inputs[0]
+        return self.index.constants.zero(self.root(name))
 
     # --- the same numbers ---------------------------------------------------------------------------------------------
 
     def sources(self, name: str) -> frozenset[int]:
         """Numbers of the values that the ids of a lookup are taken from."""
-        found: set[int] = set()
-        stack, seen = [name], set()
-        while stack:
-            name = self.plain(stack.pop())
-            if name not in seen:
-                seen.add(name)
-                parts = self._parts(name)
-                stack.extend(parts)
-                if not parts:
-                    found.add(self.value_number(name))
-        return frozenset(found)
+        reached = walk([self.plain(name)], lambda value: map(self.plain, self._parts(value)))
+        return frozenset(self.value_number(value) for value in reached if not self._parts(value))
 
     def within(self, name: str, rows: int, known: frozenset[int]) -> bool:
         """Return whether all ids of ``name`` are ids of ``known`` sources, which index a table of ``rows`` rows.

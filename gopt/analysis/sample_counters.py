@@ -15,10 +15,10 @@ from gopt.analysis.counters import added_constant
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import SampleCounts
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import numpy_dtype
 
 _FAR = 32

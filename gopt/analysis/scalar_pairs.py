@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.rival_outputs import refuse_rivals
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.state_matching import (
@@ -15,6 +14,7 @@ from gopt.analysis.state_matching import (
     refuse_crossed,
     refuse_open,
 )
+from gopt.ir.graph_index import GraphIndex
 
 
 def pair_scalars(

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.role_hints import others
 from gopt.analysis.state_matching import FACTOR_COST, reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT, elementwise
 
 _VANISHING = frozenset(
     [
@@ -97,39 +96,24 @@ def _vanishes(index: GraphIndex, node: Node, found: AbstractSet[str]) -> bool:
 
 
 def _all_vanish(index: GraphIndex, names: Iterable[str], found: AbstractSet[str]) -> bool:
-    return all(name in found or is_zero(index, name) for name in names)
+    return all(name in found or index.constants.zero(name) for name in names)
 
 
 def _masks(step: StepSkeleton, output: str, state: str) -> bool:
     """Return whether values of the batch are scaled or chosen by the state, or by something made of it alone."""
-    index, stack, seen = step.index, [output], set()
-    while stack:
-        name = stack.pop()
-        node = index.producers.get(name)
-        if name in seen or node is None or not elementwise(node):
-            continue
-        seen.add(name)
-        for operand in node.inputs:
-            if operand not in step.tainted:
-                if _made_of(step, operand, state):
-                    return True
-            elif index.graph.type_of(operand).dtype in FLOATS:
-                stack.append(operand)
-    return False
+    index = step.index
+
+    def following(name: str) -> Iterable[str]:
+        operands = index.operands(name, elementwise) if name == output or name in step.tainted else ()
+        return (each for each in operands if each not in step.tainted or index.graph.type_of(each).dtype in FLOATS)
+
+    apart = (name for name in walk([output], following) if name != output and name not in step.tainted)
+    return any(_made_of(step, name, state) for name in apart)
 
 
 def _made_of(step: StepSkeleton, value: str, state: str) -> bool:
     """Return whether a value that follows no batch is made of a state element by element."""
-    stack, seen = [value], set()
-    while stack:
-        name = stack.pop()
-        if name == state:
-            return True
-        node = step.index.producers.get(name)
-        if name not in seen and node is not None and elementwise(node):
-            seen.add(name)
-            stack.extend(node.inputs)
-    return False
+    return state in walk([value], lambda name: step.index.operands(name, elementwise))
 
 
 def _never_added(step: StepSkeleton, output: str, state: str) -> bool:

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, numpy_dtype
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.look_through import SAME, data_axes
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.mesh import Mesh
+from gopt.operators.kinds import LAYOUT
 
 HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
 

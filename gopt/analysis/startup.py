@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from onnx import NodeProto
 
 from gopt.analysis.hidden_draws import called_nodes
-from gopt.analysis.operators import MAY_DRAW, RANDOM
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph
 from gopt.ir.nodes import nested
+from gopt.operators.kinds import MAY_DRAW, RANDOM
 from gopt.sanitize import show
 
 

@@ -15,14 +15,14 @@ from itertools import permutations
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.role_hints import others
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
+from gopt.operators.kinds import ELEMENTWISE, SCALES
 from gopt.sanitize import listed
 
 JOIN_COST = 1 << 10
@@ -33,7 +33,6 @@ FLAG_COST = 1 << 40
 """By how much a path through a comparison is longer: Rprop keeps a gradient, or zero where its old sign differs."""
 DOUBT_COST = 1 << 60
 """The same for one element, where a threshold looks like an old value: such a path settles nothing."""
-_SCALING = ("Div", "Mul")
 MAX_GROUP = 6
 """Largest group of outputs that read the same states whose assignments are all tried."""
 
@@ -86,7 +85,7 @@ def walk_to_states(
                 if (type := known(each)) is not None and (type is want or type.shape == shape)
             ]
             further = depth + 1 + JOIN_COST * (len(alike) > 1)
-            scaling = place == 0 and node.op_type in _SCALING
+            scaling = place == 0 and node.op_type in SCALES
             for operand, type in alike:
                 if type is not want and type.dtype == "bool" != want.dtype:
                     if want.elements > 1:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gopt.analysis.chosen_statistics import branch_of
 from gopt.analysis.counters import added_constant
 from gopt.analysis.dropped_states import refuse_dropped
 from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap, reads_new_statistic
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.local_taint import LocalTaint
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, descendants, walk
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT
 
 
 def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) -> TrainingGraph:
@@ -186,19 +186,16 @@ def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
 def _claim(step: StepSkeleton, parameter: str, gradient: str, made: Mapping[str, str], owner: dict[str, str]) -> None:
     """Give a parameter that shares its gradient the states that its own update reads, old or new; ``made``: new value
     -> state."""
-    types, producers = step.index.graph.types, step.index.producers
+    index, types = step.index, step.index.graph.types
     shape = types[parameter].shape
-    stack, seen = [step.updated[parameter]], {gradient}
-    while stack:
-        name = stack.pop()
-        if name in seen or name not in types or types[name].shape != shape:
-            continue
-        seen.add(name)
+
+    def following(name: str) -> Iterable[str]:
+        operands = index.operands(name)
+        return (each for each in operands if each != gradient and each in types and types[each].shape == shape)
+
+    for name in walk([step.updated[parameter]], following):
         if name in made and name not in owner:
             owner[name] = owner[made[name]] = parameter
-        node = producers.get(name)
-        if node is not None:
-            stack.extend(node.inputs)
 
 
 def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> None:

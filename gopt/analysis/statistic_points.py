@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.documents.records import OPTIONAL
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,12 @@ def path_nodes(
     nodes: Iterable[Node], producers: Mapping[str, Node], points: Collection[str], updated: str
 ) -> list[Node]:
     """The nodes between some values and a new value that depends on them, in order."""
-    behind, stack, seen = set(points), [updated], set()
-    inside: dict[int, Node] = {}
-    while stack:
-        name = stack.pop()
-        node = producers.get(name)
-        if name in seen or name in behind or node is None:
-            continue
-        seen.add(name)
-        inside[id(node)] = node
-        stack.extend(node.reads)
+    behind = set(points)
+
+    def following(name: str) -> Sequence[str]:
+        return producers[name].reads if name in producers and name not in points else ()
+
+    inside = {id(producers[name]) for name in walk([updated], following) if name in producers and name not in points}
     path: list[Node] = []
     for node in nodes:
         if id(node) in inside and not behind.isdisjoint(node.reads):

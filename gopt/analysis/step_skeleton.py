@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from gopt.analysis.gradient_needs import multiplied, without_needs
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.operators import LAYOUT, MAY_DRAW, elementwise, random
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.operators.kinds import LAYOUT, MAY_DRAW, elementwise, random
 
 _NEAR = 16
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gopt.analysis.counters import counts_steps
-from gopt.analysis.graph_walks import GraphIndex, copied_from
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.ir.graph_index import GraphIndex, copied_from
 
 _DOUBTED = (StateKind.STATISTIC, StateKind.PARAMETER, StateKind.SCALAR)
 

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from gopt.analysis import isomorphism
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.operators import COMBINERS, CONTROL_FLOW, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.analysis.updates import Mode, ScalarReduction, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.operators.kinds import COMBINERS, CONTROL_FLOW, REDUCTIONS, RESHAPES, control_flow, elementwise
 
-FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
+FLATTENING = RESHAPES | {"Transpose"}
 """Layout operators through which a full reduction may look."""
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
-from gopt.analysis.operators import CONTROL_FLOW
 from gopt.analysis.reshapes import MOVED
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.annotations import annotated
@@ -21,6 +20,7 @@ from gopt.ir.type_proto import encoded_values, value_info
 from gopt.ir.types import TensorType, dtype_code
 from gopt.ir.wire_format import field, head
 from gopt.opaque.function_export import prepare, source_nodes
+from gopt.operators.kinds import CONTROL_FLOW
 from gopt.program import SpmdProgram
 
 SOURCE_FILE = "source.onnx"

@@ -9,9 +9,10 @@ computed takes the others from ``states.bin``.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,10 @@ from gopt.artifact.serialize import model_bytes
 from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import walk
+from gopt.ir.tape import Tape
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import TensorType, dtype_code
+from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph, RankState, ShardRange
 from gopt.mesh import Mesh
 from gopt.sharding.boxes import box_shape, ranges_of
@@ -117,17 +120,14 @@ class _Writer:
 
     def _needed(self, names: Iterable[str]) -> list[Node]:
         """The nodes that make these values, in order."""
-        found: set[int] = set()
-        waiting = [self._place[name] for name in names]
-        while waiting:
-            place = waiting.pop()
-            if place not in found:
-                found.add(place)
-                waiting += [self._place[name] for name in self.startup.nodes[place].reads if name in self._place]
-        return [self.startup.nodes[place] for place in sorted(found)]
+
+        def following(place: int) -> Iterator[int]:
+            return (self._place[name] for name in self.startup.nodes[place].reads if name in self._place)
+
+        return [self.startup.nodes[place] for place in sorted(walk((self._place[name] for name in names), following))]
 
 
-class _RankPart:
+class _RankPart(Tape):
     """The nodes of one rank's graph behind those that compute whole tensors."""
 
     def __init__(self, computed: Container[str], types: Mapping[str, TensorType], values: StatesFile) -> None:
@@ -160,9 +160,8 @@ class _RankPart:
             start += count
         if part is not None:
             flat.append(self._computed(part, state))
-        joined = flat[0] if len(flat) == 1 else self._new("Concat", flat, axis=0)
-        shape = self._constant(np.array(state.type.dims, np.int64))
-        self.nodes.append(Node("Reshape", [joined, shape], [state.input]))
+        joined = flat[0] if len(flat) == 1 else self.op("Concat", *flat, axis=0)
+        self.reshape(joined, state.type.dims, output=state.input)
 
     def _computed(self, piece: ShardRange | Piece, state: RankState) -> str:
         """The flat elements of a piece of a tensor that the start-up graph makes."""
@@ -170,22 +169,20 @@ class _RankPart:
         name, type = _whole(piece.tensor), self.types[piece.tensor]
         shape = type.dims
         if piece.box is not None:
-            name = self._new("Reshape", [name, self._constant(np.array(shape, np.int64))])
+            name = self.reshape(name, shape)
             for axis, ends in enumerate(piece.box):
                 if tuple(ends) != (0, shape[axis]):
-                    parts = [self._slice(name, start, stop, axis) for start, stop in ranges_of(ends)]
-                    name = parts[0] if len(parts) == 1 else self._new("Concat", parts, axis=axis)
+                    parts = [self.slice(name, start, stop, axis) for start, stop in ranges_of(ends)]
+                    name = parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=axis)
             shape = box_shape(piece.box)
         if isinstance(piece, Piece) and piece.every is not None:
             first, step = piece.every
-            name = self._slice(name, first, shape[0], 0, step)
+            name = self.slice(name, first, shape[0], 0, step)
             shape = place_shape(piece.place, shape)
-        flat = self._new("Reshape", [name, self._constant(np.array([-1], np.int64))])
+        flat = self.reshape(name, [-1])
         if (piece.start, piece.stop) != (0, int(np.prod(shape))):
-            flat = self._slice(flat, piece.start, piece.stop, 0)
-        if state.type.dtype != type.dtype:
-            flat = self._new("Cast", [flat], to=dtype_code(state.type.dtype))
-        return flat
+            flat = self.slice(flat, piece.start, piece.stop, 0)
+        return self.cast(flat, state.type.dtype, type.dtype)
 
     def _stored(self, state: RankState, start: int, count: int) -> str:
         """Elements of a state as ``states.bin`` holds them."""
@@ -198,22 +195,18 @@ class _RankPart:
                 )
             self.offsets[name] = self.values.start_of(state)
             self.constants[name] = Tensor(TensorType(state.type.dtype, (state.type.elements,)))
-        return self._slice(name, start, start + count, 0)
+        return self.slice(name, start, start + count, 0)
 
-    def _slice(self, name: str, start: int, stop: int, axis: int, step: int = 1) -> str:
-        ends = [self._constant(np.array([each], np.int64)) for each in (start, stop, axis)]
-        ends += [self._constant(np.array([step], np.int64))] if step > 1 else []
-        return self._new("Slice", [name, *ends])
-
-    def _constant(self, value: np.ndarray) -> str:
+    def constant(self, value: np.ndarray) -> str:
         name = f"{_NAME}.{'_'.join(map(str, value.tolist())) or 'scalar'}"
         self.constants[name] = Tensor(TensorType("int64", value.shape), array=value)
         return name
 
-    def _new(self, op_type: str, inputs: Sequence[str], **attributes: int) -> str:
-        name = f"{_NAME}.value.{len(self.nodes)}"
-        self.nodes.append(Node(op_type, inputs, [name], attributes=attributes))
-        return name
+    def append(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]) -> None:
+        self.nodes.append(Node(op_type, inputs, outputs, attributes=attributes))
+
+    def new_name(self) -> str:
+        return f"{_NAME}.value.{len(self.nodes)}"
 
 
 def _whole(tensor: str) -> str:

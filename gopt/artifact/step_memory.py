@@ -12,12 +12,13 @@ from gopt.artifact.report import balance as one_balance
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
+from gopt.operators.kinds import VIEWS
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
 from gopt.sharding.traffic import CallContent, CollectiveCall, find_calls
 from gopt.sharding.verifier import infer_shardings
 
-VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})
+VIEWS = VIEWS | {"Select"}
 """Operators whose result can share its operand's memory."""
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.autodiff.operators import Emitter, Operator
+from gopt.autodiff.operators import Operator
 from gopt.errors import UnsupportedError
+from gopt.ir.tape import ProtoTape
 from gopt.sanitize import show
 
 
@@ -71,7 +72,7 @@ def window_of(operator: Operator) -> ConvolutionSizes:
     return ConvolutionSizes(given.get("group", 1), strides, dilations, pads, tuple(kernel), tuple(large), tuple(small))
 
 
-def differentiate_convolution(operator: Operator, emit: Emitter, adjoint: str, wanted: set[int]) -> dict[int, str]:
+def differentiate_convolution(operator: Operator, emit: ProtoTape, adjoint: str, wanted: set[int]) -> dict[int, str]:
     """Emit the derivatives by the operands ``wanted``, from that by the result; returns them by operand."""
     node, window = operator.node, window_of(operator)
     x, weight, made = node.input[0], node.input[1], {}
@@ -84,45 +85,46 @@ def differentiate_convolution(operator: Operator, emit: Emitter, adjoint: str, w
         samples, channels = shapes[0 if transposed else 1][:2]
         made[1] = _by_kernel(window, emit, large, small, samples, channels)
     if 2 in wanted:
-        made[2] = emit.sum(adjoint, [0, *range(2, 2 + window.rank)])
+        made[2] = emit.reduce("ReduceSum", adjoint, [0, *range(2, 2 + window.rank)], keepdims=0)
     return made
 
 
-def _by_large(window: ConvolutionSizes, emit: Emitter, small: str, kernel: str) -> str:
+def _by_large(window: ConvolutionSizes, emit: ProtoTape, small: str, kernel: str) -> str:
     rest = [window.padded(axis) - window.spanned(axis) for axis in range(window.rank)]
-    return emit(
-        "ConvTranspose", [small, kernel], group=window.group, strides=window.strides, dilations=window.dilations,
+    return emit.op(
+        "ConvTranspose", small, kernel, group=window.group, strides=window.strides, dilations=window.dilations,
         pads=window.pads, output_padding=rest,
     )  # fmt: skip
 
 
-def _by_small(window: ConvolutionSizes, emit: Emitter, large: str, kernel: str) -> str:
-    made = emit(
-        "Conv", [large, kernel], group=window.group, strides=window.strides, dilations=window.dilations,
-        pads=window.pads,
+def _by_small(window: ConvolutionSizes, emit: ProtoTape, large: str, kernel: str) -> str:
+    made = emit.op(
+        "Conv", large, kernel, group=window.group, strides=window.strides, dilations=window.dilations, pads=window.pads
     )  # fmt: skip
     return _cropped(window, emit, made, window.small, window.strides)
 
 
-def _by_kernel(window: ConvolutionSizes, emit: Emitter, large: str, small: str, samples: int, channels: int) -> str:
+def _by_kernel(window: ConvolutionSizes, emit: ProtoTape, large: str, small: str, samples: int, channels: int) -> str:
     """``samples``, ``channels``: the first two dimensions of the large side."""
     group, rank = window.group, window.rank
     inside, spatial = channels // group, list(range(3, 3 + rank))
     data = emit.reshape(large, [samples, group, inside, *window.large])
-    data = emit("Transpose", [data], perm=[2, 1, 0, *spatial])
+    data = emit.op("Transpose", data, perm=[2, 1, 0, *spatial])
     data = emit.reshape(data, [inside, group * samples, *window.large])
-    filters = emit("Transpose", [small], perm=[1, 0, *range(2, 2 + rank)])
-    made = emit(
-        "Conv", [data, filters], group=group, strides=window.dilations, dilations=window.strides, pads=window.pads
+    filters = emit.op("Transpose", small, perm=[1, 0, *range(2, 2 + rank)])
+    made = emit.op(
+        "Conv", data, filters, group=group, strides=window.dilations, dilations=window.strides, pads=window.pads
     )
     made = _cropped(window, emit, made, window.kernel, window.dilations)
-    return emit("Transpose", [made], perm=[1, 0, *range(2, 2 + rank)])
+    return emit.op("Transpose", made, perm=[1, 0, *range(2, 2 + rank)])
 
 
-def _cropped(window: ConvolutionSizes, emit: Emitter, name: str, sizes: tuple[int, ...], steps: tuple[int, ...]) -> str:
+def _cropped(
+    window: ConvolutionSizes, emit: ProtoTape, name: str, sizes: tuple[int, ...], steps: tuple[int, ...]
+) -> str:
     """Drop what a convolution makes of elements that the window does not cover: behind ``sizes``."""
     over = [(window.padded(axis) - window.spanned(axis)) // steps[axis] for axis in range(window.rank)]
     if not any(over):
         return name
     axes = emit.ints(range(2, 2 + window.rank))
-    return emit("Slice", [name, emit.ints([0] * window.rank), emit.ints(sizes), axes])
+    return emit.op("Slice", name, emit.ints([0] * window.rank), emit.ints(sizes), axes)

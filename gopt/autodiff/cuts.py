@@ -13,25 +13,27 @@ from dataclasses import dataclass
 from onnx import ModelProto, NodeProto, helper
 
 from gopt.autodiff.convolutions import differentiate_convolution
-from gopt.autodiff.operators import Emitter, Operator, between
+from gopt.autodiff.operators import Operator, between
 from gopt.autodiff.pools import ADDS, differentiate_max_pool
 from gopt.ir.graph import Node
 from gopt.ir.nodes import reads
 from gopt.ir.opset import opset_of
+from gopt.ir.tape import ProtoTape
 from gopt.ir.topological_order import topological_sort
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import CONVOLUTIONS, RECURRENT
 
-Rule = Callable[[Operator, Emitter, str, set[int]], dict[int, str]]
+Rule = Callable[[Operator, ProtoTape, str, set[int]], dict[int, str]]
 """(operator, emitter, derivative by the result, wanted operands) -> derivative by each wanted operand."""
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("Conv", "ConvTranspose"), differentiate_convolution), "MaxPool": differentiate_max_pool,
+    **dict.fromkeys(sorted(CONVOLUTIONS), differentiate_convolution), "MaxPool": differentiate_max_pool,
 }  # fmt: skip
 """By operator. onnx-ad has no derivative by the weight of a convolution in groups or of a transposed one, none with
 automatic pads, and one by the input that runtimes read otherwise where windows leave a remainder. Its derivative of a
 maximum joins all samples in one row of places."""
-ASIDE = frozenset({"RNN", "GRU", "LSTM"})
+ASIDE = RECURRENT
 """Operators that onnx-ad writes out, or refuses, where nothing goes through them too."""
 
 
@@ -110,12 +112,11 @@ def join(model: ModelProto, cuts: Sequence[Cut], prefix: str) -> list[str]:
         if not outputs:
             nodes.append(operator.node)
             continue
-        emit = Emitter(f"{prefix}{cut.result}.rule", opset_of(model))
+        emit = ProtoTape(f"{prefix}{cut.result}.rule", opset_of(model))
         adjoint = emit.reshape(f"{prefix}{cut.result}", operator.shape(cut.result))
         for place, made in RULES[operator.node.op_type](operator, emit, adjoint, set(outputs)).items():
             seed = f"{prefix}{outputs[place]}"
-            target = emit.ints([*operator.shape(operator.node.input[place]), 1])
-            emit.nodes.append(helper.make_node("Reshape", [made, target], [seed]))
+            emit.reshape(made, [*operator.shape(operator.node.input[place]), 1], output=seed)
             seeds.append(seed)
         nodes += [operator.node, *emit.nodes]
     for border, gone in ((graph.input, inputs.union(seeds)), (graph.output, stand_ins)):

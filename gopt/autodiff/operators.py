@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from gopt.errors import UnsupportedError
 from gopt.ir.attributes import attribute_value
@@ -94,37 +93,6 @@ def between(
         if not ahead.isdisjoint(node.output):
             ahead |= smooth(reads(node))
     return behind, ahead
-
-
-class Emitter:
-    """Collects nodes; results are named ``PREFIX.1``, ``PREFIX.2``, ..."""
-
-    def __init__(self, prefix: str, opset: int) -> None:
-        self.prefix, self.opset = prefix, opset
-        self.nodes: list[NodeProto] = []
-        self._count = 0
-
-    def __call__(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Append a node; returns the name of its result."""
-        self._count += 1
-        name = f"{self.prefix}.{self._count}"
-        self.nodes.append(helper.make_node(op_type, list(inputs), [name], **attributes))
-        return name
-
-    def constant(self, value: np.ndarray) -> str:
-        return self("Constant", [], value=numpy_helper.from_array(np.asarray(value)))
-
-    def ints(self, values: Iterable[int]) -> str:
-        return self.constant(np.array(list(values), np.int64))
-
-    def reshape(self, name: str, shape: Iterable[int]) -> str:
-        return self("Reshape", [name, self.ints(shape)])
-
-    def sum(self, name: str, axes: Sequence[int]) -> str:
-        """The sum along ``axes``, which go."""
-        if self.opset < 13:
-            return self("ReduceSum", [name], axes=list(axes), keepdims=0)
-        return self("ReduceSum", [name, self.ints(axes)], keepdims=0)
 
 
 def free_prefix(stem: str, taken: Iterable[str]) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from gopt.autodiff.operators import Emitter, Operator
+from gopt.autodiff.operators import Operator
+from gopt.ir.tape import ProtoTape
 
 ADDS = 16
 """The first operator set whose ScatterElements adds."""
@@ -19,22 +20,21 @@ _WIDE = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 """Types in which ONNX Runtime adds scattered elements."""
 
 
-def differentiate_max_pool(operator: Operator, emit: Emitter, adjoint: str, wanted: set[int]) -> dict[int, str]:
+def differentiate_max_pool(operator: Operator, emit: ProtoTape, adjoint: str, wanted: set[int]) -> dict[int, str]:
     """Emit the derivative by the operand, from that by the result (N, C, places of windows); returns it by operand."""
     node, name = operator.node, operator.node.input[0]
     shape, made = operator.shape(name), operator.shape(node.output[0])
     channels, inside = list(shape[:2]), prod(shape[2:])
     dtype = operator.dtype(name)
     wide = _WIDE.get(dtype, TensorProto.FLOAT)
-    chosen = f"{emit('MaxPool', [name], **{**operator.attributes, 'storage_order': 0})}.places"
+    chosen = f"{emit.op('MaxPool', name, **{**operator.attributes, 'storage_order': 0})}.places"
     emit.nodes[-1].output.append(chosen)
-    places = emit.reshape(emit("Mod", [chosen, emit.ints([inside])]), [*channels, prod(made[2:])])
+    places = emit.reshape(emit.op("Mod", chosen, emit.ints([inside])), [*channels, prod(made[2:])])
     given = emit.reshape(adjoint, [*channels, prod(made[2:])])
     if dtype not in _WIDE:
-        given = emit("Cast", [given], to=wide)
-    zero = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(wide)))
-    zeros = emit("ConstantOfShape", [emit.ints([*channels, inside])], value=zero)
-    found = emit("ScatterElements", [zeros, places, given], axis=2, reduction="add")
+        given = emit.op("Cast", given, to=wide)
+    zeros = emit.filled([*channels, inside], np.zeros(1, helper.tensor_dtype_to_np_dtype(wide)))
+    found = emit.op("ScatterElements", zeros, places, given, axis=2, reduction="add")
     if dtype not in _WIDE:
-        found = emit("CastLike", [found, name])
+        found = emit.op("CastLike", found, name)
     return {0: emit.reshape(found, shape)}

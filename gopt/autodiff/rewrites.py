@@ -13,14 +13,16 @@ import numpy as np
 import onnx.inliner
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from gopt.autodiff.operators import Emitter, Operator, between, types_of
+from gopt.autodiff.operators import Operator, between, types_of
 from gopt.ir.attributes import attribute_value
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.opset import opset_of
+from gopt.ir.tape import ProtoTape
 from gopt.ir.types import FLOATS, dtype_code, numpy_dtype
+from gopt.operators.kinds import ALL_REDUCTIONS, POOLS
 
 Constants = Mapping[str, np.ndarray]
-Rewrite = Callable[[Operator, Constants, Emitter], "str | None"]
+Rewrite = Callable[[Operator, Constants, ProtoTape], "str | None"]
 """(operator, known values, emitter) -> the value that equals the first result; None to leave the operator."""
 
 
@@ -35,7 +37,7 @@ def rewrite(model: ModelProto, scalar: str, inputs: Sequence[str], prefix: str) 
         rule = REWRITES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         known = all(name not in types or types[name].static for name in (*node.input, *node.output))
         used = not behind.isdisjoint(node.input) and not ahead.isdisjoint(node.output)
-        emit = Emitter(f"{prefix}{node.output[0]}", opset_of(model))
+        emit = ProtoTape(f"{prefix}{node.output[0]}", opset_of(model))
         made = rule(Operator.of(node, types), constants, emit) if rule is not None and used and known else None
         if made is None:
             nodes.append(node)
@@ -90,11 +92,11 @@ def _given(operator: Operator, place: int) -> bool:
     return place < len(operator.node.input) and operator.node.input[place] != ""
 
 
-def _gathered(emit: Emitter, value: str, axis: int, places: np.ndarray) -> str:
-    return emit("Gather", [value, emit.ints(places)], axis=axis)
+def _gathered(emit: ProtoTape, value: str, axis: int, places: np.ndarray) -> str:
+    return emit.op("Gather", value, emit.ints(places), axis=axis)
 
 
-def _slice(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _slice(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """Elements at steps are gathered."""
     starts, ends, axes, steps = (_integers(operator, constants, place) for place in range(1, 5))
     if starts is None or ends is None or steps is None or set(steps) == {1} or (axes is None and _given(operator, 3)):
@@ -105,7 +107,7 @@ def _slice(operator: Operator, constants: Constants, emit: Emitter) -> str | Non
     return value
 
 
-def _pad(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _pad(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """Values at the edge, reflected or repeated ones are gathered."""
     mode, pads, axes = operator.attributes.get("mode", "constant"), *(_integers(operator, constants, i) for i in (1, 3))
     if not pads or (min(pads) < 0) != (mode == "constant") or (axes is None and _given(operator, 3)):
@@ -123,18 +125,18 @@ def _pad(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
     return value
 
 
-def _cropped(operator: Operator, emit: Emitter, axes: Sequence[int], pads: Sequence[int]) -> str:
+def _cropped(operator: Operator, emit: ProtoTape, axes: Sequence[int], pads: Sequence[int]) -> str:
     """A Slice of the elements that negative pads drop, and a Pad of the rest."""
     value, count = operator.node.input[0], len(axes)
     shape = operator.shape(value)
     starts = [max(-pad, 0) for pad in pads[:count]]
     ends = [shape[axis] - max(-pad, 0) for axis, pad in zip(axes, pads[count:])]
-    value = emit("Slice", [value, emit.ints(starts), emit.ints(ends), emit.ints(axes)])
+    value = emit.op("Slice", value, emit.ints(starts), emit.ints(ends), emit.ints(axes))
     rest = [*operator.node.input[2:3], *[""] * (3 - len(operator.node.input)), emit.ints(axes)]
-    return emit("Pad", [value, emit.ints(max(pad, 0) for pad in pads), *rest])
+    return emit.op("Pad", value, emit.ints(max(pad, 0) for pad in pads), *rest)
 
 
-def _pool(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _pool(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """Automatic pads, and windows that begin inside and end behind the input, become pads in numbers."""
     given, same = dict(operator.attributes), operator.attributes.get("auto_pad", "NOTSET")
     ceils = given.get("ceil_mode", 0) and operator.node.op_type != "MaxPool" and not given.get("count_include_pad", 0)
@@ -154,16 +156,16 @@ def _pool(operator: Operator, constants: Constants, emit: Emitter) -> str | None
         return None
     given.pop("auto_pad", None)
     given.pop("ceil_mode", None)
-    return emit(operator.node.op_type, list(operator.node.input), **{**given, "pads": pads})
+    return emit.op(operator.node.op_type, *operator.node.input, **{**given, "pads": pads})
 
 
-def _reduction(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _reduction(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """An empty list of axes, which stands for all, is left out; a product is one of halves."""
     node, given = operator.node, operator.attributes
     axes, noop = _integers(operator, constants, 1), given.get("noop_with_empty_axes", 0)
     if axes == [] and not noop:
         if node.op_type != "ReduceProd":
-            return emit(node.op_type, [node.input[0]], keepdims=given.get("keepdims", 1))
+            return emit.op(node.op_type, node.input[0], keepdims=given.get("keepdims", 1))
     elif node.op_type != "ReduceProd" or (axes is None and _given(operator, 1)) or (noop and not axes):
         return None
     shape = operator.shape(node.input[0])
@@ -174,26 +176,22 @@ def _reduction(operator: Operator, constants: Constants, emit: Emitter) -> str |
     for axis in chosen:
         value = _product(emit, value, axis, shape[axis])
     if given.get("keepdims", 1):
-        return emit("Identity", [value])
+        return emit.op("Identity", value)
     return emit.reshape(value, [size for axis, size in enumerate(shape) if axis not in chosen])
 
 
-def _product(emit: Emitter, value: str, axis: int, size: int) -> str:
+def _product(emit: ProtoTape, value: str, axis: int, size: int) -> str:
     """The product along an axis, which stays with one element. No quotient: an element may be zero."""
     while size > 1:
         half = size // 2
-        product = emit("Mul", [_part(emit, value, axis, 0, half), _part(emit, value, axis, half, 2 * half)])
-        rest = [_part(emit, value, axis, 2 * half, size)] if size % 2 else []
-        value = emit("Concat", [product, *rest], axis=axis) if rest else product
+        product = emit.op("Mul", emit.slice(value, 0, half, axis), emit.slice(value, half, 2 * half, axis))
+        rest = [emit.slice(value, 2 * half, size, axis)] if size % 2 else []
+        value = emit.op("Concat", product, *rest, axis=axis) if rest else product
         size = half + size % 2
     return value
 
 
-def _part(emit: Emitter, value: str, axis: int, start: int, end: int) -> str:
-    return emit("Slice", [value, emit.ints([start]), emit.ints([end]), emit.ints([axis])])
-
-
-def _cumulative_product(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _cumulative_product(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """Each element times the product of those before it, in doubling distances. No quotient: an element may be zero."""
     axes, value = _integers(operator, constants, 1), operator.node.input[0]
     kind = operator.types.get(value)
@@ -209,55 +207,55 @@ def _cumulative_product(operator: Operator, constants: Constants, emit: Emitter)
     if given.get("exclusive", 0):
         ones = [1 if place == axis else each for place, each in enumerate(shape)]
         one = emit.constant(np.ones(ones, numpy_dtype(kind.dtype)))
-        value = emit("Concat", [one, _part(emit, value, axis, 0, size - 1)], axis=axis)
+        value = emit.op("Concat", one, emit.slice(value, 0, size - 1, axis), axis=axis)
     distance = 1
     while distance < size:
-        first, later = _part(emit, value, axis, 0, distance), _part(emit, value, axis, distance, size)
-        before = _part(emit, value, axis, 0, size - distance)
-        value = emit("Concat", [first, emit("Mul", [later, before])], axis=axis)
+        first, later = emit.slice(value, 0, distance, axis), emit.slice(value, distance, size, axis)
+        before = emit.slice(value, 0, size - distance, axis)
+        value = emit.op("Concat", first, emit.op("Mul", later, before), axis=axis)
         distance *= 2
-    return _gathered(emit, value, axis, back) if given.get("reverse", 0) else emit("Identity", [value])
+    return _gathered(emit, value, axis, back) if given.get("reverse", 0) else emit.op("Identity", value)
 
 
-def _space_to_depth(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _space_to_depth(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """Blocks behind channels: two regroupings around a transposition."""
     if operator.attributes.get("mode", "DCR") != "CRD":
         return None
     block = operator.attributes["blocksize"]
     samples, channels, height, width = operator.shape(operator.node.input[0])
     value = emit.reshape(operator.node.input[0], [samples, channels, height // block, block, width // block, block])
-    value = emit("Transpose", [value], perm=[0, 1, 3, 5, 2, 4])
+    value = emit.op("Transpose", value, perm=[0, 1, 3, 5, 2, 4])
     return emit.reshape(value, [samples, channels * block * block, height // block, width // block])
 
 
-def _batch_norm(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _batch_norm(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """Operands of two types, as in a model in half precision, are brought into the type of the statistics."""
     node, kinds = operator.node, [operator.dtype(name) for name in operator.node.input]
     if len(set(kinds)) == 1 or "undefined" in kinds or any(node.output[1:]):
         return None
     wide = dtype_code(kinds[3])
-    given = [name if kind == kinds[3] else emit("Cast", [name], to=wide) for name, kind in zip(node.input, kinds)]
-    made = emit("BatchNormalization", given, **operator.attributes)
-    return emit("Cast", [made], to=dtype_code(kinds[0]))
+    given = [name if kind == kinds[3] else emit.op("Cast", name, to=wide) for name, kind in zip(node.input, kinds)]
+    made = emit.op("BatchNormalization", *given, **operator.attributes)
+    return emit.cast(made, kinds[0])
 
 
-def _power(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _power(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """A whole exponent is brought into the type of its base."""
     base, exponent = operator.node.input
     kinds = operator.dtype(base), operator.dtype(exponent)
     if kinds[0] not in FLOATS or kinds[1] in (*FLOATS, "undefined"):
         return None
-    return emit("Pow", [base, emit("Cast", [exponent], to=dtype_code(kinds[0]))])
+    return emit.op("Pow", base, emit.cast(exponent, kinds[0]))
 
 
-def _gru(operator: Operator, constants: Constants, emit: Emitter) -> str | None:
+def _gru(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
     """A bias of zeros: without one onnx-ad takes the reset gate before the product, whatever the attribute says."""
     node = operator.node
     if _given(operator, 3) or not operator.attributes.get("linear_before_reset", 0):
         return None
     directions, rows, _ = operator.shape(node.input[2])
     bias = emit.constant(np.zeros((directions, 2 * rows), numpy_dtype(operator.dtype(node.input[0]))))
-    return emit("GRU", [*node.input[:3], bias, *node.input[4:]], **operator.attributes)
+    return emit.op("GRU", *node.input[:3], bias, *node.input[4:], **operator.attributes)
 
 
 EXPANDED = frozenset({"CausalConvWithState"})
@@ -266,10 +264,9 @@ EXPANDED = frozenset({"CausalConvWithState"})
 REWRITES: Mapping[str, Rewrite] = {
     "Slice": _slice,
     "Pad": _pad,
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
+    **dict.fromkeys(sorted(POOLS), _pool),
     **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
-         "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+        sorted(ALL_REDUCTIONS),
         _reduction,
     ),
     "CumProd": _cumulative_product,

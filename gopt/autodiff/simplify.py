@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from gopt.analysis.operators import RANDOM
 from gopt.autodiff.no_ops import aliased, as_reshape
 from gopt.autodiff.values import Values
 from gopt.ir.graph import Graph, Node
+from gopt.operators.kinds import RANDOM
 
 FOLDED = 1024
 """Largest constant, in bytes, that folding makes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnx
 
 from gopt import limits
 from gopt.ir.graph import Graph, Node
+from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import dtype_name, numpy_dtype
 
@@ -23,6 +25,9 @@ _SMALL = 64
 _DEPTH = 64
 """Nodes in a row through which a constant is followed."""
 _INTEGERS = frozenset({"int32", "int64", "bool"})
+_LAYOUT = frozenset({"Expand", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Identity"})
+"""Operators whose result has the elements of their first operand, none changed."""
+_KEEP_ZEROS = _LAYOUT | {"Cast", "Neg"}
 _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 """Attributes of Constant that are numbers and no tensors, with the type of the result."""
 
@@ -97,9 +102,17 @@ class Constants:
     """The constants of a graph, each computed when it is asked for: what the file stores, and what nodes make of
     constants alone, of at most ``limits.FOLDED_ELEMENTS`` elements. ``given``: values that are taken for constants."""
 
-    def __init__(self, graph: Graph, producers: Mapping[str, Node], given: Mapping[str, np.ndarray] = {}) -> None:
-        self._graph, self._producers = graph, producers
+    def __init__(
+        self, graph: Graph, producers: Mapping[str, Node] | None = None, given: Mapping[str, np.ndarray] = {}
+    ) -> None:
+        self._graph, self._producers = graph, graph.producers() if producers is None else producers
         self._known: dict[str, np.ndarray | None] = dict(given)
+        self._uniform: dict[str, float | None] = {}
+
+    @cached_property
+    def opset(self) -> int:
+        """The version of the standard operators that the graph is written for."""
+        return opset_of(self._graph.header)
 
     def value(self, name: str) -> np.ndarray | None:
         """The value of a constant; None for inputs, states, computed values, texts, and what would be too large."""
@@ -112,6 +125,40 @@ class Constants:
         if value is None or value.size != 1 or value.dtype.kind == "c":
             return None
         return float(value.reshape(-1)[0])
+
+    def integers(self, name: str) -> list[int] | None:
+        """The whole numbers of a constant, such as axes or a shape; None for any other value, and for ''."""
+        value = self.value(name) if name else None
+        return None if value is None or value.dtype.kind not in "iu" else [int(each) for each in value.reshape(-1)]
+
+    def axes(self, node: Node, place: int = 1) -> list[int] | None:
+        """The axes that a node names, as an attribute or as operand ``place``, from the back where they are negative;
+        none where it names none, None where they are computed."""
+        if "axes" in node.attributes:
+            return [int(each) for each in node.attributes["axes"]]
+        return self.integers(node.inputs[place]) if len(node.inputs) > place and node.inputs[place] else []
+
+    def uniform(self, name: str) -> float | None:
+        """The number that each element of a constant is, of any size; None where they differ or are computed."""
+        if name not in self._uniform:
+            self._uniform[name] = self._only_number(name)
+        return self._uniform[name]
+
+    def zero(self, name: str) -> bool:
+        """Return whether a value is a constant that is zero everywhere, of any size."""
+        while (node := self._producers.get(name)) is not None and node.is_in(_KEEP_ZEROS):
+            name = node.inputs[0]
+        return self.uniform(name) == 0
+
+    def _only_number(self, name: str) -> float | None:
+        while (node := self._producers.get(name)) is not None and node.is_in(_LAYOUT):
+            name = node.inputs[0]
+        fill = node is not None and node.is_a("ConstantOfShape")
+        value = filled([1], node.attributes) if node is not None and fill else self.value(name)
+        if value is None or not value.size or value.dtype.kind not in "biufV":
+            return None
+        flat = value.reshape(-1)
+        return float(flat[0]) if flat[0] == flat[-1] and bool((flat == flat[0]).all()) else None
 
     def _value(self, name: str, depth: int) -> np.ndarray | None:
         if name in self._known:

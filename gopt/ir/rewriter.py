@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnx
+from onnx.numpy_helper import from_array
 
 from gopt.errors import InvariantError
 from gopt.ir.graph import Graph, Node
@@ -89,6 +89,23 @@ class GraphRewriter:
         elif before is not None:
             self._due[id(node)] = self._when(before) - 0.25
         return node
+
+    def constant(
+        self, name: str, value: np.ndarray | Sequence[int] | float, *, before: Node | None = None,
+        sharding: Sharding = FULLY_REPLICATED,
+    ) -> str:  # fmt: skip
+        """Make ``name`` a constant, unless it is one already; returns it. Numbers in a list are int64, a float is a
+        scalar of float32."""
+        node = self._made.get(name) or self._producer(name)
+        if node is None or self._is_gone(node):
+            if isinstance(value, np.ndarray):
+                type, attributes = TensorType(value.dtype.name, value.shape), dict[str, Any](value=from_array(value))
+            elif isinstance(value, float):
+                type, attributes = TensorType("float32", ()), {"value_float": value}
+            else:
+                type, attributes = TensorType("int64", (len(value),)), {"value_ints": list(value)}
+            self.add("Constant", [], {name: type}, attributes=attributes, before=before, sharding=sharding)
+        return name
 
     def repeat(
         self, source: Node, inputs: Sequence[str], outputs: Mapping[str, TensorType], sharding: Sharding
@@ -182,7 +199,7 @@ class GraphRewriter:
         type = self.graph.types[like]
         sizes = {shape: TensorType("int64", (len(type.shape or ()),))}
         self.add("Shape", [like], sizes, sharding=sharding)
-        zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
+        zero = from_array(np.zeros(1, numpy_dtype(type.dtype)))
         self.add("ConstantOfShape", list(sizes), {name: type}, attributes={"value": zero}, sharding=sharding)
 
     def rename_output(self, node: Node, old: str, new: str) -> None:

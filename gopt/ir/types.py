@@ -45,6 +45,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype_code(name)))
 
 
+def scalar_of(value: float, dtype: str) -> np.ndarray:
+    """A number as an array without dimensions, of an element type."""
+    import numpy as np
+
+    return np.array(value, numpy_dtype(dtype))
+
+
 def known(name: str) -> bool:
     return name in _TABLE
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sanitize import and_more
 from gopt.sharding.placements import PerMember, Placement, Placements, Replicated, Shard, holder

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import onnx
-
 from gopt.analysis.look_through import spans_data_axes
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import walk
 from gopt.program import Accumulator, SpmdProgram
 
 FOLLOWED = "old values that new values follow"
@@ -46,21 +45,11 @@ def _check_accumulator(program: SpmdProgram, held: Accumulator, producers: Mappi
         raise InvariantError(
             f"accumulator {held.input!r} does not add up: {held.added!r} is not what it was plus one term"
         )
-    if held.output not in producers or not _zeros(producers[held.output]):
+    if held.output not in producers or not Constants(program.graph, producers).zero(held.output):
         raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
     for name in (held.added, held.output):
         if types[name] != types[held.input]:
             raise InvariantError(f"accumulator {held.input!r} is {types[held.input]}, and {name!r} is {types[name]}")
-
-
-def _zeros(node: Node) -> bool:
-    """Return whether a constant is zeros; ConstantOfShape without a value makes them."""
-    if not node.is_a("ConstantOfShape", "Constant"):
-        return False
-    if not node.attributes:
-        return node.is_a("ConstantOfShape")
-    value = node.attributes.get("value")
-    return value is not None and not np.any(onnx.numpy_helper.to_array(value))
 
 
 def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
@@ -173,12 +162,7 @@ class _StateSources:
 
     def _through(self, first: frozenset[str]) -> set[str]:
         """Some states, and those that they follow where they are new values themselves."""
-        seen, stack = set(first), list(first)
-        while stack:
-            more = self.made.get(stack.pop(), _NONE) - seen
-            seen |= more
-            stack += more
-        return seen
+        return set(walk(first, lambda name: self.made.get(name, _NONE)))
 
 
 def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _StateSources:

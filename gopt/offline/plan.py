@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.partition import Item, default_cap, plan_buckets
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.artifact.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.documents.records import to_document
+from gopt.ir.graph_index import GraphIndex
 from gopt.mesh import Mesh
 from gopt.offline.times import CommTimes, times
 from gopt.pipeline import Pipeline, build_pipeline

@@ -9,6 +9,7 @@ import numpy as np
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import InputError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import walk
 from gopt.ir.tensor import Tensor
 from gopt.sanitize import show
 
@@ -52,10 +53,4 @@ def _compared_with_zero(node: Node | None, training: TrainingGraph) -> str:
 
 def _made_of(name: str, users: Mapping[str, Collection[Node]]) -> set[str]:
     """All values that depend on a value."""
-    found, waiting = {name}, [name]
-    while waiting:
-        for node in users.get(waiting.pop(), ()):
-            new = {each for each in node.outputs if each} - found
-            found |= new
-            waiting += new
-    return found
+    return set(walk([name], lambda value: [made for node in users.get(value, ()) for made in node.outputs]))

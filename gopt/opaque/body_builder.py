@@ -13,14 +13,14 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from gopt.errors import UnsupportedError
-from gopt.ir.types import dtype_code, numpy_dtype
+from gopt.ir.tape import Tape
 from gopt.opaque.operator_schema import Arrangement, OperatorSchema, SlotValues
 
 SHARED = -1
 """In place of a weight: what belongs to the node and to no single weight."""
 
 
-class BodyBuilder:
+class BodyBuilder(Tape):
     """Builds the body of one node. Names inside are local: slots and numbers.
 
     All arithmetic is in ``compute``: float32, or float64 where a weight is; a narrower value is widened when it is
@@ -61,19 +61,15 @@ class BodyBuilder:
 
     # --- writing ------------------------------------------------------------------------------------------------
 
-    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        name = f"v{len(self.nodes)}"
-        self.nodes.append(onnx.helper.make_node(op_type, inputs, [name], **attributes))
+    def append(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]) -> None:
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, **attributes))
         self.weight_of.append(self.weight)
-        return name
+
+    def new_name(self) -> str:
+        return f"v{len(self.nodes)}"
 
     def const(self, value: float, dtype: str = "") -> str:
-        dtype = dtype or self.compute
-        array = np.array(value, numpy_dtype(dtype))
-        return self.op("Constant", value=onnx.numpy_helper.from_array(array))
-
-    def cast(self, name: str, dtype: str, have: str) -> str:
-        return name if dtype == have else self.op("Cast", name, to=dtype_code(dtype))
+        return self.number(value, dtype or self.compute)
 
     def shared(self, key: str, write: Callable[[], str]) -> str:
         """A value that all weights share; it is written for the first one."""
@@ -83,7 +79,7 @@ class BodyBuilder:
             self.weight = held
         return self._shared[key]
 
-    def number(self, name: str) -> str:
+    def attribute_value(self, name: str) -> str:
         """A floating attribute as a constant, shared unless each weight has its own."""
         value = float(self.attribute(name))
         if name in self.operator.lists:

@@ -39,20 +39,20 @@ def remainder(b: BodyBuilder, share: str) -> str:
     """1 - share."""
 
     def write() -> str:
-        return b.op("Sub", b.const(1.0), b.number(share))
+        return b.op("Sub", b.const(1.0), b.attribute_value(share))
 
     return write() if share in b.operator.lists else b.shared(f"1 - {share}", write)
 
 
 def average(b: BodyBuilder, old: str, new: str, share: str) -> str:
     """share · old + (1 - share) · new."""
-    keep, rest = b.number(share), remainder(b, share)
+    keep, rest = b.attribute_value(share), remainder(b, share)
     return b.op("Add", b.op("Mul", keep, old), b.op("Mul", rest, new))
 
 
 def average_square(b: BodyBuilder, old: str, new: str, share: str) -> str:
     """share · old + (1 - share) · new²."""
-    keep, rest = b.number(share), remainder(b, share)
+    keep, rest = b.attribute_value(share), remainder(b, share)
     return b.op("Add", b.op("Mul", keep, old), b.op("Mul", b.op("Mul", rest, new), new))
 
 
@@ -90,7 +90,7 @@ def unscaled(b: BodyBuilder) -> str:
         scale = b.scalar("loss_scale") if b.has("loss_scale") else b.const(1.0)
         if not b.has("gradient_norm"):
             return scale
-        norm, most = b.scalar("gradient_norm"), b.number("max_norm_clip")
+        norm, most = b.scalar("gradient_norm"), b.attribute_value("max_norm_clip")
         beyond = b.op("Greater", norm, b.op("Mul", scale, most))
         return b.op("Where", beyond, b.op("Div", norm, most), scale)
 

@@ -30,7 +30,7 @@ def adam(b: BodyBuilder) -> None:
     weight, gradient = b.full("weight"), unscaled(b)
     first = average(b, b.full("moment_1"), gradient, "alpha")
     second = average_square(b, b.full("moment_2"), gradient, "beta")
-    rate, decay = b.scalar("rate"), b.number("lambda")
+    rate, decay = b.scalar("rate"), b.attribute_value("lambda")
     corrected = bool(b.attribute("do_bias_correction"))
     corrections = [correction(b, name, "count", guarded=True) for name in ("alpha", "beta")] if corrected else []
     mode = int(b.attribute("weight_decay_mode"))
@@ -42,7 +42,7 @@ def adam(b: BodyBuilder) -> None:
             size = b.shared(
                 "step size", lambda: b.op("Div", b.op("Mul", rate, b.op("Sqrt", corrections[1])), corrections[0])
             )
-        below = b.op("Add", b.op("Sqrt", second), b.number("epsilon"))
+        below = b.op("Add", b.op("Sqrt", second), b.attribute_value("epsilon"))
         step = b.op("Div", b.op("Mul", size, first), below)
         after = b.op("Mul", b.op("Mul", rate, decay), b.op("Sub", weight, step))
         delta = b.op("Sub", b.op("Neg", step), after)
@@ -63,7 +63,7 @@ def _adam_delta(
     first, second = moments
     if corrections:
         first, second = b.op("Div", first, corrections[0]), b.op("Div", second, corrections[1])
-    below = b.op("Add", b.op("Sqrt", second), b.number("epsilon"))
+    below = b.op("Add", b.op("Sqrt", second), b.attribute_value("epsilon"))
     update = b.op("Add", b.op("Div", first, below), b.op("Mul", decay, weight))
     return b.op("Mul", b.shared("minus rate", lambda: b.op("Neg", rate)), update)
 
@@ -97,7 +97,7 @@ def adamw(b: BodyBuilder) -> None:
     weight, gradient = b.full("weight"), b.full("gradient")
     first = average(b, b.full("moment_1"), gradient, "alpha")
     second = average_square(b, b.full("moment_2"), gradient, "beta")
-    rate, decay, epsilon = b.scalar("rate"), b.number("weight_decay"), b.number("epsilon")
+    rate, decay, epsilon = b.scalar("rate"), b.attribute_value("weight_decay"), b.attribute_value("epsilon")
     names = ("alpha", "beta") if int(b.attribute("correct_bias")) == 1 else ()
     corrections = [correction(b, name, "count", guarded=False) for name in names]
     mode = int(b.attribute("adam_mode"))
@@ -140,8 +140,8 @@ def lamb(b: BodyBuilder) -> None:
             b.op("Div", first, correction(b, "alpha", "count", guarded=True)),
             b.op("Div", second, correction(b, "beta", "count", guarded=True)),
         )
-    along = b.op("Div", plain[0], b.op("Add", b.op("Sqrt", plain[1]), b.number("epsilon")))
-    direction = b.op("Add", b.op("Mul", b.number("lambda"), weight), along)
+    along = b.op("Div", plain[0], b.op("Add", b.op("Sqrt", plain[1]), b.attribute_value("epsilon")))
+    direction = b.op("Add", b.op("Mul", b.attribute_value("lambda"), weight), along)
     narrow = b.dtype("gradient")
     direction = b.cast(b.cast(direction, narrow, b.compute), b.compute, narrow)  # the kernel keeps it so
     good = finite(b, direction)
@@ -168,5 +168,5 @@ def _trust(b: BodyBuilder, weight: str, direction: str) -> str:
     ratio = b.op("Sqrt", b.op("Div", *squares))
     for op_type, name in (("Min", "ratio_max"), ("Max", "ratio_min")):
         if math.isfinite(float(b.attribute(name))):
-            ratio = b.op(op_type, ratio, b.number(name))
+            ratio = b.op(op_type, ratio, b.attribute_value(name))
     return b.op("Where", b.op("And", *nonzero), b.op("Mul", rate, ratio), rate)

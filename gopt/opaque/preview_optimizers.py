@@ -15,7 +15,7 @@ from gopt.opaque.optimizer_math import (
 
 def _regularized(b: BodyBuilder) -> str:
     """The gradient with that of ½ · norm_coefficient · ‖weight‖² added."""
-    return b.op("Add", b.op("Mul", b.number("norm_coefficient"), b.full("weight")), b.full("gradient"))
+    return b.op("Add", b.op("Mul", b.attribute_value("norm_coefficient"), b.full("weight")), b.full("gradient"))
 
 
 def adam(b: BodyBuilder) -> None:
@@ -31,7 +31,7 @@ def adam(b: BodyBuilder) -> None:
         return b.op("Where", started, b.op("Mul", b.scalar("rate"), factor), b.scalar("rate"))
 
     size = b.shared("adjusted rate", adjusted)
-    below = b.op("Add", b.op("Sqrt", second), b.number("epsilon"))
+    below = b.op("Add", b.op("Sqrt", second), b.attribute_value("epsilon"))
     moved = b.op("Sub", weight, b.op("Div", b.op("Mul", size, first), below))
     gated(b, "new_weight", b.op("Mul", remainder(b, "norm_coefficient_post"), moved), "weight", b.dtype("weight"))
     gated(b, "new_moment_1", first, "moment_1", b.dtype("moment_1"))
@@ -44,15 +44,15 @@ def momentum(b: BodyBuilder) -> None:
 
     def share() -> str:
         started = b.op("Greater", b.scalar("count", "int64"), b.const(0, "int64"))
-        return b.op("Where", started, b.number("beta"), b.const(1.0))
+        return b.op("Where", started, b.attribute_value("beta"), b.const(1.0))
 
-    moment = b.op("Mul", b.number("alpha"), b.full("moment_1"))
+    moment = b.op("Mul", b.attribute_value("alpha"), b.full("moment_1"))
     moment = b.op("Add", moment, b.op("Mul", b.shared("share", share), gradient))
     mode = b.attribute("mode")
     if mode == "standard":
         along = moment
     elif mode == "nesterov":
-        along = b.op("Add", gradient, b.op("Mul", b.number("alpha"), moment))
+        along = b.op("Add", gradient, b.op("Mul", b.attribute_value("alpha"), moment))
     else:
         raise UnsupportedError(f"Momentum has mode {mode!r}", "gopt supports 'standard' and 'nesterov'")
     new = b.op("Sub", weight, b.op("Mul", b.scalar("rate"), along))
@@ -65,11 +65,11 @@ def adagrad(b: BodyBuilder) -> None:
     weight, gradient = b.full("weight"), _regularized(b)
 
     def falling() -> str:
-        below = b.op("Add", b.const(1.0), b.op("Mul", b.scalar("count"), b.number("decay_factor")))
+        below = b.op("Add", b.const(1.0), b.op("Mul", b.scalar("count"), b.attribute_value("decay_factor")))
         return b.op("Div", b.scalar("rate"), below)
 
     total = b.op("Add", b.full("moment_1"), b.op("Mul", gradient, gradient))
-    below = b.op("Add", b.op("Sqrt", total), b.number("epsilon"))
+    below = b.op("Add", b.op("Sqrt", total), b.attribute_value("epsilon"))
     step = b.op("Div", b.op("Mul", b.shared("rate now", falling), gradient), below)
     gated(b, "new_weight", b.op("Sub", weight, step), "weight", b.dtype("weight"))
     gated(b, "new_moment_1", total, "moment_1", b.dtype("moment_1"))

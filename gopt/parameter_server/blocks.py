@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.tensor import Tensor
 from gopt.sanitize import show
 
@@ -163,15 +163,8 @@ class _Cutter:
     def _counters(self) -> frozenset[str]:
         """Return the states that no gradient changes: all states minus those reachable from messages, also through
         other states."""
-        stack = [name for node in self.graph.nodes if node.domain == COMM for name in node.outputs]
-        reached = set(stack)
-        while stack:
-            name = stack.pop()
-            new = [made for node in self.index.users.get(name, ()) for made in node.outputs]
-            new += [self._made[name]] if name in self._made else []
-            fresh = [each for each in new if each and each not in reached]
-            reached.update(fresh)
-            stack += fresh
+        messages = (name for node in self.graph.nodes if node.domain == COMM for name in node.outputs)
+        reached = set(walk(messages, lambda name: (*self.index.results(name), self._made.get(name, ""))))
         return frozenset(name for name in self.states if name not in reached)
 
     def blocks(self) -> list[Block]:

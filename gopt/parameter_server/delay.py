@@ -7,8 +7,7 @@ g``. It replaces the gradient before clip and decay.
 from __future__ import annotations
 
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType, dtype_code
-from gopt.passes.shard.loss_weights import constant_value
+from gopt.ir.types import TensorType, dtype_code, scalar_of
 from gopt.sharding.placements import Sharding
 
 
@@ -26,7 +25,7 @@ def compensate(
 
     def add(op_type: str, role: str, dtype: str, *inputs: str, **attributes: object) -> str:
         result = role if role == gradient else f"{gradient}.{role}"
-        type = TensorType(dtype, () if not inputs else own.dims)
+        type = TensorType(dtype, own.dims)
         rewriter.add(op_type, inputs, {result: type}, attributes=attributes, sharding=where)
         return result
 
@@ -35,12 +34,12 @@ def compensate(
 
     g, now = widened(pushed, own, "wide"), widened(parameter, held, "now")
     before = widened(pulled, held, "before")
-    factor = add("Constant", "strength", wide, value=constant_value(strength, wide))
+    factor = rewriter.constant(f"{gradient}.strength", scalar_of(strength, wide), sharding=where)
     # The way back is subtracted: g - 0 is g also for zeros of either sign, and Where does not keep the sign of a zero.
     term = add("Mul", "scaled", wide, factor, add("Sub", "back", wide, before, now))
     for place in (1, 2):
         term = add("Mul", f"term{place}", wide, term, g)
-    nothing = add("Constant", "zero", wide, value=constant_value(0.0, wide))
+    nothing = rewriter.constant(f"{gradient}.zero", scalar_of(0.0, wide), sharding=where)
     same = add("Equal", "same", "bool", parameter, pulled)
     term = add("Where", "term", wide, same, nothing, term)
     found = add("Sub", gradient if own.dtype == wide else "sum", wide, g, term)

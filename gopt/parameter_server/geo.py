@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, scalar_of
 from gopt.lower.lowering import LoweredProgram, lower
 from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.node_placement import NodePlacement
@@ -40,7 +40,6 @@ from gopt.parameter_server.table_choice import choose_tables
 from gopt.parameter_server.trainers import Scalars, TrainerWriter
 from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
-from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.placements import FlatShard, Sharding
@@ -79,17 +78,7 @@ def place_geo_nodes(training: TrainingGraph) -> NodePlacement:
 
 def _reads(index: GraphIndex, value: str, wanted: str, cut: set[str]) -> bool:
     """Return whether a value is computed from another one in the update."""
-    stack, seen = [value], set[str]()
-    while stack:
-        name = stack.pop()
-        if name == wanted:
-            return True
-        if name in seen or name in cut:
-            continue
-        seen.add(name)
-        node = index.producers.get(name)
-        stack += node.reads if node is not None else []
-    return False
+    return wanted in walk([value], lambda name: () if name in cut else index.operands(name))
 
 
 def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
@@ -210,10 +199,8 @@ def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, o
     add = writer.rewriter.add
     for n, name in enumerate(names):
         moved, count = f"gopt.geo.moved{n}", f"gopt.geo.trainers{n}"
-        scalar = TensorType(types[name].dtype, ())
         add("Sub", [name, last[name].tensor], {moved: types[name]})
-        value = constant_value(float(options.trainers), types[name].dtype)
-        add("Constant", [], {count: scalar}, attributes={"value": value})
+        writer.rewriter.constant(count, scalar_of(float(options.trainers), types[name].dtype))
         add("Div", [moved, count], {deltas[name]: types[name]})
     done = writer.push({}, NOTHING)
     done = writer.pull_at_end(NOTHING, done, pulled)

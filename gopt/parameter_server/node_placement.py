@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.analysis.updates import Updates
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, copied_from
 from gopt.parameter_server.table_choice import TableChoice
 from gopt.sanitize import show
 
@@ -132,10 +132,7 @@ def _follows(index: GraphIndex, state: State) -> bool:
 
 def _frozen(index: GraphIndex, state: State) -> bool:
     """Return whether the new value of a state is the state itself."""
-    name = state.updated
-    while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
-        name = node.inputs[0]
-    return name == state.tensor
+    return copied_from(index, state.updated) == state.tensor
 
 
 def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int], reached: set[str]) -> list[str]:

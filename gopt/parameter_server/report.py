@@ -8,7 +8,6 @@ from typing import Any
 from gopt.analysis.coupling import notes as coupling_notes
 from gopt.analysis.coupling import open_couplings, without_advice
 from gopt.analysis.coupling.marks import Coupling, CouplingKind
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
@@ -31,6 +30,7 @@ from gopt.artifact.report_tables import group_added_ops, group_added_vars, group
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.phase import Phase
 from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.lower.rank_graph import RankGraph

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.artifact.removals import LOOKED_THROUGH, RemovalReason, Removals, role_of, roles
 from gopt.artifact.report import PassRecord, PassRun, rank_ranges
 from gopt.artifact.report_groups import OpFact, RemovedVarFact
 from gopt.ir.graph import Node, origin
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.phase import Phase
 from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.servers import PASS

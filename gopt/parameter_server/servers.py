@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from onnx.numpy_helper import from_array
+
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.analysis.updates import Mode
@@ -17,7 +19,7 @@ from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, scalar_of
 from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.delay import compensate
 from gopt.parameter_server.lazy_rows import TouchedRows
@@ -29,7 +31,6 @@ from gopt.parameter_server.tables import Rows
 from gopt.parameter_server.units import Unit
 from gopt.parameter_server.views import ROUND, role_view
 from gopt.passes.shard.gradient_reduction import ReducedValue
-from gopt.passes.shard.loss_weights import constant_value
 from gopt.passes.shard.plan import ParameterGroup, WholeBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.passes.shard.split import GroupEmitter
@@ -236,7 +237,7 @@ class _Emitter:
         rows, columns = part
         add, whole = self.rewriter.add, TensorType(dtype, part)
         shape = self.scalars.constant(f"shape{rows}_{columns}", [rows, columns])
-        zeros = {"value": constant_value([0.0], dtype)}
+        zeros = {"value": from_array(scalar_of(0.0, dtype).reshape(1))}
         add("ConstantOfShape", [shape], {f"{root}.zeros": whole}, attributes=zeros, sharding=where)
         inputs = [f"{root}.zeros", f"{root}.places", f"{root}.rows"]
         add("ScatterND", inputs, {f"{root}.dense": whole}, sharding=where)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.artifact.pieces import Piece
 from gopt.artifact.report import PassResult
@@ -20,6 +19,7 @@ from gopt.artifact.server_entries import (
     TablePartStates,
 )
 from gopt.errors import InvariantError, OptionError, UnsupportedError
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import LoweredProgram, lower

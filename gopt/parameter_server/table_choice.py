@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.embeddings import EmbeddingTable, find_embeddings
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import elementwise
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.artifact.server_entries import Mode as PlanMode
 from gopt.errors import OptionError
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import elementwise
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.row_init import RowInit
 from gopt.parameter_server.table_patterns import chosen, fits

@@ -129,7 +129,5 @@ class TableWriter:
         return made
 
     def _shape(self, shape: tuple[int, ...], made: str) -> str:
-        type = {made: TensorType("int64", (len(shape),))}
         head = self.rewriter.graph.nodes[0] if self.rewriter.graph.nodes else None
-        self.rewriter.add("Constant", [], type, attributes={"value_ints": list(shape)}, before=head)
-        return made
+        return self.rewriter.constant(made, shape, before=head)

@@ -52,7 +52,6 @@ class TrainerNodes:
         """Return a list of integers as a constant of the file."""
         if shape not in self._constants:
             made = self._constants[shape] = "gopt.ps.ints" + "_".join(["", *map(str, shape)])
-            type = {made: TensorType("int64", (len(shape),))}
             head = self.rewriter.graph.nodes[0] if self.rewriter.graph.nodes else before
-            self.rewriter.add("Constant", [], type, attributes={"value_ints": list(shape)}, before=head)
+            self.rewriter.constant(made, shape, before=head)
         return self._constants[shape]

@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex
+from onnx.numpy_helper import from_array
+
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.artifact.server_entries import PullAt
 from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType, dtype_code
+from gopt.ir.types import TensorType, dtype_code, scalar_of
 from gopt.mesh import Mesh
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
@@ -29,7 +31,6 @@ from gopt.parameter_server.trainer_nodes import TrainerNodes
 from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.gradient_reduction import accumulated_dtype
-from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
 
@@ -247,7 +248,7 @@ class TrainerWriter:
             if self.weighted:
                 term = self._weighed(term, type, f"{root}_weighed")
             self.rewriter.add("Add", [held.input, term], {held.added: type})
-            zeros = {"value": constant_value([0.0], type.dtype)}
+            zeros = {"value": from_array(scalar_of(0.0, type.dtype).reshape(1))}
             self.rewriter.add(
                 "ConstantOfShape", [self.nodes.shape(type.dims, None)], {held.output: type}, attributes=zeros
             )
@@ -258,8 +259,7 @@ class TrainerWriter:
                 self.rewriter.add("Div", [held.input, divisor], {f"{root}_mean": type})
                 found[gradient] = f"{root}_mean"
             elif mean:
-                count = {"value": constant_value(float(self.options.accumulate), type.dtype)}
-                self.rewriter.add("Constant", [], {f"{root}_count": TensorType(type.dtype, ())}, attributes=count)
+                self.rewriter.constant(f"{root}_count", scalar_of(float(self.options.accumulate), type.dtype))
                 self.rewriter.add("Div", [held.input, f"{root}_count"], {f"{root}_mean": type})
                 found[gradient] = f"{root}_mean"
             found[gradient] = self._as(found[gradient], own, f"{root}_rounded")
@@ -278,8 +278,7 @@ class TrainerWriter:
         held = Accumulator(root, f"{root}_out", f"{root}_next", type)
         self.types[held.input] = type
         self.rewriter.add("Add", [held.input, self._own_weight], {held.added: type})
-        zeros = {"value": constant_value(0.0, "float32")}
-        self.rewriter.add("Constant", [], {held.output: type}, attributes=zeros)
+        self.rewriter.constant(held.output, scalar_of(0.0, "float32"))
         self.program.accumulators.append(held)
         return held.input
 
@@ -288,8 +287,7 @@ class TrainerWriter:
         """Return the sum of the weights, or one where it is zero: the sum of the gradients is zero then, too."""
         type, flag = TensorType("float32", ()), TensorType("bool", ())
         for name, value in (("zero", 0.0), ("one", 1.0)):
-            made = {f"gopt.ps.weights.{name}": type}
-            self.rewriter.add("Constant", [], made, attributes={"value": constant_value(value, "float32")})
+            self.rewriter.constant(f"gopt.ps.weights.{name}", scalar_of(value, "float32"))
         self.rewriter.add("Equal", [self._weights, "gopt.ps.weights.zero"], {"gopt.ps.weights.none": flag})
         operands = ["gopt.ps.weights.none", "gopt.ps.weights.one", self._weights]
         self.rewriter.add("Where", operands, {"gopt.ps.weights.divisor": type})

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.parameter_server.components import components
 from gopt.parameter_server.options import SplitOptions
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gopt.analysis.operators import heavy
 from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
+from gopt.operators.kinds import heavy
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall, find_calls, measure

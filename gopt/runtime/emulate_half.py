@@ -19,13 +19,10 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.scopes import bodies
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, dtype_name, known
+from gopt.operators.kinds import GATHERS, MOVES, PARTS, SEQUENCES
 from gopt.runtime.proto import as_node, build_model
 
-_MOVES = frozenset({
-    "Cast", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Shape",
-    "SequenceAt", "SequenceConstruct", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
-    "ConcatFromSequence", "Optional", "OptionalGetElement", "SequenceErase", "SequenceInsert", "SplitToSequence",
-})  # fmt: skip
+_MOVES = SEQUENCES | MOVES | GATHERS | PARTS | {"Cast", "Concat", "Constant", "Shape"}  # fmt: skip
 """Operators that round nothing and have kernels for both halves at every version from 13 on (tried one by one). In ONNX
 sequences and optionals hold float16 alone.
 

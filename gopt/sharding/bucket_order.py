@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, repeat
 from typing import TypeAlias
 
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.training import Phase, StateKind
 from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.opaque.refold import RefoldedCall
+from gopt.operators.kinds import ELEMENTWISE
 from gopt.program import BucketSlice, SpmdProgram
 from gopt.sharding.placements import FlatShard
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import ELEMENTWISE, SPREADS, SUMS
 from gopt.sharding.placements import (
     FLAG_COUNT,
     PER_MEMBER,
@@ -163,7 +163,7 @@ def partial(use: Use) -> Placement:
 def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Sequence[Operand]) -> Partial | None:
     """Return the placement of a result of partial operands; None if operator and reduction do not commute."""
     op, on, kind = placement.op, placement.on, use.op_type
-    if kind in _MOVES and use.operands[0] in terms:
+    if kind in SPREADS and use.operands[0] in terms:
         return placement
     if kind == "Cast":
         return _cast(placement, terms[0].dtype, use.dtype)
@@ -203,7 +203,7 @@ def flag_count(use: Use) -> Placement:
             return REPLICATED
     elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
         return REPLICATED
-    elif use.standard and use.op_type in _MOVES and first:
+    elif use.standard and use.op_type in SPREADS and first:
         return FLAG_COUNT
     raise Mismatch(count, "the flag itself, which is whether the number is greater than zero")
 
@@ -227,9 +227,8 @@ def _alone(use: Use, member: int) -> Placement:
     return use.place if len(rest) < len(use.operands) and all(each.single for each in rest) else OnMember(member)
 
 
-_MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose"})
 _COMBINES = {
-    "sum": ("Add", "Sub", "Sum"), "mean": ("Add", "Sub", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",),
+    "sum": SUMS, "mean": SUMS, "max": ("Max",), "min": ("Min",), "any": ("Or",),
     "all": ("And",), "count": ("Add", "Sum"),
 }  # fmt: skip
 """Operators that combine partial values into one of the same kind."""

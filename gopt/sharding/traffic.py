@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
-from gopt.analysis.operators import heavy
 from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import nbytes
+from gopt.operators.kinds import heavy
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Sharding
 from gopt.sharding.verifier import infer_shardings

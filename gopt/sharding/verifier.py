@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.linearity import is_zero
-from gopt.analysis.operators import ELEMENTWISE, MAY_DRAW, draws
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.opaque.refold import RefoldedCall
+from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES, draws
 from gopt.program import SpmdProgram
 from gopt.sharding.calls import CollectiveUse, beside, convert
 from gopt.sharding.layouts import Layout, lay
@@ -113,7 +112,7 @@ class ShardingInference:
     # --- kinds of nodes ---
 
     def _node(self, node: Node, *, drawn: bool = False) -> None:
-        if node.op_type in ("Shape", "Size") and node.is_a("Shape", "Size") and not node.sharding.by_axis:
+        if node.op_type in SIZES and node.is_a("Shape", "Size") and not node.sharding.by_axis:
             self._shape(node)
             return
         known = self.known
@@ -186,7 +185,7 @@ class ShardingInference:
         """Return whether a value is a constant zero."""
         if self._index is None:
             self._index = GraphIndex(self.program.graph)
-        return is_zero(self._index, name)
+        return self._index.constants.zero(name)
 
     def _checked(self, node: Node, axis: int, use: Use) -> Placement:
         try:

@@ -12,17 +12,16 @@ from collections.abc import Collection, Hashable, Mapping, MutableMapping, Seque
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InvariantError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.sharding.halo import Halo
 from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import PARTS, REPLICATED, Part, Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.mappings import HALO, beside, described_as, is_mapping
-from gopt.tensor_parallel.operators import Constants
 from gopt.tensor_parallel.pool_gradients import scattered
 from gopt.tensor_parallel.results import result_placements
 from gopt.tensor_parallel.window_nodes import counted_as, placed, taken
@@ -175,7 +174,7 @@ class Checker:
         plain = Node("ScatterElements", node.inputs, node.outputs, attributes={"axis": 2, "reduction": "add"})
         pools = {name: made for name, made in self.made.items() if made.op_type == "MemberMaxPool"}
         found = scattered(plain, self.graph, self.constants, self.made.get, pools, self.known)
-        if not is_zero(self.index, node.inputs[0]):
+        if not self.index.constants.zero(node.inputs[0]):
             raise Mismatch(operands[0], "zeros")
         made, shape = node.outputs[0], self.graph.types[node.outputs[0]].dims
         same = found is not None and found.node(plain, self.axis, made).attributes == node.attributes

@@ -17,7 +17,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
 from gopt.sharding.links import Slot, Strategy
 from gopt.sharding.placements import Shard
-from gopt.tensor_parallel.forward import LOSSES, PRODUCTS, Forward, sums
+from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, LOSSES, Forward, sums
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 
@@ -225,7 +225,7 @@ class _Trace:
                 return []
             self._note_unit(node, shard)
             return None
-        if node.is_a(*PRODUCTS) and self._column(node, options[0]):
+        if node.is_a(*COLUMN_PRODUCTS) and self._column(node, options[0]):
             self.columns += 1
         return [
             (operand, place) for operand, place in zip(node.inputs, options[0].operands)

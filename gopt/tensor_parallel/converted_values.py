@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gopt.errors import UnsupportedError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node, clone
 from gopt.ir.phase import Phase
 from gopt.sharding.conversions import Conversion
@@ -12,7 +13,7 @@ from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import REPLICATED, Placement, Replicated, Shard, Window
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.explain import Origin
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.strategy import StrategyChooser
 from gopt.tensor_parallel.window_nodes import Windows

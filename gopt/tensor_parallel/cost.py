@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from gopt.ir.graph import Graph
 from gopt.ir.phase import Phase
 from gopt.mesh import Mesh
+from gopt.operators.kinds import MOVES
 from gopt.sharding.conversions import Conversion, MappingKind
 from gopt.sharding.placements import Placement
 from gopt.topology import Link, Topology
 
-_HANDED_ON = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sum", "Neg")
+_HANDED_ON = MOVES | {"Add", "Cast", "Neg", "Sum"}
 """Operators between the node that makes a gradient and the update."""
 
 

@@ -12,6 +12,7 @@ from math import prod
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
+from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS
 from gopt.sharding.links import Operator, axes_of, softmax_axes
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.builder import Builder
@@ -35,7 +36,7 @@ def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -
         return None
     if node.op_type in ("Softmax", "LogSoftmax"):
         return softmax if first.dim in softmax_axes(operator) else None
-    if node.op_type in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+    if node.op_type in CLASS_LOSSES:
         return loss if first.dim == 1 else None
     if node.op_type in _BIASED and operator.has(2):
         terms = first.dim == _contracted(operator) or (node.op_type == "ConvTranspose" and first.dim >= 2)
@@ -56,7 +57,7 @@ def _places(operator: Operator, shard: Shard) -> Expansion | None:
     kind, places = operator.op_type, shard.dim >= 2
     if kind in ("GlobalAveragePool", "GlobalMaxPool") and places:
         return global_pool
-    if kind in ("GroupNormalization", "InstanceNormalization") and places:
+    if kind in PART_NORMS and places:
         return group_normalization
     if kind == "BatchNormalization" and shard.dim != 1 and is_training(operator):
         return batch_normalization

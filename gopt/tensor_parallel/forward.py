@@ -6,13 +6,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
 from gopt.ir.phase import Phase
+from gopt.operators.kinds import PRODUCTS
 from gopt.sharding.links import Operator, Slot, Strategy, strategies
 from gopt.sharding.placements import Partial, Placement, Shard
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 
-PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
+COLUMN_PRODUCTS = PRODUCTS | {"Conv"}
 LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
 
 
@@ -71,7 +73,7 @@ class Forward:
     def weighed(self, node: Node) -> list[tuple[int, int]]:
         """Return pairs (index of a weight, index of the other operand) of a product; empty where both or none are
         weights."""
-        pairs = ((0, 1), (1, 0)) if node.is_a(*PRODUCTS) and len(node.inputs) > 1 else ()
+        pairs = ((0, 1), (1, 0)) if node.is_a(*COLUMN_PRODUCTS) and len(node.inputs) > 1 else ()
         return [
             (weight, other) for weight, other in pairs
             if node.inputs[weight] in self.of_weights and node.inputs[other] not in self.of_weights

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import POOLS
 from gopt.sharding.links import Operator
 from gopt.sharding.links.choices import run_written
 from gopt.sharding.links.elements import axes_of
@@ -20,7 +22,7 @@ from gopt.sharding.links.windows import paddings, pads, slices
 from gopt.sharding.placements import PARTS, Shard, Sharding
 from gopt.sharding.rules import FULL_REDUCTIONS
 from gopt.tensor_parallel.builder import PASS, Builder
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 
 
 def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:
@@ -298,7 +300,7 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Conv": _convolution,
     "ConvTranspose": _convolution,
     "Pad": _Local.pad,
-    **dict.fromkeys(["MaxPool", "AveragePool", "LpPool"], _Local.slide),
+    **dict.fromkeys(sorted(POOLS), _Local.slide),
     "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),
     "RotaryEmbedding": lambda local, node: local.count(node, "num_heads", 0, 2),
     "Attention": _attention,

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.sharding.links import Operator
 from gopt.sharding.placements import PARTS, Partial, Placement
 from gopt.sharding.rules import Mismatch, Operand
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 
 MASKED = {
     "Gather": "MemberGather", "GatherElements": "MemberGatherElements",

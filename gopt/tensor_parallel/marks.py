@@ -15,12 +15,13 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.mesh import AxisKind, Mesh
+from gopt.operators.kinds import MOVES
 from gopt.sharding.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.builder import PASS
 from gopt.tensor_parallel.patterns import Pattern, matches
 
 NONE = "none"
-_THROUGH = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Cast")
+_THROUGH = MOVES | {"Cast"}
 """Operators through which a gradient is followed back to the call that completed it."""
 
 

@@ -10,13 +10,14 @@ from heapq import heapify, heappop, heappush
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.phase import Phase
 from gopt.sharding.links import Slot
 from gopt.sharding.placements import Partial, Shard
 from gopt.suggestions import did_you_mean
 from gopt.tensor_parallel.choose import Choice
-from gopt.tensor_parallel.forward import PRODUCTS, bare_strategies
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, bare_strategies
+from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 WORDS = ("column", "row", "vocab", "expert", "replicate")
@@ -166,7 +167,7 @@ class _Products:
             moved: dict[int, Shard] = {}
             for dim, shard in views[node.inputs[place]].items():
                 result = next((each.results[0] for each in bare_strategies(described, Slot(place), shard)), None)
-                if result is not None and node.is_a(*PRODUCTS):
+                if result is not None and node.is_a(*COLUMN_PRODUCTS):
                     if isinstance(result, Partial) == (pattern.word == "row"):
                         return dim
                 elif isinstance(result, Shard):

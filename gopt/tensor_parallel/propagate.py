@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.phase import advance_phases
+from gopt.operators.kinds import MOVES, SUMS
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Strategy
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
@@ -27,7 +29,7 @@ from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.mappings import MASKED, is_mapping
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.results import result_placements
@@ -35,9 +37,8 @@ from gopt.tensor_parallel.strategy import StrategyChooser
 from gopt.tensor_parallel.tokens import Tokens
 from gopt.tensor_parallel.window_nodes import Windows
 
-_PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
+_PASSED = MOVES | SUMS | {"Neg"}
 """Operators that pass partial sums on to their only reader."""
-_MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 
 
 def propagate(
@@ -237,7 +238,7 @@ class _Sweep:
 
     def _append(self, node: Node, results: Sequence[Placement]) -> None:
         self.build.nodes.append(node)
-        if node.is_a(*_MOVES):
+        if node.is_a(*MOVES):
             self.values.moves[node.outputs[0]] = node
         if node.inputs and all(name in self.weights or self._constant(name) for name in node.reads):
             self.weights.update(node.outputs)

@@ -13,21 +13,23 @@ from math import prod
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.ir.constant_folding import Constants
 from gopt.ir.device_specs import OWN, Configuration, TensorSpec, read_configurations
 from gopt.ir.external_data import show
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
+from gopt.operators.kinds import MOVES
 from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.choose import Choice
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.patterns import Pattern
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 WHY = "sharding spec of the file"
 NONE = "none"
 """The name that stands for no device configuration."""
-_VIEWS = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
+_VIEWS = MOVES | {"Cast"}
 _HINT = f"leave the specs out with -O tensor-parallel.configuration={NONE}"
 
 

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.types import nbytes
+from gopt.operators.kinds import RESHAPES
 from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, WindowTerms
 from gopt.tensor_parallel.cost import Cost, Packed
-from gopt.tensor_parallel.forward import PRODUCTS
+from gopt.tensor_parallel.forward import COLUMN_PRODUCTS
 from gopt.tensor_parallel.mappings import described_as, is_mapping
-from gopt.tensor_parallel.operators import Constants
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.tokens import Tokens
 from gopt.tensor_parallel.window_nodes import Windows
@@ -21,8 +22,6 @@ from gopt.tensor_parallel.window_nodes import Windows
 Weight: TypeAlias = tuple[float, int]
 """Cost of a strategy, and its number of calls, which breaks ties."""
 FREE: Weight = (0.0, 0)
-_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-"""Reshapes: behind them, a dimension that one member holds whole looks like any other of its length."""
 _WEIGHT = 1000.0
 """Weight of a byte of a sharded parameter that would be gathered: it was sharded so that no member holds it whole."""
 
@@ -60,7 +59,7 @@ class StrategyChooser:
                 for each in self.tokens.shards(self.graph.type_of(name), placement, self.others.of(name))
             ]  # fmt: skip
             best, least = self._least(node, known, [*options, *self._options(node, may)])
-        if best is not None and (node.is_a(*PRODUCTS) or least <= self._weigh(node, known, whole)):
+        if best is not None and (node.is_a(*COLUMN_PRODUCTS) or least <= self._weigh(node, known, whole)):
             return best
         return whole
 
@@ -91,7 +90,7 @@ class StrategyChooser:
     def fit(self, node: Node, strategy: Strategy) -> bool:
         """Return whether the parts of all values nest with those of other axes, and a reshape can tell its dimensions
         apart."""
-        reshapes = node.is_a(*_RESHAPES)
+        reshapes = node.is_a(*RESHAPES)
         for each in (*strategy.operands, *strategy.results):
             if isinstance(each, Shard) and each.alone and (reshapes or each.runs > 1):
                 return False

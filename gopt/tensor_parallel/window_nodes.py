@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.linearity import is_zero
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.sharding.halo import Halo, shared_like, window
 from gopt.sharding.links import Strategy
 from gopt.sharding.placements import REPLICATED, Placement, Shard, Window, WindowTerms
-from gopt.tensor_parallel.operators import Constants
 from gopt.tensor_parallel.pool_gradients import Scattered, scattered
 
 
@@ -47,7 +46,7 @@ class Windows:
 
     def scattered(self, node: Node, placements: Mapping[str, Placement]) -> Scattered | None:
         """Return how members scatter into zeros of their windows; None where they cannot."""
-        if not self.pools or not node.is_a("ScatterElements") or not is_zero(self.index, node.inputs[0]):
+        if not self.pools or not node.is_a("ScatterElements") or not self.index.constants.zero(node.inputs[0]):
             return None
         return scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, placements)
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.operators.kinds import COMPARISONS, EXTREMES
 from gopt.verification.compare import Values
-from gopt.verification.sampling import constant
 
-COMPARE = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-BOUND = ("Clip", "Min", "Max")
+COMPARE = COMPARISONS
+BOUND = EXTREMES | {"Clip"}
 CHOOSE = ("Where", "And", "Or", "Xor", "Not", "Cast", "If")
 
 
@@ -90,7 +90,7 @@ def _condition_output(index: GraphIndex, node: Node, inputs: Collection[str]) ->
 
 def _constants(index: GraphIndex, read: Iterable[str]) -> tuple[float, ...]:
     """Numbers that a condition's value is made with: thresholds are among them, or near."""
-    found = {constant(index, name) for name in read}
+    found = {index.constants.number(name) for name in read}
     return tuple(sorted(number for number in found if number is not None and np.isfinite(number)))
 
 

@@ -16,13 +16,13 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, corrects_variance
-from gopt.analysis.graph_walks import ancestors
-from gopt.analysis.operators import elementwise
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.graph_index import ancestors
 from gopt.ir.inference import infer_types
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import elementwise
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from gopt import limits
 from gopt.analysis.coupling import Coupling, CouplingKind, couplings_as_run, notes
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.training import State
 from gopt.errors import GoptError
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values, allowance, distance, finite, floating
 from gopt.verification.joined_graph import ASKED, JoinedGraph, NotComparableError

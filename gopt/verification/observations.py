@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.verification.compare import Values, floating
 from gopt.verification.conditions import Coverage
 from gopt.verification.reference_step import LocalResults, ReferenceStep

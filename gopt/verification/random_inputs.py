@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.analysis.operators import RANDOM
 from gopt.analysis.training import TrainingGraph
 from gopt.documents.draws import Distribution, Draw
 from gopt.errors import UnsupportedError
@@ -22,6 +21,7 @@ from gopt.ir.opset import opset_of
 from gopt.ir.scopes import bodies
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_code
+from gopt.operators.kinds import RANDOM
 from gopt.runtime.proto import as_node
 from gopt.runtime.training.draws import drawn
 from gopt.verification.compare import Values

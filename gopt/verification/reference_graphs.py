@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.collectives.messages import MESSAGES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
+from gopt.ir.graph_index import GraphIndex, ancestors
 
 
 def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] = ()) -> Graph:

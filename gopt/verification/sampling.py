@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
+from gopt.operators.kinds import GATHERS, LAYOUT, SCATTERS
 from gopt.runtime.training.draws import drawn
 
 DEFAULT_BOUND = 2
@@ -111,7 +111,7 @@ def _range(index: GraphIndex, start: str) -> Range:
                 if "ignore_index" in node.attributes:
                     special.add(int(node.attributes["ignore_index"]))
             elif node.is_a("Equal") and line == _PLAIN:
-                other = constant(index, next((each for each in node.inputs if each != name), ""))
+                other = index.constants.number(next((each for each in node.inputs if each != name), ""))
                 if other is not None and float(other).is_integer():
                     special.add(int(other))
             elif not looked_up:
@@ -128,7 +128,7 @@ def _range(index: GraphIndex, start: str) -> Range:
     return Range(bound, masked, min(special - masked, default=None) if bounds and not bare else None, low)
 
 
-_BY_SECOND = ("Gather", "GatherElements", "ScatterElements", "GatherND", "ScatterND")
+_BY_SECOND = GATHERS | SCATTERS
 """Operators whose second operand has indices."""
 
 
@@ -139,7 +139,7 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
     if node.is_a(*_BY_SECOND) and node.inputs[1] == name and data is not None and fixed:
         return int(data.dims[0 if node.is_a("GatherND", "ScatterND") else int(node.attributes.get("axis", 0))])
     if node.is_a("OneHot") and node.inputs[0] == name:
-        depth = constant(index, node.inputs[1])
+        depth = index.constants.number(node.inputs[1])
         return None if depth is None else int(depth)
     if node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and data is not None and fixed:
         return int(data.dims[1])
@@ -155,11 +155,6 @@ def _behind(index: GraphIndex, node: Node, name: str, line: _Line) -> _Line | No
             return None
         return line.through(node.op_type, other, node.inputs[0] == name)
     return line if node.is_a(*LAYOUT, "Cast") or (line == _PLAIN and node.is_a(*PASSING)) else None
-
-
-def constant(index: GraphIndex, name: str) -> float | None:
-    """A one-element constant's number, or None."""
-    return index.constants.number(name)
 
 
 def without_ignored(ranges: dict[str, Range]) -> dict[str, Range]:

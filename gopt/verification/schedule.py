@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache

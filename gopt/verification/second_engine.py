@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.operators import elementwise
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.types import TensorType
 from gopt.opaque.expand import expand
+from gopt.operators.kinds import elementwise
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.executor import Executor

@@ -10,15 +10,15 @@ The batch is not: source and ranks read the same bits of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
+from gopt.operators.kinds import LAYOUT
 from gopt.verification.compare import Values, distance_of, floating, length
 from gopt.verification.piecewise import pieces
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
@@ -67,15 +67,12 @@ def units(training: TrainingGraph) -> dict[str, float]:
 
 def _narrow(index: GraphIndex, name: str) -> set[str]:
     """Halves that a value is cast to, at once or behind layout operators."""
-    found: set[str] = set()
-    stack = [name]
-    while stack:
-        for node in index.users.get(stack.pop(), ()):
-            if node.is_a("Cast"):
-                found.add(dtype_name(int(node.attributes["to"])))
-            elif node.is_a(*LAYOUT):
-                stack.extend(node.outputs)
-    return found & LOW_PRECISION
+
+    def following(value: str) -> Iterable[str]:
+        return (made for node in index.users.get(value, ()) if node.is_in(LAYOUT) for made in node.outputs)
+
+    users = (node for value in walk([name], following) for node in index.users.get(value, ()) if node.is_a("Cast"))
+    return {dtype_name(int(node.attributes["to"])) for node in users} & LOW_PRECISION
 
 
 def measure_sensitivity(

@@ -13,6 +13,7 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.collectives.messages import PUSH_ROWS
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import FLOAT_TESTS
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values
@@ -95,7 +96,7 @@ class VariantProgram:
 
 def has_finite_check(training: TrainingGraph) -> bool:
     """Return whether an update looks for infinities: a test on gradients whose result conditions a state."""
-    tests = {"IsInf", "IsNaN"}
+    tests = FLOAT_TESTS
     gradient_values = set(training.gradients.values())
     behind = set(gradient_values)
     found = False

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import StateKind
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.progress import ProgressCallback
 from gopt.sanitize import listed
 from gopt.verification.all_ranks import Tamper

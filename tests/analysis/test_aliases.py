@@ -128,6 +128,29 @@ def test_a_row_that_is_cut_where_it_was_joined(cut, tmp_path):
     assert Verifier(tmp_path / "out").run(steps=2).equal
 
 
+@pytest.mark.parametrize("cut", ["split", "slice"])
+@pytest.mark.parametrize("scaled", ["Div", "Neg"])
+def test_a_backward_that_ends_behind_a_join_with_another_update(scaled, cut, tmp_path):
+    """The mean is the backward's as far as data flow tells, and what is done to a vector's gradient is its update."""
+    b = Builder()
+    net = perceptron(b, (3, 5, 2))
+    b.input("scale", ())
+    operands = ["scale"] if scaled == "Div" else []
+    found = dict(net.gradients)
+    net.gradients.update({name: b.op(scaled, gradient, *operands) for name, gradient in found.items()})
+    pieces = whole_row(b, net, cut)
+    b.output("loss", net.loss, ())
+    for name, gradient in zip(net.gradients, pieces):
+        if len(net.params[name]) > 1:
+            gradient = b.op("Sub", gradient, b.op("ReduceMean", gradient, b.const([0], "int64")))
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(0.1))), net.params[name])
+    source = gopt.load(b.save(tmp_path / "step.onnx"))
+    vector = next(name for name, dims in net.params.items() if len(dims) == 1)
+    assert source.training.gradients[vector] == found[vector]
+    gopt.shard(source, 3).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2).equal
+
+
 @pytest.mark.parametrize("sizes", [(16, 4, 10, 2), (5, 15, 10, 2)])
 def test_a_row_that_is_cut_elsewhere_mixes_parameters(sizes, tmp_path):
     b = Builder()

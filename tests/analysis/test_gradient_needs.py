@@ -7,8 +7,8 @@ import pytest
 
 from gopt.analysis import gradient_needs
 from gopt.analysis.gradient_needs import without_needs
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.types import TensorType
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers import Builder
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import Linearity, propagate_linearity
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.load import load
 from gopt.runtime.reference_eval import run_graph
 

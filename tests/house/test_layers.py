@@ -31,7 +31,7 @@ LAYERS = (
     },
     {"gopt.artifact.report", "gopt.disk", "gopt.background"},
     {"gopt.collectives"},
-    {"gopt.ir", "gopt.opaque", "gopt.importers"},
+    {"gopt.ir", "gopt.operators", "gopt.opaque", "gopt.importers"},
     {"gopt.analysis", "gopt.program"},
     {"gopt.autodiff"},
     {"gopt.importers.training_info", "gopt.importers.load"},

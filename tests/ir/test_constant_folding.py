@@ -8,6 +8,7 @@ from helpers import Builder
 from gopt import limits
 from gopt.errors import InputError
 from gopt.ir.constant_folding import Constants, fold_small
+from gopt.ir.graph import Graph, Node
 from gopt.ir.load import load
 
 
@@ -116,6 +117,25 @@ def test_factors_and_shapes_that_nodes_make_are_constants(tmp_path):
     assert found.number(factor) == 0.25
     assert found.value(grown).shape == (5, 2)
     assert found.value("x") is None and found.number("out") is None
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"value": onnx.numpy_helper.from_array(np.array([1, 2]))}, np.array([1, 2])),
+        ({"value_ints": [1, 2]}, np.array([1, 2])),
+        ({"value_int": 3}, np.array(3)),
+        ({"value_float": 0.5}, np.array(0.5, np.float32)),
+        ({"value_strings": ["a"]}, None),
+    ],
+)
+def test_a_constant_is_read_in_each_of_its_forms(attributes, expected):
+    graph = Graph("g", [Node("Constant", [], ["c"], attributes=attributes)], {}, {}, {}, {}, onnx.ModelProto())
+    found = Constants(graph).value("c")
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        assert found.dtype == expected.dtype
+        assert (found == expected).all()
 
 
 @pytest.mark.parametrize("shape", [(1 << 20, 1 << 20), (limits.FOLDED_ELEMENTS + 1,)])

@@ -93,6 +93,9 @@ REFUSED = {
     "a maximum that starts high": Plan(
         network="layer-norm", loss="cross-entropy", rules=("amsgrad",), clip="global-flat"
     ),
+    "a mean of what a loss scale divides in front of a join": Plan(
+        scale="dynamic", rules=("centred",), layout="joined"
+    ),
     "many states of two parameters that meet": Plan(network="twins", rules=("amsgrad",)),
 }
 

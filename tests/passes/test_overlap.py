@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from products import fewer, spread
 
 import gopt
-from gopt.analysis.operators import heavy
 from gopt.api import Sharded
 from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
+from gopt.operators.kinds import heavy
 from gopt.passes.overlap import Issue, LiveRange, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from split_run import Array, Case
 
-from gopt.analysis.operators import ELEMENTWISE
+from gopt.operators.kinds import ELEMENTWISE
 
 _GENERATOR = np.random.default_rng(12)
 

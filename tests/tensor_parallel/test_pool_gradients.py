@@ -8,10 +8,10 @@ import onnx.parser
 import pytest
 from members import bare, run, simulated
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.sharding.placements import Shard
-from gopt.tensor_parallel.operators import Constants
 from gopt.tensor_parallel.pool_gradients import in_plane
 from gopt.tensor_parallel.propagate import propagate
 

@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-import pytest
 from members import graph_of
 
+from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.tensor_parallel.operators import LARGEST, Constants, operator
-
-
-@pytest.mark.parametrize(
-    ("attributes", "expected"),
-    [
-        ({"value": onnx.numpy_helper.from_array(np.array([1, 2]))}, np.array([1, 2])),
-        ({"value_ints": [1, 2]}, np.array([1, 2])),
-        ({"value_int": 3}, np.array(3)),
-        ({"value_float": 0.5}, np.array(0.5, np.float32)),
-        ({"value_strings": ["a"]}, None),
-    ],
-)
-def test_constants_are_read(attributes, expected):
-    graph = graph_of([Node("Constant", [], ["c"], attributes=attributes)], {}, 20)
-    found = Constants(graph).get("c")
-    assert (found is None) == (expected is None)
-    if expected is not None:
-        assert found.dtype == expected.dtype
-        assert (found == expected).all()
-
-
-def test_what_is_large_or_made_is_no_constant():
-    graph = graph_of([Node("Relu", ["x"], ["y"])], {"x": np.zeros(3)}, 20)
-    for size in (LARGEST, LARGEST + 1):
-        graph.initializers["c"] = Tensor(TensorType("int64", (size,)), array=np.zeros(size, np.int64))
-        assert (Constants(graph).get("c") is None) == (size > LARGEST)
-    assert Constants(graph).get("y") is None
+from gopt.tensor_parallel.operators import operator
 
 
 def test_an_operator_knows_its_set_and_what_is_absent():

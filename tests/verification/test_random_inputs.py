@@ -13,9 +13,9 @@ from onnx import ModelProto, helper, numpy_helper
 from plants import attribute, gradient_calls
 
 import gopt
-from gopt.analysis.operators import RANDOM
 from gopt.errors import UnsupportedError
 from gopt.ir.load import load
+from gopt.operators.kinds import RANDOM
 from gopt.runtime.reference_eval import run_graph
 from gopt.verification.random_inputs import feed_graph, find_random
 from gopt.verification.result import Outcome

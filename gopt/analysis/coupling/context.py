@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import elementwise, value_reads
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.opset import opset_of
+from gopt.operators.kinds import elementwise, value_reads
 
 Shape = tuple[int | str | None, ...]
 
@@ -54,8 +54,7 @@ class CouplingContext:
 
     def ints(self, name: str) -> list[int] | None:
         """A small constant list of integers."""
-        value = self.constant(name) if name else None
-        return None if value is None or value.dtype.kind not in "iu" else [int(each) for each in value.reshape(-1)]
+        return self.index.constants.integers(name)
 
     def scalar(self, name: str) -> float:
         """A constant of one element; 0 for anything else."""
@@ -125,12 +124,10 @@ class CouplingContext:
 
         Raises Untraceable where they are computed.
         """
-        given = node.attributes.get("axes")
-        if given is None and len(node.inputs) > slot and node.inputs[slot]:
-            given = self.ints(node.inputs[slot])
-            if given is None:
-                raise Untraceable(f"the axes of {node.label!r} are computed")
-        return None if given is None else sorted(int(each) % max(rank, 1) for each in given)
+        axes = self.index.constants.axes(node, slot)
+        if axes is None:
+            raise Untraceable(f"the axes of {node.label!r} are computed")
+        return sorted(axis % max(rank, 1) for axis in axes) or None
 
 
 def axis_of(node: Node, rank: int, default: int) -> int:

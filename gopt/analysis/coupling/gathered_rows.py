@@ -13,15 +13,14 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Mark, Untraceable
 from gopt.analysis.coupling.open_statistics import ROWS, Unclear
-from gopt.analysis.coupling.ring_places import SCATTERS, places, pointer_of
+from gopt.analysis.coupling.ring_places import places, pointer_of
 from gopt.analysis.coupling.sample_counts import SampleCounts, may_count
-from gopt.analysis.graph_walks import ancestors
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.statistic_points import Ring, RowQueue, StatisticPoint, StatisticReduction
 from gopt.analysis.training import State, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import ancestors
+from gopt.operators.kinds import LAYOUT, PARTS, SCATTERS, elementwise
 
-_CUTS = ("Slice", "Split")
 _DEPTH = 32
 
 
@@ -59,7 +58,7 @@ class _Rows:
                 raise Unclear(f"{name!r} holds the rows of a batch alone, and all ranks have more of them", ROWS)
             if node.is_in(SCATTERS):
                 return StatisticReduction(self.state.tensor, "gather", self._scattered(node))
-            if node.is_a("Concat", *_CUTS):
+            if node.is_a("Concat", *PARTS):
                 return self._queue(name, self._axis(node))
             name = self._before(node)
         raise Unclear(f"no rows of samples are joined with those of {self.state.tensor!r} or written into it", ROWS)
@@ -141,7 +140,7 @@ class _Rows:
             return self._parts(node.inputs[0], axis, depth - 1)
         if node.is_a("Concat") and self._axis(node) == axis:
             return [part for each in node.inputs for part in self._parts(each, axis, depth - 1)]
-        if node.is_in(_CUTS) and self._axis(node) == axis:
+        if node.is_in(PARTS) and self._axis(node) == axis:
             start = self._start(node, name, axis)
             return _cut(self._parts(node.inputs[0], axis, depth - 1), start, start + whole[0].stop)
         return whole

@@ -10,9 +10,9 @@ from gopt.analysis.coupling.gradient_units import Unit
 from gopt.analysis.coupling.ignored_labels import counts_labels
 from gopt.analysis.coupling.joint_gradients import BackwardReading
 from gopt.analysis.coupling.marks import REDUCED, Coupling, CouplingKind, Relation
-from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import ancestors
 
 SHOWN = 3
 """Parameters that a note names."""

@@ -18,19 +18,14 @@ from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
 from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, division
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
-from gopt.analysis.linearity import is_zero
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, SCALES, SCATTERS, SUMS
 
-PRODUCTS = ("Mul", "Div", "Reciprocal", "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose")
-SUMS = ("Add", "Sub", "Sum", "Concat", "Where", "ScatterND", "ScatterElements", "Mean")
-LINEAR = (
-    *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Expand", "Cast", "CastLike"),
-    *("Neg", "ReduceSum", "ReduceMean", "Gather", "GatherND", "GatherElements", "CumSum", "Trilu", "Split", "Tile"),
-    *("Pad", "AveragePool", "GlobalAveragePool", "DepthToSpace", "SpaceToDepth"),
-)  # fmt: skip
+FACTORS = CONTRACTIONS | SCALES | {"Reciprocal"}
+TERMS = SUMS | SCATTERS | {"Concat", "Mean", "Where"}
+LINEAR = LINEAR_IN_FIRST | CASTS | {"Pad"}
 """Operators that are linear in their first operand."""
 
 
@@ -101,7 +96,7 @@ class GradientUnits:
             node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared
         ):
             self.squared.update(node.outputs)
-        if node.is_a("Mul") and any(is_zero(self.context.index, name) for name in node.inputs):
+        if node.is_a("Mul") and any(self.context.index.constants.zero(name) for name in node.inputs):
             self.zeros.update(node.outputs)
         for name in node.outputs:
             if name in marks and not self._is_count_of(node, name):
@@ -130,7 +125,7 @@ class GradientUnits:
     def _is_count_of(self, node: Node, name: str) -> bool:
         """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
-        return counts and name not in self.trained and not node.is_a(*PRODUCTS)
+        return counts and name not in self.trained and not node.is_a(*FACTORS)
 
     def of(self, name: str) -> Unit | None:
         """The unit of a marked value; None where there is none."""
@@ -173,11 +168,11 @@ class GradientUnits:
             return self.of(moving[0])
         if any(marks[name].kind is Relation.SAMPLES for name in moving) or not self.units.keys().isdisjoint(moving):
             pass
-        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_a(*PRODUCTS):
+        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_a(*FACTORS):
             return self._reduced_of(mark)  # a count that is kept from being zero
-        if node.is_a(*PRODUCTS):
+        if node.is_a(*FACTORS):
             return self._product(node, mark, moving)
-        if node.is_a(*SUMS):
+        if node.is_a(*TERMS):
             return self._sum(node, mark, moving)
         if node.is_a(*LINEAR) and node.inputs[0] in moving:
             return self._linear(node, mark, node.inputs[0])
@@ -194,8 +189,8 @@ class GradientUnits:
         """Constants that samples choose or place: a derivative is zero elsewhere."""
         names = [name for name in node.inputs if name and name not in self.context.marks and name not in self.zeros]
         names = [name for name in names if self.context.index.graph.type_of(name).dtype in FLOATS]
-        placed = [name for name in names if not is_zero(self.context.index, name)]
-        if not node.is_a(*SUMS) or len(placed) != 1:
+        placed = [name for name in names if not self.context.index.constants.zero(name)]
+        if not node.is_a(*TERMS) or len(placed) != 1:
             return Unit(start=True)
         factor = self.factors.of(placed[0])
         return Unit(-factor.batches, factor=factor.number, start=factor.uniform, explicit=bool(factor.batches))
@@ -273,7 +268,7 @@ class GradientUnits:
             return replace(first, coupled=coupled, mixed=True, start=False)
         free = [name for name in values if name and name not in moving and name not in self.zeros]
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
-        if not linear and any(not is_zero(context.index, name) for name in free):
+        if not linear and any(not context.index.constants.zero(name) for name in free):
             return None
         unit = replace(
             first, sure=sure, lone=first.lone if len(units) == 1 else False, coupled=coupled,
@@ -354,7 +349,7 @@ class GradientUnits:
             elif name not in context.marks:
                 found = self._constant(node, found, name, sign, samples, reduced)
         added = node.inputs[2] if node.is_a("Gemm") and len(node.inputs) > 2 else ""
-        if added and (added in moving or not is_zero(context.index, added)):
+        if added and (added in moving or not context.index.constants.zero(added)):
             return None if found.degree else replace(found, start=False)
         alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
         if reduced and samples:

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import LAYOUT
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
+from gopt.operators.kinds import LAYOUT
 
 
 def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool:

@@ -16,10 +16,10 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.gradient_units import GradientUnits, Unit
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.propagate import propagate
-from gopt.analysis.graph_walks import descendants
 from gopt.analysis.linearity import CONSTANT, Linearity, level
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import descendants
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import onnx
-
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.contract import summed
 from gopt.analysis.coupling.marks import Mark, Marks, Relation, Untraceable, changed
@@ -83,28 +81,16 @@ def _placed(context: CouplingContext, node: Node, by: Mark) -> Mark:
     given, how = context.samples(updates), node.attributes.get("reduction", "none")
     if given is None and (updates in context.marks or not context.alike(updates, by.axis, by)):
         raise Untraceable("samples are written to places of their own")
-    own = given or changed(by, factor=_number(context, updates))
+    own = given or changed(by, factor=context.index.constants.uniform(updates) or 0.0)
     if how not in _PLACED or (own.axis, own.outer, own.inner) != (by.axis, by.outer, by.inner):
         raise Untraceable("samples may write over each other")
     if how != "add":
         origin = node.outputs[0]
         context.origins[origin] = node
         return Mark(_PLACED[how], origin=origin, mixed=own.mixed or by.mixed)
-    if not _zero(context, data):
+    if not context.index.constants.zero(data):
         raise Untraceable("samples are added to a value that no batch enters")
     return summed(context, node, changed(own, mixed=own.mixed or by.mixed), (own.outer, own.inner))
-
-
-def _number(context: CouplingContext, name: str) -> float:
-    """The elements of a value, where they are one constant; 0 where that is not known."""
-    value, node = context.constant(name), context.index.producers.get(name)
-    if value is None and node is not None and node.is_a("Expand"):
-        value = context.constant(node.inputs[0])
-    if value is None and node is not None and node.is_a("ConstantOfShape"):
-        fill = node.attributes.get("value")
-        value = None if fill is None else onnx.numpy_helper.to_array(fill)
-    flat = value.reshape(-1) if value is not None and value.size else None
-    return float(flat[0]) if flat is not None and bool((flat == flat[0]).all()) else 0.0
 
 
 def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mark | None) -> Mark:
@@ -126,15 +112,6 @@ def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mar
         if own is None and not context.alike(name, axis, mark):
             by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
     return changed(mark, factor=1.0, mixed=any(m.mixed for m in marks))
-
-
-def _zero(context: CouplingContext, name: str) -> bool:
-    """Return whether a value is known to be zeros."""
-    value, producer = context.constant(name), context.index.producers.get(name)
-    if producer is not None and producer.is_a("ConstantOfShape"):
-        fill = producer.attributes.get("value")
-        return fill is None or not onnx.numpy_helper.to_array(fill).any()
-    return value is not None and not value.any()
 
 
 def one_hot(context: CouplingContext, node: Node) -> Marks:

@@ -9,10 +9,11 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
+from gopt.operators.kinds import CASTS, VIEWS
 
 MOST = 64
 """Terms, and paths to them, that are looked at."""
-_COPIES = ("Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Flatten")
+_COPIES = VIEWS | CASTS | {"Neg"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
-from gopt.analysis.operators import value_reads
 from gopt.ir.graph import Node
+from gopt.operators.kinds import value_reads
 
 NUMBER_OF_SAMPLES = "check that the step intends this: gopt does not rewrite it"
 

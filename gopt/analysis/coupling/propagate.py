@@ -10,9 +10,9 @@ from gopt.analysis.coupling.contract import statistics
 from gopt.analysis.coupling.marks import DRAWN, REDUCED, UNKNOWN, CouplingKind, Mark, Marks, Relation, Untraceable
 from gopt.analysis.coupling.reduced import reduced
 from gopt.analysis.coupling.transfer_functions import RULES
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import control_flow, random, value_reads
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import control_flow, random, value_reads
 
 UNDECIDED = "gopt cannot tell whether it is the step of one large batch"
 
@@ -87,18 +87,17 @@ def _feed(context: CouplingContext, node: Node, name: str, mark: Mark) -> None:
 
 def origins(context: CouplingContext, name: str) -> list[str]:
     """The values in which samples were reduced and from which a reduced value is made, as far as not yet asked for."""
-    found, stack = [], [name]
-    while stack:
-        name = stack.pop()
-        mark = context.marks.get(name)
-        if name in context.walked or mark is None or mark.kind not in REDUCED:
-            continue
-        context.walked.add(name)
-        if name in context.origins:
-            found.append(name)
-        elif name in context.index.producers:
-            stack.extend(context.index.producers[name].reads)
-    return found[::-1]
+
+    def unasked(value: str) -> bool:
+        mark = context.marks.get(value)
+        return value not in context.walked and mark is not None and mark.kind in REDUCED
+
+    def following(value: str) -> Iterable[str]:
+        return filter(unasked, () if value in context.origins else context.index.operands(value))
+
+    reached = list(walk(filter(unasked, [name]), following))
+    context.walked.update(reached)
+    return [value for value in reversed(reached) if value in context.origins]
 
 
 def _set(context: CouplingContext, node: Node, marks: Marks) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
-from gopt.analysis.linearity import is_zero
-from gopt.analysis.operators import LAYOUT, value_reads
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import COMPARISONS, FLOAT_TESTS, LAYOUT, value_reads
 
-COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "IsNaN", "IsInf")
+COMPARE = COMPARISONS | FLOAT_TESTS | {"And", "Not", "Or"}
 SAME = (*LAYOUT, "Cast", "CastLike", "Neg", "ReduceSum", "ReduceMean", "Split", "Tile", "Pad", "Gather", "Trilu")
 
 
@@ -78,7 +77,7 @@ def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | Non
     if any((mark.kind, mark.by) != (first.kind, first.by) for mark in known):
         return None
     free = [name for name, mark in zip(names, marks) if mark is None]
-    if node.is_a("Concat") and first.kind is Relation.SUM and not all(is_zero(context.index, name) for name in free):
+    if node.is_a("Concat") and first.kind is Relation.SUM and not all(map(context.index.constants.zero, free)):
         return None  # rows that no sample enters are no sums
     if free and first.kind is Relation.SUM and not node.is_a("Concat"):
         if not all(context.scalar(name) and abs(context.scalar(name)) < 1e-3 for name in free):

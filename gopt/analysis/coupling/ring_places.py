@@ -7,17 +7,17 @@ so that any way to write the count is read alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import LAYOUT, SCATTERS
 
-SCATTERS = ("ScatterND", "ScatterElements", "Scatter")
 _INTEGERS = ("int64", "int32")
 _FAR = 64
 """Values of an update that are searched for a pointer."""
@@ -142,15 +142,7 @@ def settle_rings(training: TrainingGraph) -> dict[str, str]:
 
 def _walked(index: GraphIndex, updated: str) -> str:
     """The pointer by which a new value is written, '' where it is written otherwise."""
-    stack, seen = [updated], set[str]()
-    while stack and len(seen) < _FAR:
-        name = stack.pop()
-        node = index.producers.get(name)
-        if name in seen or node is None:
-            continue
-        seen.add(name)
-        if node.is_in(SCATTERS):
-            found = places(index, node.inputs[1])
-            return found.pointer if found is not None else ""
-        stack += node.reads
-    return ""
+    made = (index.producers[name] for name in walk([updated], index.operands) if name in index.producers)
+    scatter = next((node for node in islice(made, _FAR) if node.is_in(SCATTERS)), None)
+    found = places(index, scatter.inputs[1]) if scatter is not None else None
+    return found.pointer if found is not None else ""

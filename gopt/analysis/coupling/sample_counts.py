@@ -16,13 +16,13 @@ import onnx
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Relation, products
-from gopt.analysis.graph_walks import ancestors, copied_from
-from gopt.analysis.operators import LAYOUT, control_flow, elementwise, value_reads
 from gopt.analysis.training import State
 from gopt.ir.constant_folding import Constants, constant_array
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import ancestors, copied_from
 from gopt.ir.nodes import nested
 from gopt.ir.scopes import bodies
+from gopt.operators.kinds import LAYOUT, control_flow, elementwise, value_reads
 
 _MOST = 64
 """Elements of a constant that are looked at."""

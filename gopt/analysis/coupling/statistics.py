@@ -17,12 +17,12 @@ from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.open_statistics import GATHERED, INTEGERS, ROWS, OpenStatistic, StatisticRules, Unclear
 from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.coupling.sample_counts import SampleCounts, SizesBehind, chooses
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.operators import LAYOUT
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import LAYOUT
 
 _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Relation.MIN: "min"}
 _JOINS = frozenset(["Concat", "ScatterND", "ScatterElements", "Scatter", "TensorScatter"])

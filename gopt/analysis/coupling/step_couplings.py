@@ -20,17 +20,17 @@ from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, divis
 from gopt.analysis.coupling.open_statistics import StatisticRules, statistic_couplings
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.coupling.statistics import statistic_rules
-from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
-from gopt.analysis.operators import reads_value
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import ancestors
 from gopt.mesh import AxisKind
+from gopt.operators.kinds import reads_value
 from gopt.program import SpmdProgram
 
 COUPLINGS = "couplings"

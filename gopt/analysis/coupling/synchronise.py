@@ -17,11 +17,11 @@ from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import corrects_variance
 from gopt.analysis.coupling.statistics import statistic_rules
-from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.synchronised_values import CorrectedConstant, SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.types import FLOATS
 
 MAX_ITERATIONS = 8

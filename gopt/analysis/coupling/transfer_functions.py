@@ -8,8 +8,17 @@ from gopt.analysis.coupling import contract, lookups, shapes
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import DRAWN, Marks, Relation
 from gopt.analysis.coupling.pointwise import pointwise
-from gopt.analysis.operators import ELEMENTWISE
 from gopt.ir.graph import Node
+from gopt.operators.kinds import (
+    ATTENTION,
+    CLASS_LOSSES,
+    DEPTH_MOVES,
+    ELEMENTWISE,
+    GLOBAL_POOLS,
+    LAYER_NORMS,
+    PART_NORMS,
+    POOLS,
+)
 
 TransferFunction = Callable[[CouplingContext, Node], Marks]
 
@@ -21,9 +30,9 @@ def like(context: CouplingContext, node: Node) -> Marks:
 
 
 IN_FRONT = (
-    *("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "GlobalLpPool"),
-    *("DepthToSpace", "SpaceToDepth", "InstanceNormalization", "GroupNormalization", "LRN"),
-    *("Attention", "RotaryEmbedding"),
+    *(POOLS | GLOBAL_POOLS),
+    *(DEPTH_MOVES | PART_NORMS | {"LRN"}),
+    *ATTENTION,
 )
 """Operators whose first dimension is the batch."""
 
@@ -58,9 +67,9 @@ RULES: dict[str, TransferFunction] = {
     ),
     **dict.fromkeys(["ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin"], contract.reduction),
     **dict.fromkeys(["Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK"], contract.along),
-    **dict.fromkeys(["LayerNormalization", "RMSNormalization"], contract.layer_norm),
+    **dict.fromkeys(sorted(LAYER_NORMS), contract.layer_norm),
     "BatchNormalization": contract.batch_norm,
     **dict.fromkeys(IN_FRONT, contract.in_front),
-    **dict.fromkeys(["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"], contract.loss_operator),
+    **dict.fromkeys(sorted(CLASS_LOSSES), contract.loss_operator),
     **dict.fromkeys(["RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"], like),
 }

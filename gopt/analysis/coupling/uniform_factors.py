@@ -11,11 +11,12 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.ir.graph import Node
+from gopt.operators.kinds import CASTS, SPREADS
 
 DEPTH = 64
 """Nodes behind one another that are looked at."""
 _COPIES = (
-    *("Neg", "Cast", "CastLike", "Identity", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Flatten", "Transpose"),
+    *(SPREADS | CASTS | {"Neg"}),
     *("Tile", "Slice"),
 )
 

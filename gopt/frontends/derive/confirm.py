@@ -14,7 +14,6 @@ from itertools import chain, count, islice
 import numpy as np
 
 from gopt.analysis.batch_checks import ReplacedBatchError
-from gopt.analysis.operators import random
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
 from gopt.api import read_roles, with_stored_roles
@@ -25,6 +24,7 @@ from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
 from gopt.ir.tensor import Tensor
+from gopt.operators.kinds import random
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.data import open_data
 from gopt.sanitize import listed, show

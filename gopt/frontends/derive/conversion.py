@@ -17,6 +17,7 @@ from gopt.errors import GoptError, UnsupportedError
 from gopt.ir.nodes import nested
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.operators.kinds import POOLS
 from gopt.runtime.runtime_errors import node_error
 from gopt.runtime.session import SessionCache
 from gopt.runtime.windows import window
@@ -24,7 +25,6 @@ from gopt.sanitize import show
 
 _HALF_PIXELS = 11
 """The operator set from which on Resize has half pixels by default."""
-_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 _SEED = 20
 _TOLERANCE = {"float16": 3e-2, "bfloat16": 2e-1}
 """Share of the largest element by which a result may differ; 1e-3 in other types."""
@@ -50,7 +50,7 @@ def mend_pools(model: ModelProto, whole: Callable[[], ModelProto]) -> None:
     Shapes behind such a pool follow from its own: one is mended at a time, from the first. ``whole``: returns the
     model with its constants.
     """
-    pools = [node for node in model.graph.node if node.op_type in _POOLS and _attributes(node).get("ceil_mode")]
+    pools = [node for node in model.graph.node if node.op_type in POOLS and _attributes(node).get("ceil_mode")]
     while pools:
         graph = onnx.shape_inference.infer_shapes(whole(), data_prop=True).graph
         infos = (*graph.input, *graph.value_info, *graph.output)

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gopt.analysis.operators import RANDOM
 from gopt.errors import GoptError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import RANDOM
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened

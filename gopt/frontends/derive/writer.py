@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import ModelProto, numpy_helper
 
@@ -13,7 +12,7 @@ from gopt.autodiff.operators import FreeNames, names_of
 from gopt.frontends.derive.functions import call
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
-from gopt.ir.types import TensorType, dtype_code, numpy_dtype
+from gopt.ir.types import TensorType, dtype_code, scalar_of
 
 
 class StepWriter:
@@ -43,7 +42,7 @@ class StepWriter:
         dtype: str = "float64",
     ) -> list[str]:
         """Append a function's nodes, with ``attributes`` as constants of ``dtype``; returns the results' names."""
-        tensors = {name: array(value, dtype) for name, value in attributes.items()}
+        tensors = {name: scalar_of(value, dtype) for name, value in attributes.items()}
         outputs = [self._names.take(each) for each in wished]
         nodes = call(text, inputs, outputs, tensors, f"{self._inner}.{outputs[0]}")
         self.model.graph.node.extend(nodes)
@@ -67,7 +66,7 @@ class StepWriter:
         key = (wished, value, dtype)
         if key not in self._numbers:
             name = self._numbers[key] = self._names.take(wished)
-            self.model.graph.initializer.append(numpy_helper.from_array(array(value, dtype), name))
+            self.model.graph.initializer.append(numpy_helper.from_array(scalar_of(value, dtype), name))
         return self._numbers[key]
 
     def input(self, wished: str, kind: TensorType) -> str:
@@ -87,11 +86,6 @@ class StepWriter:
         self.states[name] = updated
 
 
-def array(value: float, dtype: str) -> np.ndarray:
-    """A NumPy array of no dimensions, of a type."""
-    return np.array(value, numpy_dtype(dtype))
-
-
 def scalar(value: float, dtype: str = "float32") -> Tensor:
     """A scalar as a Tensor of the graph."""
-    return Tensor(TensorType(dtype, ()), array=array(value, dtype))
+    return Tensor(TensorType(dtype, ()), array=scalar_of(value, dtype))

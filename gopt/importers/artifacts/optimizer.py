@@ -120,8 +120,8 @@ def clip_nodes(b: Builder, gradients: Sequence[str], clipped: Sequence[str], max
         total = squares[0]
         for each in squares[1:]:
             total = b.op("Add", total, each)
-        below = b.op("Add", b.op("Sqrt", total), b.number(_EPSILON, like))
-        factor = b.op("Min", b.op("Div", b.number(max_norm, like), below), b.number(1, like))
+        below = b.op("Add", b.op("Sqrt", total), b.number_like(_EPSILON, like))
+        factor = b.op("Min", b.op("Div", b.number_like(max_norm, like), below), b.number_like(1, like))
         return tuple(b.op("Mul", each, factor) for each in parts)
 
     return b.lower(node, body, {})

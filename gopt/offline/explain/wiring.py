@@ -1,44 +1,32 @@
-"""Producers and users of the values of one graph."""
+"""The calls that a value goes into, and the one that it comes out of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import GraphIndex, walk
 
 _VIEWS = ("Cast", "Reshape", "Identity", "Slice", "Flatten")
 
 
-class Wiring:
-    """A graph with its nodes by label, the makers and the readers of its values."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+class Wiring(GraphIndex):
+    """A graph with its nodes by label, and the calls at which its values arrive."""
 
     @cached_property
     def labels(self) -> dict[str, Node]:
+        """Label -> node."""
         return {node.label: node for node in self.graph.nodes}
-
-    @cached_property
-    def producers(self) -> dict[str, Node]:
-        return self.graph.producers()
-
-    @cached_property
-    def users(self) -> dict[str, list[Node]]:
-        return self.graph.users()
 
     def sent_by(self, name: str) -> list[Node]:
         """Calls that a value goes into, also through casts and reshapes."""
-        found, seen, todo = [], {name}, [name]
-        while todo:
-            for node in self.users.get(todo.pop(), ()):
-                if node.domain == COMM:
-                    found.append(node)
-                elif node.op_type in _VIEWS:
-                    new = [each for each in node.outputs if each not in seen]
-                    seen.update(new)
-                    todo += new
-        return list(dict.fromkeys(found))
+
+        def following(value: str) -> Iterator[str]:
+            return (made for node in self.users.get(value, ()) if node.op_type in _VIEWS for made in node.outputs)
+
+        users = (node for value in walk([name], following) for node in self.users.get(value, ()))
+        return list(dict.fromkeys(node for node in users if node.domain == COMM))
 
     def brought_by(self, name: str) -> list[Node]:
         """The call that a value comes out of, also through casts and reshapes."""

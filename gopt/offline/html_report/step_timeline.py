@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
-from gopt.analysis.operators import heavy
 from gopt.api import load_stored_source, stored_roles
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.report_groups import expand_ops
@@ -22,6 +21,7 @@ from gopt.ir.load import load
 from gopt.ir.phase import Phase
 from gopt.offline.html_report.record import Span, Timeline
 from gopt.opaque.expand import expand
+from gopt.operators.kinds import heavy
 from gopt.sharding.traffic import GATHERS, uses_of_results
 
 SPANS = 4000

@@ -12,14 +12,16 @@ import numpy as np
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import walk
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
+from gopt.operators.kinds import MEANS, VIEWS
 from gopt.sanitize import show
 
-_LAYOUT = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten"])
+_LAYOUT = VIEWS | {"Cast", "Expand"}
 _SCALE = frozenset(["Mul", "Div", "Sub", "Add", "Sqrt", "Reciprocal", "Pow", "Max", "Clip"])
-_REDUCE = frozenset(["ReduceMean", "ReduceSum", "ReduceSumSquare"])
+_REDUCE = MEANS | {"ReduceSumSquare"}
 _TOLERANCE = 1e-4
 
 
@@ -52,46 +54,33 @@ def _as_evaluated(node: Node) -> Node:
 
 def _nearest_shared(subgraph: ForwardSubgraph, updated: str) -> list[str]:
     """Values of the forward, computed from the batch, that a new statistic is computed from, nearest first."""
-    found, seen, stack = [], set(), [updated]
-    while stack:
-        name = stack.pop()
-        node = subgraph.index.producers.get(name)
-        if name in seen or node is None:
-            continue
-        seen.add(name)
-        if name in subgraph.values and name in subgraph.fed:
-            found.append(name)
-        else:
-            stack.extend(node.reads)
-    return found
+    index = subgraph.index
+
+    def fed(name: str) -> bool:
+        return name in index.producers and name in subgraph.values and name in subgraph.fed
+
+    return [name for name in walk([updated], lambda name: () if fed(name) else index.operands(name)) if fed(name)]
 
 
 def _over_batch(subgraph: ForwardSubgraph, name: str) -> bool:
     """Return whether a value is a reduction over the first axis, but for its layout and scale."""
-    seen, stack = set(), [name]
-    while stack:
-        node = subgraph.index.producers.get(stack.pop())
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op_type in _REDUCE:
-            if 0 in _axes(subgraph, node):
-                return True
-        elif node.op_type in _LAYOUT:
-            stack.append(node.inputs[0])
-        elif node.op_type in _SCALE:
-            stack.extend(each for each in node.inputs if each in subgraph.fed)
-    return False
+    producers = subgraph.index.producers
+
+    def following(value: str) -> Iterable[str]:
+        node = producers.get(value)
+        if node is not None and node.op_type in _LAYOUT:
+            return node.inputs[:1]
+        return (each for each in node.inputs if each in subgraph.fed) if node and node.op_type in _SCALE else ()
+
+    nodes = (producers[value] for value in walk([name], following) if value in producers)
+    return any(0 in _axes(subgraph, node) for node in nodes if node.op_type in _REDUCE)
 
 
 def _axes(subgraph: ForwardSubgraph, node: Node) -> list[int]:
     """Axes that a node reduces, counted from the front."""
     shape = subgraph.graph.type_of(node.inputs[0]).shape
     rank = 0 if shape is None else len(shape)
-    given = (
-        subgraph.constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else node.attributes.get("axes")
-    )
-    axes = range(rank) if given is None else [int(axis) for axis in np.asarray(given).reshape(-1)]
+    axes = subgraph.constants.axes(node) or range(rank)
     return [axis % rank if rank else axis for axis in axes]
 
 

@@ -56,7 +56,7 @@ def _levels(subgraph: ForwardSubgraph, draw: str) -> Iterator[str]:
         for node in subgraph.readers(name):
             others = [each for each in node.inputs if each and each not in known]
             name = node.outputs[0]
-            constant = all(subgraph.scalar(each) is not None for each in others)
+            constant = all(subgraph.constants.number(each) is not None for each in others)
             if len(node.outputs) == 1 and constant and name not in known:
                 known.add(name)
                 front.append(name)
@@ -66,7 +66,7 @@ def _levels(subgraph: ForwardSubgraph, draw: str) -> Iterator[str]:
 def _rest(subgraph: ForwardSubgraph, node: Node, name: str) -> float | None:
     """The constant scalar that a node of two inputs reads beside ``name``."""
     others = [each for each in node.inputs if each != name]
-    return subgraph.scalar(others[0]) if len(others) == 1 else None
+    return subgraph.constants.number(others[0]) if len(others) == 1 else None
 
 
 def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> Node | None:
@@ -76,7 +76,7 @@ def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> No
         return None
     if reader.op_type == "Mul":
         (value,) = [each for each in reader.inputs if each != mask] or [""]
-    elif reader.op_type == "Where" and reader.inputs[0] == mask and subgraph.scalar(reader.inputs[2]) == 0:
+    elif reader.op_type == "Where" and reader.inputs[0] == mask and subgraph.constants.number(reader.inputs[2]) == 0:
         value = reader.inputs[1]
     else:
         return None
@@ -94,11 +94,11 @@ def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> No
 
 def _scale(subgraph: ForwardSubgraph, node: Node) -> tuple[str, float] | None:
     """Return what a node multiplies by a constant, and that constant."""
-    if node.op_type == "Div" and (number := subgraph.scalar(node.inputs[1])):
+    if node.op_type == "Div" and (number := subgraph.constants.number(node.inputs[1])):
         return node.inputs[0], 1 / number
     if node.op_type == "Mul":
         for value, other in (node.inputs, reversed(node.inputs)):
-            if (number := subgraph.scalar(other)) is not None:
+            if (number := subgraph.constants.number(other)) is not None:
                 return value, number
     return None
 

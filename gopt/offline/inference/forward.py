@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.operators import HEAVY
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.offline.inference.batch_norm import evaluated
 from gopt.offline.inference.dropout import as_identities, uniform_draws
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph
+from gopt.operators.kinds import HEAVY
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 

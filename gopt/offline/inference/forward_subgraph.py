@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.ir.constant_folding import as_constant
+from gopt.ir.constant_folding import Constants, as_constant
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants, walk
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, numpy_dtype
 
@@ -36,23 +36,13 @@ class ForwardSubgraph:
     def graph(self) -> Graph:
         return self.index.graph
 
+    @property
+    def constants(self) -> Constants:
+        return self.index.constants
+
     def readers(self, name: str) -> list[Node]:
         """Nodes of the subgraph that read a value."""
         return [node for node in self.index.users.get(name, ()) if id(node) in self.nodes]
-
-    def constant(self, name: str) -> np.ndarray | None:
-        """The value of an initializer that is not an input, or of a Constant node; None of anything else."""
-        node = self.index.producers.get(name)
-        if node is not None and node.is_a("Constant") and "value" in node.attributes:
-            return np.asarray(onnx.numpy_helper.to_array(node.attributes["value"]))
-        if name in self.graph.initializers and name not in self.graph.inputs:
-            return self.graph.initializers[name].numpy()
-        return None
-
-    def scalar(self, name: str) -> float | None:
-        """The number that a constant of one element holds."""
-        value = self.constant(name)
-        return float(value.reshape(())) if value is not None and value.size == 1 else None
 
 
 def evaluate(subgraph: ForwardSubgraph, target: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -62,21 +52,13 @@ def evaluate(subgraph: ForwardSubgraph, target: str, given: Mapping[str, np.ndar
     """
     from onnx.reference import ReferenceEvaluator
 
-    graph, stack, needed = subgraph.graph, [target], set()
-    feeds: dict[str, np.ndarray] = dict(given)
-    while stack:
-        name = stack.pop()
-        node = subgraph.index.producers.get(name)
-        if name in feeds or not name:
-            continue
-        if node is None:
-            constant = subgraph.constant(name)
-            feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
-        elif id(node) not in needed:
-            needed.add(id(node))
-            stack.extend(node.reads)
-    made = {name for node in graph.nodes if id(node) in needed for name in node.outputs}
-    nodes = [each for each in graph.nodes if id(each) in needed]
+    graph, index, feeds = subgraph.graph, subgraph.index, dict(given)
+    needed = set(walk([target], lambda name: () if name in given else index.operands(name))) - given.keys()
+    for name in needed - index.producers.keys():
+        constant = index.constants.value(name)
+        feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
+    nodes = [each for each in graph.nodes if not needed.isdisjoint(each.outputs)]
+    made = {name for node in nodes for name in node.outputs}
     body = onnx.helper.make_graph(
         [as_constant(name, value) for name, value in feeds.items() if name not in made]
         + [node.to_proto() for node in nodes],

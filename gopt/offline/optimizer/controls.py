@@ -11,8 +11,7 @@ from gopt.offline.optimizer.evidence import Rule, tidy
 from gopt.offline.optimizer.predicates import find_predicates
 from gopt.offline.optimizer.probe_harness import Scalars, spread
 from gopt.offline.optimizer.recogniser import Recogniser
-
-_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
+from gopt.operators.kinds import COMPARISONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     found: dict[tuple[float, str], None] = {}
     for name in harness.scalars_before([value]):
         node = harness.producers.get(name)
-        if node is None or not node.is_a(*_COMPARISONS) or name in harness.owners.reduced:
+        if node is None or not node.is_a(*COMPARISONS) or name in harness.owners.reduced:
             continue
         for place, operand in enumerate(node.inputs):
             number, counters = recogniser.trials[0].number(operand), harness.inputs_behind(node.inputs[1 - place])

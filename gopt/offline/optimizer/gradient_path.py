@@ -14,8 +14,9 @@ from gopt.offline.optimizer.numpy_ops import Array
 from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars
 from gopt.offline.optimizer.sampler import close
 from gopt.offline.optimizer.update_function import UpdateFunction
+from gopt.operators.kinds import MOVES
 
-_LAYOUT = ("Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
+_LAYOUT = MOVES | {"Cast"}
 _MOST = 16
 """Nodes that one step of the way may have: a ``Where`` around a clip has four."""
 _SAMPLE: Array = np.concatenate([sign * np.geomspace(1e-6, 1e6, 25) for sign in (-1.0, 1.0)])

@@ -16,6 +16,7 @@ import onnx
 from gopt import limits
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, TensorType
+from gopt.operators.kinds import CASTS
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +83,7 @@ def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat:
         high = node.attributes.get("max", high)
         x = x if low is None else np.maximum(x, low)
         return x if high is None else np.minimum(x, high)
-    if node.op_type in ("Cast", "CastLike"):
+    if node.op_type in CASTS:
         return x.astype(np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
     if node.op_type in _REDUCTIONS and type.static and type.elements == 1:
         result = _REDUCTIONS[node.op_type](x)

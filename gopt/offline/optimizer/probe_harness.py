@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 
 from gopt import limits
-from gopt.analysis.operators import control_flow
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.constant_folding import constant_array
@@ -16,6 +15,7 @@ from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, dtype_name
 from gopt.offline.optimizer.numpy_ops import Array, run
+from gopt.operators.kinds import control_flow
 
 Values = dict[str, Array | None]
 _STEPS = (1, 13, 24, 5000, 10**6)

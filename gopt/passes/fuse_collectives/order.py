@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.operators import REDUCTIONS, heavy
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.operators.kinds import REDUCTIONS, heavy
 from gopt.program import SpmdProgram
 
 _REDUCTIONS = frozenset(REDUCTIONS)

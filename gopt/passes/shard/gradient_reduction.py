@@ -161,9 +161,8 @@ class GradientReduction:
             return self.weights.own_total(dtype) if own else self.weights.reduced_total(dtype)
         rewriter, name = self.rewriter, f"gopt.shard.micro_steps.{dtype}"
         if name not in rewriter.graph.types:
-            count = {f"{name}.count": TensorType("float32", ())}
-            rewriter.add("Constant", [], count, attributes={"value_float": float(self.program.micro_steps)})
-            rewriter.add("Cast", list(count), {name: TensorType(dtype, ())}, attributes={"to": dtype_code(dtype)})
+            count = rewriter.constant(f"{name}.count", float(self.program.micro_steps))
+            rewriter.add("Cast", [count], {name: TensorType(dtype, ())}, attributes={"to": dtype_code(dtype)})
         return name
 
     def _as(self, value: str, dtype: str, name: str, sharding: Sharding) -> str:

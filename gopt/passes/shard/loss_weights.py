@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import onnx
-
 from gopt.analysis.loss_reduction import LossRule
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType, dtype_code, numpy_dtype
+from gopt.ir.types import TensorType, dtype_code, scalar_of
 from gopt.passes.shard import emit
 from gopt.program import Accumulator, SpmdProgram
 from gopt.sharding.placements import FULLY_REPLICATED, Sharding
@@ -48,11 +45,8 @@ class LossWeights:
         """A value times the number of terms of a mean: ranks of different data, times micro-steps."""
         type = self.rewriter.graph.types[value]
         count = self.program.micro_steps * (self.program.mesh.size(self.data) if self.data is not None else 1)
-        role = f"terms.{type.dtype}"
-        if _named(role) not in self.rewriter.graph.types:
-            number = constant_value(float(count), type.dtype)
-            self._add("Constant", [], _named(role), TensorType(type.dtype, ()), value=number)
-        self._add("Mul", [value, _named(role)], f"{root}_summed", type, after=[value])
+        terms = self.rewriter.constant(_named(f"terms.{type.dtype}"), scalar_of(count, type.dtype))
+        self._add("Mul", [value, terms], f"{root}_summed", type, after=[value])
         return f"{root}_summed"
 
     @property
@@ -134,15 +128,12 @@ class LossWeights:
         if held.input not in self.rewriter.graph.types:
             self.rewriter.graph.types[held.input] = type
             self._add("Add", [held.input, value], held.added, type)
-            self._add("Constant", [], held.output, type, value=constant_value(0.0, type.dtype))
+            self.rewriter.constant(held.output, scalar_of(0.0, type.dtype))
             self.program.accumulators.append(held)
         return held.input
 
     def _constant(self, value: float) -> str:
-        name = f"const{value:g}"
-        if _named(name) not in self.rewriter.graph.types:
-            self._add("Constant", [], _named(name), self._type(), value=constant_value(value, self._type().dtype))
-        return _named(name)
+        return self.rewriter.constant(_named(f"const{value:g}"), scalar_of(value, self._type().dtype))
 
     def _as(self, value: str, dtype: str) -> str:
         """A scalar in another type; itself when it has it."""
@@ -163,11 +154,9 @@ class LossWeights:
         type = self.rewriter.graph.types[value]
         factor = self._as(factor, type.dtype)
         none = self._once("own.none", "Equal", [self._own(), self._constant(0.0)], TensorType("bool", ()))
-        zero = f"zero.{type.dtype}"
-        if _named(zero) not in self.rewriter.graph.types:
-            self._add("Constant", [], _named(zero), TensorType(type.dtype, ()), value=constant_value(0.0, type.dtype))
+        zero = self.rewriter.constant(_named(f"zero.{type.dtype}"), scalar_of(0.0, type.dtype))
         self._add("Mul", [value, factor], f"{root}_times", type, sharding=sharding, after=[value, factor])
-        inputs = [none, _named(zero), f"{root}_times"]
+        inputs = [none, zero, f"{root}_times"]
         self._add("Where", inputs, f"{root}_weighed", type, sharding=sharding, after=inputs)
         return f"{root}_weighed"
 
@@ -181,8 +170,3 @@ class LossWeights:
 
 def _named(role: str) -> str:
     return f"gopt.shard.weights.{role}"
-
-
-def constant_value(value: float | list[float], dtype: str) -> onnx.TensorProto:
-    """A number, or a list of them, as the value of a constant."""
-    return onnx.numpy_helper.from_array(np.array(value, numpy_dtype(dtype)))

@@ -183,8 +183,7 @@ class ParameterGather:
                     held.remove(node)
                     output, dims = node.outputs[0], list(self.rewriter.graph.types[name].dims)
                     self.rewriter.remove(node, f"the shape of {name} is known")
-                    made = {output: TensorType("int64", (len(dims),))}
-                    self.rewriter.add("Constant", [], made, attributes={"value_ints": dims}, before=node)
+                    self.rewriter.constant(output, dims, before=node)
 
     def _packed(self, parcel: GatherBucket, values: Sequence[str], before: Node | None) -> list[str]:
         """The owned values as they are sent: in low precision where there is a copy; for a gather as one shard, which

@@ -42,11 +42,7 @@ class ScalarReductions:
 
     def constant(self, role: str, value: list[int]) -> str:
         """A small int64 constant of the pass, shared by name."""
-        name = f"gopt.shard.scalars.{role}"
-        if name not in self.rewriter.graph.types:
-            made = {name: TensorType("int64", (len(value),))}
-            self.rewriter.add("Constant", [], made, attributes={"value_ints": value})
-        return name
+        return self.rewriter.constant(f"gopt.shard.scalars.{role}", value)
 
     def partial(self, sources: list[str], value: str) -> PartialScalar:
         """``value`` as the rank's partial value of the reductions ``sources``, which all feed one reduction."""
@@ -103,9 +99,7 @@ class ScalarReductions:
         """From the completed call to the value the source graph reads under its own name."""
         rewriter, types = self.rewriter, self.rewriter.graph.types
         if reduction.kind in ("any", "all"):
-            zero = "gopt.shard.scalars.zero"
-            if zero not in types:
-                rewriter.add("Constant", [], {zero: TensorType("float32", ())}, attributes={"value_float": 0.0})
+            zero = rewriter.constant("gopt.shard.scalars.zero", 0.0)
             rewriter.add(
                 "Greater" if reduction.kind == "any" else "Equal",
                 [value, zero],

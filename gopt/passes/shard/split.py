@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType, dtype_code
+from gopt.operators.kinds import LAYOUT, elementwise
 from gopt.passes.shard import emit
 from gopt.passes.shard.emitted_bucket import EmittedBucket
 from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue
@@ -220,7 +220,7 @@ class GroupEmitter:
         scalar = TensorType(wide, ())
         self._add("Cast", [value], f"{share}.wide", self.run_type(wide), to=dtype_code(wide))
         self._add("ReduceSum", [f"{share}.wide"], f"{share}.sum", scalar, keepdims=0)
-        self._add("Constant", [], f"{share}.count32", TensorType("float32", ()), value_float=float(elements))
+        self.rewriter.constant(f"{share}.count32", float(elements), sharding=self.where)
         self._add("Cast", [f"{share}.count32"], f"{share}.count", scalar, to=dtype_code(wide))
         self._add("Div", [f"{share}.sum", f"{share}.count"], f"{share}.mean", scalar)
         self._add("Cast", [f"{share}.mean"], share, TensorType(dtype, ()), to=dtype_code(dtype))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
-import onnx
 
 from gopt.analysis.coupling import analyse_couplings, refuse_other_sums
 from gopt.analysis.coupling.open_statistics import GATHERED, ROWS, RULES, WHOLE, OpenStatistic
@@ -20,7 +19,7 @@ from gopt.collectives.node import format_shape
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import FLOATS, TensorType, numpy_dtype
+from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.passes.base import Pass
 from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
 from gopt.program import SpmdProgram
@@ -212,8 +211,7 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
     for number, each in enumerate(shared.corrected):
         type = program.graph.types[each.constant]
         fixed = f"gopt.statistics.sync.constant{number}"
-        value = onnx.numpy_helper.from_array(np.full(type.dims, each.value, numpy_dtype(type.dtype)))
-        rewriter.add("Constant", [], {fixed: TensorType(type.dtype, type.shape)}, attributes={"value": value})
+        rewriter.constant(fixed, np.full(type.dims, each.value, numpy_dtype(type.dtype)))
         rewriter.rewire(producers[each.output], each.constant, fixed)
     rewriter.finish()
     program.synchronised = shared

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-import numpy as np
-import onnx
-
-from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.operators import random
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, path_nodes
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import GraphIndex, ancestors, walk
 from gopt.ir.rewriter import GraphRewriter
-from gopt.ir.types import TensorType, numpy_dtype
+from gopt.ir.types import scalar_of
+from gopt.operators.kinds import random
 from gopt.passes.statistics.rows import RowCalls
 from gopt.program import Accumulator, SpmdProgram
 
@@ -155,9 +152,12 @@ class StatisticCalls:
 
     def _is_size(self, value: str) -> bool:
         """Return whether a value is made of shapes and constants alone: of a batch whose size the file leaves open."""
-        stack, seen = [value], {value}
-        while stack:
-            name = stack.pop()
+
+        def following(name: str) -> Sequence[str]:
+            node = self.producers.get(name)
+            return () if node is None or node.is_a("Shape", "Size") else node.reads
+
+        for name in walk([value], following):
             node = self.producers.get(name)
             if node is None and (name in self.graph.inputs or name not in self.graph.initializers):
                 return False
@@ -165,9 +165,6 @@ class StatisticCalls:
                 continue
             if node.captures or random(node):
                 return False
-            fresh = [each for each in node.reads if each not in seen]
-            seen.update(fresh)
-            stack += fresh
         return True
 
     def _producer(self, state: State, value: str, what: str) -> Node | None:
@@ -184,9 +181,7 @@ class StatisticCalls:
     def _times_ranks(self, value: str) -> str:
         type, many = self.graph.types[value], f"gopt.statistics.ranks{len(self.reduced)}"
         made = f"gopt.statistics.reduced{len(self.reduced)}"
-        number = np.array(self.program.mesh.size(self.group), numpy_dtype(type.dtype))
-        attributes = {"value": onnx.numpy_helper.from_array(number)}
-        self.rewriter.add("Constant", [], {many: TensorType(type.dtype, ())}, attributes=attributes)
+        self.rewriter.constant(many, scalar_of(self.program.mesh.size(self.group), type.dtype))
         self.rewriter.add("Mul", [value, many], {made: type})
         return made
 

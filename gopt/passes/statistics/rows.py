@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import onnx
 
 from gopt.analysis.statistic_points import Ring, RowQueue
 from gopt.errors import UnsupportedError
@@ -39,7 +38,7 @@ class RowCalls:
         if kept < 0:
             raise self._short(type.dims[axis], fresh)
         start = 0 if queue.front else fresh
-        ends = [self._constant(f"{prefix}.{word}", np.array([number])) for word, number in
+        ends = [self.rewriter.constant(f"{prefix}.{word}", np.array([number])) for word, number in
                 (("start", start), ("stop", start + kept), ("axis", axis))]  # fmt: skip
         old, joined = f"{prefix}.old", f"{prefix}.joined"
         self.rewriter.add("Slice", [queue.old, *ends], {old: _sized(type, axis, kept)})
@@ -60,24 +59,19 @@ class RowCalls:
         apart = (*dims[:axis], self.ranks, *dims[axis:])
         shape = [self.ranks if place == axis else 1 for place in range(len(apart))]
         steps = (np.arange(self.ranks) * ring.step).reshape(shape).astype(numpy_dtype(type.dtype))
-        one = self._constant(f"{made}.one", np.array([*dims[:axis], 1, *dims[axis:]]))
+        one = self.rewriter.constant(f"{made}.one", np.array([*dims[:axis], 1, *dims[axis:]]))
         alone, moved, all_ = f"{made}.alone", f"{made}.moved", f"{made}.all" if ring.wraps else made
         self.rewriter.add("Reshape", [value, one], {alone: TensorType(type.dtype, (*dims[:axis], 1, *dims[axis:]))})
-        by = self._constant(f"{made}.steps", steps)
+        by = self.rewriter.constant(f"{made}.steps", steps)
         self.rewriter.add("Add", [alone, by], {moved: TensorType(type.dtype, apart)})
-        whole = self._constant(f"{made}.shape", np.array(wide.dims))
+        whole = self.rewriter.constant(f"{made}.shape", np.array(wide.dims))
         self.rewriter.add("Reshape", [moved, whole], {all_: wide})
         if ring.wraps:
-            rows = self._constant(f"{made}.rows", np.array(ring.rows, numpy_dtype(type.dtype)))
+            rows = self.rewriter.constant(f"{made}.rows", np.array(ring.rows, numpy_dtype(type.dtype)))
             self.rewriter.add("Mod", [all_, rows], {made: wide})
 
     def _wide(self, value: str, axis: int) -> TensorType:
         return _sized(self.types[value], axis, self.types[value].dims[axis] * self.ranks)
-
-    def _constant(self, name: str, value: np.ndarray) -> str:
-        type = TensorType(str(value.dtype), value.shape)
-        self.rewriter.add("Constant", [], {name: type}, attributes={"value": onnx.numpy_helper.from_array(value)})
-        return name
 
     def _whole(self, value: str) -> None:
         """Raise UnsupportedError for a value of which a rank of this mesh has a part, or whose size is open."""

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from gopt import documents
-from gopt.analysis.operators import RANDOM, draws
 from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.manifest import MANIFEST_FILE
 from gopt.artifact.serialize import SOURCE_FILE
@@ -25,6 +24,7 @@ from gopt.disk.staging import replace_file
 from gopt.documents.records import OPTIONAL, from_document, key, to_document
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.load import load
+from gopt.operators.kinds import RANDOM, draws
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind
 from gopt.runtime.messages.order import Arrival

@@ -14,6 +14,7 @@ import numpy as np
 from gopt.collectives.layout import HALVES
 from gopt.errors import InputError, RunError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import walk
 from gopt.ir.types import numpy_dtype
 from gopt.parameter_server.tables import Ids, Layout, Request, TableLayout
 from gopt.runtime.host_value import array_dtype
@@ -40,15 +41,10 @@ def pulls_first(graph: Graph) -> None:
     """Put pulls of rows, and what their ids are computed from, before all other nodes, so that the requests of all
     tables leave before an answer is waited for. Changes the order of the graph's nodes and nothing else."""
     producers = {name: node for node in graph.nodes for name in node.outputs}
-    stack = [node for node in graph.nodes if node.domain == COMM and node.op_type == "PullRows"]
-    early: set[int] = set()
-    while stack:
-        node = stack.pop()
-        if id(node) not in early:
-            early.add(id(node))
-            stack += [producers[name] for name in node.reads if name in producers]
+    pulls = (node for node in graph.nodes if node.domain == COMM and node.op_type == "PullRows")
+    early = set(walk(pulls, lambda node: [producers[name] for name in node.reads if name in producers]))
     if early:
-        graph.nodes = sorted(graph.nodes, key=lambda node: id(node) not in early)
+        graph.nodes = sorted(graph.nodes, key=lambda node: node not in early)
 
 
 @dataclass(slots=True, eq=False)

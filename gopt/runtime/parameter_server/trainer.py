@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gopt.analysis.graph_walks import GraphIndex
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, clone
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.types import numpy_dtype
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
 from gopt.runtime.device import Host
@@ -294,16 +294,10 @@ def _pull_graph(graphs: Mapping[str, Graph], outputs: list[str]) -> Graph:
     """The part of a trainer's graphs that pulls values and joins them, for the start."""
     graph = next(graph for graph in graphs.values() if outputs[0] in graph.outputs)
     index = GraphIndex(graph)
-    needed: set[int] = set()
-    stack = list(outputs)
-    while stack:
-        node = index.producers.get(stack.pop())
-        if node is not None and id(node) not in needed:
-            needed.add(id(node))
-            stack += [] if node.domain == COMM else node.reads
+    needed = set(walk(outputs, lambda name: index.operands(name, lambda node: node.domain != COMM)))
     nodes = []
     for node in graph.nodes:
-        if id(node) not in needed:
+        if needed.isdisjoint(node.outputs):
             continue
         own = clone(node)
         if own.domain == COMM:

@@ -8,7 +8,18 @@ An operator without a rule has no links: members compute it whole.
 
 from __future__ import annotations
 
-from gopt.analysis.operators import ELEMENTWISE
+from gopt.operators.kinds import (
+    ARG_EXTREMES,
+    CLASS_LOSSES,
+    CONVOLUTIONS,
+    DEPTH_MOVES,
+    ELEMENTWISE,
+    GLOBAL_POOLS,
+    LAYER_NORMS,
+    POOLS,
+    RESHAPES,
+    SOFTMAXES,
+)
 from gopt.sharding.links import choices, elements, moves, normalise, products
 from gopt.sharding.links.elements import axes_of, softmax_axes
 from gopt.sharding.links.link import Index, Link, Operator, Rule, Slot, Strategy, beside, linked
@@ -34,8 +45,8 @@ def strategies(operator: Operator, slot: Slot, shard: Shard | Window) -> list[St
     return list(dict.fromkeys(found))
 
 
-_NORMS = ["LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"]
-_POOLS = ["MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"]
+_NORMS = LAYER_NORMS | {"SimplifiedLayerNormalization"}
+_POOLS = POOLS | GLOBAL_POOLS
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, linked(elements.elementwise)),
@@ -43,8 +54,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], linked(elements.quantised)),
     # --- along one dimension ---
     **dict.fromkeys(FULL_REDUCTIONS, linked(elements.reduction)),
-    **dict.fromkeys(["ArgMax", "ArgMin"], linked(elements.arg)),
-    **dict.fromkeys(["Softmax", "LogSoftmax", "Hardmax"], linked(elements.softmax)),
+    **dict.fromkeys(sorted(ARG_EXTREMES), linked(elements.arg)),
+    **dict.fromkeys(sorted(SOFTMAXES), linked(elements.softmax)),
     **dict.fromkeys(["TopK", "LpNormalization"], linked(beside())),
     **dict.fromkeys(_NORMS, linked(elements.in_front)),
     "CumSum": linked(elements.running),
@@ -58,18 +69,18 @@ RULES: dict[str, Rule] = {
     "GroupNormalization": linked(normalise.group_normalization),
     "MeanVarianceNormalization": linked(normalise.mean_variance),
     "LRN": linked(normalise.across_channels),
-    **dict.fromkeys(["DepthToSpace", "SpaceToDepth"], linked(normalise.depth_space)),
+    **dict.fromkeys(sorted(DEPTH_MOVES), linked(normalise.depth_space)),
     "Resize": linked(normalise.resize),
-    **dict.fromkeys(["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"], linked(normalise.loss)),
+    **dict.fromkeys(sorted(CLASS_LOSSES), linked(normalise.loss)),
     # --- products ---
     "MatMul": linked(products.matmul),
     "Gemm": linked(products.gemm),
     "Einsum": linked(products.einsum),
-    **dict.fromkeys(["Conv", "ConvTranspose"], linked(products.convolution)),
+    **dict.fromkeys(sorted(CONVOLUTIONS), linked(products.convolution)),
     "Attention": linked(products.attention),
     "RotaryEmbedding": linked(products.rotary),
     # --- elements moved ---
-    **dict.fromkeys(["Reshape", "Flatten", "Squeeze", "Unsqueeze"], moves.reshape),
+    **dict.fromkeys(sorted(RESHAPES), moves.reshape),
     "Transpose": linked(moves.transpose),
     "Expand": linked(moves.expand),
     "Tile": linked(moves.tile),

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from gopt.operators.kinds import CONVOLUTIONS
 from gopt.sharding.halo import shared_like, window
 from gopt.sharding.links.link import Operator, Slot, Strategy
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Ranges, Shard, Window, WindowTerms
@@ -96,7 +97,7 @@ def sliding(operator: Operator, dim: int) -> Sliding | None:
     """Return how an operator slides along a spatial dimension; None if that cannot be expressed."""
     given, at, transposed = operator.attributes, dim - 2, operator.op_type == "ConvTranspose"
     length, made = operator.size(0, dim), operator.made()[dim]
-    weights = operator.dims(1) if operator.op_type in ("Conv", "ConvTranspose") else ()
+    weights = operator.dims(1) if operator.op_type in CONVOLUTIONS else ()
     kernel = weights[dim] if weights else given["kernel_shape"][at]
     stride, dilation = (_each(given, key, at, 1) for key in ("strides", "dilations"))
     if transposed:

@@ -18,6 +18,7 @@ import numpy as np
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import STEPWISE
 from gopt.verification.gradient_check.computed_weights import reached, read_by
 from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, measure
 from gopt.verification.gradient_check.forward import Forward, Values
@@ -38,7 +39,7 @@ EFFORT = 20.0
 """Seconds of all runs, as estimated."""
 FEW = 30
 """Readings up to which three at a time are tried, and all pairs are measured."""
-_STEPS = frozenset(["Round", "Floor", "Ceil", "Sign", "Clip"])
+_STEPS = STEPWISE | {"Clip"}
 """Functions that backwards pass straight through."""
 
 

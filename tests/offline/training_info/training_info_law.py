@@ -13,12 +13,12 @@ import onnx
 from training_info_standard import Program, StandardTrainer, Values
 
 import gopt
-from gopt.analysis.graph_walks import GraphIndex, ancestors
-from gopt.analysis.operators import HEAVY
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.serialize import model_bytes
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.offline.folder_contents import step_at
 from gopt.offline.training_info.write import TrainingInfo, merge_training_info
+from gopt.operators.kinds import HEAVY
 from gopt.verification.batches import SampledBatches
 from gopt.verification.random_inputs import RandomInputs
 from gopt.verification.sampling import integer_ranges

@@ -12,7 +12,7 @@ def fused_matmul(
     the last."""
     x, y = (_turned(b, each, batch, last) for each, batch, last in ((x, transBatchA, transA), (y, transBatchB, transB)))
     product = b.op("MatMul", x, y)
-    return str(product if alpha == 1 else b.op("Mul", product, b.number(alpha, b.outputs[0])))
+    return str(product if alpha == 1 else b.op("Mul", product, b.number_like(alpha, b.outputs[0])))
 
 
 def _turned(b: Builder, x: str, batch: int, last: int) -> str:
@@ -23,13 +23,13 @@ def _turned(b: Builder, x: str, batch: int, last: int) -> str:
         order = [*order[1:-1], order[0], order[-1]]
     if last and len(order) > 1:
         order[-2:] = order[:-3:-1]
-    return str(b.op("Transpose", x, perm=order))
+    return b.op("Transpose", x, perm=order)
 
 
 def scale(b: Builder, x: str, by: str, *, scale_down: int) -> str:
     """X times a number, or divided by it; the number may have another type."""
     factor = b.cast(by, b.dtype(x)) if b.dtype(by) != b.dtype(x) else by
-    return str(b.op("Div" if scale_down else "Mul", x, factor))
+    return b.op("Div" if scale_down else "Mul", x, factor)
 
 
 def div_grad(b: Builder, dy: str, x: str, y: str) -> tuple[str, ...]:
@@ -46,11 +46,11 @@ def _gathered(b: Builder, gradient: str, own: str, other: str) -> str:
     axes = [axis for axis, (size, against) in enumerate(zip(*wide)) if size == 1 and against != 1]
     if not axes and len(mine) == rank:
         return gradient
-    return str(b.op("Reshape", b.reduce("ReduceSum", gradient, axes), b.array(list(mine))))
+    return b.op("Reshape", b.reduce("ReduceSum", gradient, axes), b.array(list(mine)))
 
 
 def reduce_sum(b: Builder, x: str, axes: str, *, keepdims: int, noop_with_empty_axes: int) -> str:
-    return str(b.op("ReduceSum", x, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
+    return b.op("ReduceSum", x, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
 def concat(b: Builder, *parts: str, axis: int) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def concat(b: Builder, *parts: str, axis: int) -> tuple[str, ...]:
 
 
 def split(b: Builder, x: str, sizes: str, *, axis: int) -> tuple[str, ...]:
-    found = b.op("Split", x, sizes, results=len(b.outputs), axis=axis)
+    found = b.several("Split", x, sizes, results=len(b.outputs), axis=axis)
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -70,12 +70,12 @@ def identity(b: Builder, x: str) -> str:
 def dropout(b: Builder, x: str, ratio: str = "", mode: str = "", *, seed: int | None) -> tuple[str, ...]:
     """The standard Dropout: the mask of bits is one of truth values, as only its gradient reads it."""
     given = {} if seed is None else {"seed": seed}
-    return tuple(b.op("Dropout", x, ratio, mode, results=2, **given))
+    return tuple(b.several("Dropout", x, ratio, mode, results=2, **given))
 
 
 def dropout_grad(b: Builder, dy: str, mask: str, ratio: str = "", mode: str = "") -> str:
     """dY / (1 - ratio) where the mask is true. The kernel does not look at the mode."""
-    share = ratio or b.number(0.5, dy)
+    share = ratio or b.number_like(0.5, dy)
     if ratio and b.dtype(ratio) != b.dtype(dy):
         share = b.cast(ratio, b.dtype(dy))
-    return str(b.op("Where", mask, b.op("Div", dy, b.op("Sub", b.number(1, dy), share)), b.number(0, dy)))
+    return b.op("Where", mask, b.op("Div", dy, b.op("Sub", b.number_like(1, dy), share)), b.number_like(0, dy))

@@ -13,16 +13,15 @@ from onnx import NodeProto, TensorProto
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.artifacts.hints import EXPORT_AGAIN
 from gopt.ir.external_data import show
+from gopt.ir.tape import Tape
 from gopt.ir.type_proto import read_type, value_info
-from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
+from gopt.ir.types import TensorType, known, numpy_dtype
 
 _FEW = 1024
 """Elements of a constant that are read at most."""
-AXES_AS_INPUT = 18
-"""The operator set from which on all reductions take their axes as an input."""
 
 
-class Builder:
+class Builder(Tape):
     """Nodes and constants that lowerings emit. ``opset``: the version of the standard operators.
 
     ``types``: of the values of the source, to which those of results are added; ``makers``: the nodes of the source by
@@ -96,42 +95,33 @@ class Builder:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def op(self, op_type: str, *inputs: str, results: int = 1, **attributes: Any) -> Any:
-        """Emit one operator; returns its result, or a tuple of several."""
-        place = len(self._nodes)
-        names = tuple(f"\0{place}.{each}" for each in range(results))  # no name of a source has a NUL
-        self._nodes.append(onnx.helper.make_node(op_type, list(inputs), list(names), **attributes))
-        return names[0] if results == 1 else names
+    def append(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]) -> None:
+        self._nodes.append(onnx.helper.make_node(op_type, inputs, outputs, **attributes))
 
-    def array(self, value: Any, dtype: str = "int64") -> str:
-        """A constant."""
-        array = np.asarray(value, numpy_dtype(dtype))
-        key = (dtype, array.shape, array.tobytes())
+    def new_name(self) -> str:
+        return f"\0{len(self._nodes)}"  # no name of a source has a NUL
+
+    def several(self, op_type: str, *inputs: str, results: int, **attributes: Any) -> tuple[str, ...]:
+        """Emit an operator with several results; returns their names."""
+        names = tuple(f"{self.new_name()}.{place}" for place in range(results))
+        self.append(op_type, inputs, names, attributes)
+        return names
+
+    def constant(self, value: np.ndarray) -> str:
+        """A constant, which equal ones share."""
+        key = (value.dtype.name, value.shape, value.tobytes())
         if key not in self._known:
             name = self._known[key] = self.fresh(f"constant_{len(self._known)}")
-            self._own[name] = onnx.numpy_helper.from_array(array, name)
+            self._own[name] = onnx.numpy_helper.from_array(value, name)
         return self._known[key]
 
-    def number(self, value: float, like: str) -> str:
+    def array(self, value: Any, dtype: str = "int64") -> str:
+        """A constant of an element type."""
+        return self.constant(np.asarray(value, numpy_dtype(dtype)))
+
+    def number_like(self, value: float, like: str) -> str:
         """A number in the type of a value of the source."""
-        return self.array(value, self.dtype(like))
-
-    def cast(self, name: str, dtype: str) -> str:
-        found: str = self.op("Cast", name, to=dtype_code(dtype))
-        return found
-
-    def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1) -> str:
-        """A reduction along ``axes``; the value itself where there are none."""
-        if not axes:
-            return name
-        if op_type == "ReduceSum" or self.opset >= AXES_AS_INPUT:
-            return str(self.op(op_type, name, self.array(list(axes)), keepdims=keepdims))
-        return str(self.op(op_type, name, axes=list(axes), keepdims=keepdims))
-
-    def zeros(self, dims: Sequence[int], dtype: str) -> str:
-        """Zeros of a shape."""
-        value = onnx.helper.make_tensor("value", dtype_code(dtype), [1], [0])
-        return str(self.op("ConstantOfShape", self.array(list(dims)), value=value))
+        return self.number(value, self.dtype(like))
 
     def fresh(self, name: str) -> str:
         """A name that no value has."""

@@ -17,18 +17,18 @@ def gather_grad(b: Builder, shape: str, indices: str, dy: str, *, axis: int) -> 
         wide = [dims[axis], *dims[:axis], *dims[axis + 1 :]]
     places = b.op("Unsqueeze", b.cast(indices, "int64"), b.array([-1]))
     made = b.op("ScatterND", b.zeros(wide, b.dtype(dy)), places, rows, reduction="add")
-    return str(b.op("Transpose", made, perm=[*range(1, axis + 1), 0, *range(axis + 1, len(dims))]) if axis else made)
+    return b.op("Transpose", made, perm=[*range(1, axis + 1), 0, *range(axis + 1, len(dims))]) if axis else made
 
 
 def gather_elements_grad(b: Builder, dy: str, shape: str, indices: str, *, axis: int) -> str:
     zeros = b.zeros(_dims(b, shape), b.dtype(dy))
-    return str(b.op("ScatterElements", zeros, indices, dy, axis=axis, reduction="add"))
+    return b.op("ScatterElements", zeros, indices, dy, axis=axis, reduction="add")
 
 
 def gather_nd_grad(b: Builder, shape: str, indices: str, dy: str, *, batch_dims: int) -> str:
     if batch_dims:
         raise b.refusal(f"it has batch_dims {batch_dims}", "export the lookup without batch dimensions")
-    return str(b.op("ScatterND", b.zeros(_dims(b, shape), b.dtype(dy)), indices, dy, reduction="add"))
+    return b.op("ScatterND", b.zeros(_dims(b, shape), b.dtype(dy)), indices, dy, reduction="add")
 
 
 def slice_grad(b: Builder, dy: str, shape: str, starts: str, ends: str, axes: str = "", steps: str = "") -> str:
@@ -43,7 +43,7 @@ def slice_grad(b: Builder, dy: str, shape: str, starts: str, ends: str, axes: st
         size = dims[axis]
         low, high = (min(max(each + size if each < 0 else each, 0), size) for each in (start, stop))
         before[axis], after[axis] = low, size - max(high, low)
-    return str(b.op("Pad", dy, b.array([*before, *after])))
+    return b.op("Pad", dy, b.array([*before, *after]))
 
 
 def _dims(b: Builder, shape: str) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ def cross_entropy(
     """Loss and log probabilities; the label that does not count is an input of the operator."""
     inputs = [scores, labels, weights] if weights else [scores, labels]
     if not ignored:
-        found = b.op("SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction)
+        found = b.several("SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction)
     else:
-        found = b.op(
+        found = b.several(
             "SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction, ignore_index=b.integer(ignored)
         )
     return tuple(found)
@@ -38,7 +38,7 @@ def cross_entropy_grad(
     factor = b.op("Mul", share, scale) if share else scale
     if share or reduction == "none":
         factor = b.op("Unsqueeze", factor, b.array([1]))
-    return str(b.op("Mul", wide, factor))
+    return b.op("Mul", wide, factor)
 
 
 def _one_hot(b: Builder, log_prob: str, labels: str) -> str:
@@ -55,7 +55,7 @@ def _share(b: Builder, log_prob: str, labels: str, weights: str, counts: str | N
     """How much each label counts; '' where all count alike."""
     if weights:
         share: str = b.op("Gather", weights, labels)
-        return share if counts is None else str(b.op("Where", counts, share, b.number(0, log_prob)))
+        return share if counts is None else b.op("Where", counts, share, b.number_like(0, log_prob))
     return "" if counts is None else b.cast(counts, b.dtype(log_prob))
 
 
@@ -66,4 +66,4 @@ def cross_entropy_internal_grad(
     """The same where the label that does not count is an input; ``bias`` is added to the gradient."""
     index = b.integer(ignored) if ignored else None
     found = cross_entropy_grad(b, dy, log_prob, labels, weights, reduction=reduction, ignore_index=index)
-    return str(b.op("Add", found, bias)) if bias else found
+    return b.op("Add", found, bias) if bias else found

@@ -28,7 +28,7 @@ def simplified_layer_norm(
     """X · r · scale, r = 1 / √(mean(X²) + epsilon); no mean is taken off."""
     _, last = _split(b, x, axis)
     square = b.reduce("ReduceMean", b.op("Mul", x, x), last)
-    r = b.op("Reciprocal", b.op("Sqrt", b.op("Add", square, b.number(epsilon, x))))
+    r = b.op("Reciprocal", b.op("Sqrt", b.op("Add", square, b.number_like(epsilon, x))))
     return b.op("Mul", b.op("Mul", x, r), scale), r
 
 
@@ -69,9 +69,9 @@ def batch_norm(
     here = b.reduce("ReduceMean", x, axes, keepdims=0)
     apart = b.op("Sub", x, _wide(b, here, x))
     spread = b.reduce("ReduceMean", b.op("Mul", apart, apart), axes, keepdims=0)
-    r = b.op("Reciprocal", b.op("Sqrt", b.op("Add", spread, b.number(epsilon, x))))
+    r = b.op("Reciprocal", b.op("Sqrt", b.op("Add", spread, b.number_like(epsilon, x))))
     y = b.op("Mul", b.op("Mul", apart, _wide(b, r, x)), _wide(b, scale, x))
-    keep, rest = b.number(momentum, x), b.number(1 - momentum, x)
+    keep, rest = b.number_like(momentum, x), b.number_like(1 - momentum, x)
     running = [
         b.op("Add", b.op("Mul", old, keep), b.op("Mul", new, rest)) for old, new in ((mean, here), (var, spread))
     ]
@@ -84,7 +84,7 @@ def batch_norm_grad(b: Builder, dy: str, x: str, scale: str, mean: str, r: str, 
     hat = b.op("Mul", b.op("Sub", x, _wide(b, mean, x)), _wide(b, r, x))
     d_scale = b.reduce("ReduceSum", b.op("Mul", dy, hat), axes, keepdims=0)
     d_bias = b.reduce("ReduceSum", dy, axes, keepdims=0)
-    share = b.number(1 / prod(b.dims(x, axes)), x)
+    share = b.number_like(1 / prod(b.dims(x, axes)), x)
     means = [_wide(b, b.op("Mul", total, share), x) for total in (d_bias, d_scale)]
     inner = b.op("Sub", b.op("Sub", dy, means[0]), b.op("Mul", hat, means[1]))
     return b.op("Mul", _wide(b, b.op("Mul", scale, r), x), inner), d_scale, d_bias
@@ -96,4 +96,4 @@ def _batch_axes(b: Builder, x: str) -> list[int]:
 
 def _wide(b: Builder, value: str, x: str) -> str:
     """One number a channel, as a shape that spreads over ``x``."""
-    return str(b.op("Unsqueeze", value, b.array(list(range(1, b.rank(x) - 1))))) if b.rank(x) > 2 else value
+    return b.op("Unsqueeze", value, b.array(list(range(1, b.rank(x) - 1)))) if b.rank(x) > 2 else value

@@ -111,7 +111,7 @@ def max_pool_grad(b: Builder, dy: str, places: str, **attributes: object) -> str
     flat = b.op("Mod", flat, b.array(plane))
     told = b.op("Reshape", dy, b.array([*lead, count]))
     found = b.op("ScatterElements", b.zeros([*lead, plane], b.dtype(x)), flat, told, axis=2, reduction="add")
-    return str(b.op("Reshape", found, b.array(list(dims))))
+    return b.op("Reshape", found, b.array(list(dims)))
 
 
 def average_pool_grad(
@@ -128,7 +128,7 @@ def average_pool_grad(
     ):
         raise b.refusal("it has ceil_mode, and windows that reach over the end", "export with ceil_mode 0")
     if count_include_pad or not any((*at.before, *at.after)):
-        share = b.op("Mul", dy, b.number(1 / prod(at.kernel), like))
+        share = b.op("Mul", dy, b.number_like(1 / prod(at.kernel), like))
     else:
         counts = b.op(
             "Conv", _ones(b, [1, 1, *at.space], like), _ones(b, [1, 1, *at.kernel], like),
@@ -146,4 +146,4 @@ def average_pool_grad(
 
 
 def _ones(b: Builder, dims: list[int], like: str) -> str:
-    return str(b.op("Add", b.zeros(dims, b.dtype(like)), b.number(1, like)))
+    return b.op("Add", b.zeros(dims, b.dtype(like)), b.number_like(1, like))

@@ -56,7 +56,7 @@ def test_sizes_that_are_needed_must_be_numbers():
     with pytest.raises(UnsupportedError, match=r"the shape of 'open' is float32\[n,3\], and its sizes are needed"):
         builder().lower(node("y", inputs=("open",)), lambda b, x: b.op("Reshape", x, b.array(b.dims(x))), {})
     with pytest.raises(UnsupportedError, match="the type of 'else' is unknown"):
-        builder().lower(node("y", inputs=("else",)), lambda b, x: b.number(1, x), {})
+        builder().lower(node("y", inputs=("else",)), lambda b, x: b.number_like(1, x), {})
 
 
 def test_reductions_follow_the_operator_set():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
+
+T = TypeVar("T", bound=Hashable)
 
 
 class GraphIndex:
@@ -56,6 +59,27 @@ class GraphIndex:
         """Return whether the value has a static shape of exactly one element."""
         return name in self.scalars
 
+    def operands(self, name: str, through: Callable[[Node], bool] | None = None) -> Sequence[str]:
+        """The values that the node of a value reads; none where no node makes it, or ``through`` does not hold."""
+        node = self.producers.get(name)
+        return node.reads if node is not None and (through is None or through(node)) else ()
+
+    def results(self, name: str) -> Iterator[str]:
+        """The values that the nodes that read a value make."""
+        return (made for node in self.users.get(name, ()) for made in node.outputs if made)
+
+
+def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Whatever is reached from ``starts``, each once; '' is left out. What follows one is asked for behind it, so that
+    a loop that stops early looks no further."""
+    stack, seen = [*starts], set[T]()
+    while stack:
+        top = stack.pop()
+        if top != "" and top not in seen:
+            seen.add(top)
+            yield top
+            stack.extend(following(top))
+
 
 def copied_from(index: GraphIndex, name: str) -> str:
     """The value that a value is, through copies."""
@@ -67,18 +91,15 @@ def copied_from(index: GraphIndex, name: str) -> str:
 def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[str]]:
     """All nodes (by id) that the values depend on, and every value read on the way, the values included."""
     nodes: set[int] = set()
-    seen: set[str] = set()
-    stack = list(values)
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
+
+    def following(name: str) -> Sequence[str]:
         node = index.producers.get(name)
-        if node is not None and id(node) not in nodes:
-            nodes.add(id(node))
-            stack.extend(node.reads)
-    return nodes, seen
+        if node is None or id(node) in nodes:
+            return ()
+        nodes.add(id(node))
+        return node.reads
+
+    return nodes, set(walk(values, following))
 
 
 def descendants(index: GraphIndex, sources: Iterable[str]) -> set[str]:

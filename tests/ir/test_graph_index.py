@@ -2,7 +2,7 @@
 
 from small_graphs import chain
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
+from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants, walk
 from gopt.ir.types import TensorType
 
 GRAPH = chain("xa", "ab", "ybc", "yd")
@@ -39,3 +39,24 @@ def test_an_index_knows_where_values_are_made():
     assert [index.defined_at(name) for name in "xac"] == [-1, 0, 2]
     index.graph.types["s"] = TensorType("float32", (1, 1))
     assert [index.one_element(name) for name in ("s", "x", "unknown")] == [True, False, False]
+
+
+def test_a_walk_meets_each_value_once_and_looks_no_further_than_it_is_read():
+    asked = []
+
+    def following(name):
+        asked.append(name)
+        return {"a": ["b", "", "c"], "b": ["d"], "c": ["d", "a"]}.get(name, [])
+
+    assert list(walk("a", following)) == ["a", "c", "d", "b"]
+    asked.clear()
+    assert "c" in walk("a", following)
+    assert asked == ["a"]
+
+
+def test_operands_and_results_are_those_of_the_nodes_around_a_value():
+    index = GraphIndex(chain("xya", "ab", "ac"))
+    assert list(index.operands("a")) == ["x", "y"]
+    assert list(index.operands("a", lambda node: node.name != "xya")) == []
+    assert list(index.operands("x")) == []
+    assert list(index.results("a")) == ["b", "c"]

@@ -7,84 +7,71 @@ from collections.abc import Sequence
 from gopt.ir.graph import Node
 from gopt.ir.nodes import nested
 
-ELEMENTWISE = frozenset(
-    [
-        "Abs",
-        "Acos",
-        "Acosh",
-        "Add",
-        "And",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "BitShift",
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "BitwiseXor",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Celu",
-        "Clip",
-        "Cos",
-        "Cosh",
-        "Div",
-        "Elu",
-        "Equal",
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "Greater",
-        "GreaterOrEqual",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-        "IsInf",
-        "IsNaN",
-        "LeakyRelu",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "Max",
-        "Mean",
-        "Min",
-        "Mish",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "PRelu",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Selu",
-        "Shrink",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Sinh",
-        "Softplus",
-        "Softsign",
-        "Sqrt",
-        "Sub",
-        "Sum",
-        "Swish",
-        "Tan",
-        "Tanh",
-        "ThresholdedRelu",
-        "Where",
-        "Xor",
-    ]
-)
-"""Each output element depends on the operand elements at its place alone (after broadcasting)."""
-
-LAYOUT = frozenset(["Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Expand"])
+RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+"""The elements in the same order, in another shape."""
+VIEWS = RESHAPES | {"Identity"}
+"""The elements in the same order."""
+MOVES = VIEWS | {"Transpose"}
+"""Each element once, in another order."""
+SPREADS = MOVES | {"Expand"}
+"""Each element once or several times."""
+LAYOUT = SPREADS | {"Slice"}
 """Moves elements, computes nothing: a mean over ranks passes through unchanged."""
+PARTS = frozenset({"Slice", "Split"})
+"""Some of the elements."""
+CASTS = frozenset({"Cast", "CastLike"})
+"""The elements in another type."""
+SUMS = frozenset({"Add", "Sub", "Sum"})
+SCALES = frozenset({"Mul", "Div"})
+EXTREMES = frozenset({"Max", "Min"})
+COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
+LOGIC = frozenset({"And", "Or", "Xor", "Not"})
+FLOAT_TESTS = frozenset({"IsNaN", "IsInf"})
+STEPWISE = frozenset({"Sign", "Round", "Floor", "Ceil"})
+"""Constant between steps: their derivative is zero."""
+PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+CONTRACTIONS = PRODUCTS | CONVOLUTIONS
+RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
+ATTENTION = frozenset({"Attention", "RotaryEmbedding"})
+"""Heads that mix the places of a sequence, or turn with them."""
+GATHERS = frozenset({"Gather", "GatherElements", "GatherND"})
+SCATTERS = frozenset({"Scatter", "ScatterElements", "ScatterND"})
+DEPTH_MOVES = frozenset({"DepthToSpace", "SpaceToDepth"})
+POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
+GLOBAL_POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"})
+MEANS = frozenset({"ReduceSum", "ReduceMean"})
+"""Linear reductions."""
+EXTREME_REDUCTIONS = frozenset({"ReduceMax", "ReduceMin"})
+NORM_REDUCTIONS = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
+OTHER_REDUCTIONS = frozenset({"ReduceLogSum", "ReduceLogSumExp", "ReduceProd"})
+ALL_REDUCTIONS = MEANS | EXTREME_REDUCTIONS | NORM_REDUCTIONS | OTHER_REDUCTIONS
+ARG_EXTREMES = frozenset({"ArgMax", "ArgMin"})
+SOFTMAXES = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
+CLASS_LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
+LAYER_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
+"""Normalise over the last dimensions."""
+PART_NORMS = frozenset({"GroupNormalization", "InstanceNormalization"})
+"""Normalise over the places of each sample."""
+SIZES = frozenset({"Shape", "Size"})
+"""Look at a shape alone."""
+SEQUENCES = frozenset({
+    "SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt", "ConcatFromSequence", "SplitToSequence",
+    "Optional", "OptionalGetElement",
+})  # fmt: skip
+ELEMENTWISE = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot",
+    "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Elu", "Equal",
+    "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf",
+    "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not",
+    "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh",
+    "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
+})  # fmt: skip
+"""Each output element depends on the operand elements at its place alone (after broadcasting)."""
+LINEAR_IN_FIRST = LAYOUT | GATHERS | DEPTH_MOVES | MEANS | frozenset({
+    "AveragePool", "CumSum", "GlobalAveragePool", "Neg", "ReverseSequence", "Split", "Tile", "Trilu",
+})  # fmt: skip
+"""Linear in the first operand; the others are places, axes and sizes."""
 
 LINEAR = frozenset(
     [

@@ -1,0 +1,94 @@
+"""Writes operators one behind the other: each method adds one and returns the name of its result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, numpy_helper
+
+from gopt.ir.types import dtype_code, numpy_dtype, scalar_of
+
+
+def takes_axes(op_type: str, opset: int) -> bool:
+    """Return whether a reduction has its axes as an operand in a version of the standard operators; else they are an
+    attribute."""
+    return opset >= (13 if op_type == "ReduceSum" else 18)
+
+
+class Tape(ABC):
+    """Operators in the making. ``opset``: the version of the standard operators."""
+
+    opset: int
+
+    @abstractmethod
+    def append(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]) -> None:
+        """Add an operator."""
+
+    @abstractmethod
+    def new_name(self) -> str:
+        """The name of a result that is given none; asked for once before the operator is added."""
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Add an operator with one result; returns its name."""
+        output = output or self.new_name()
+        self.append(op_type, inputs, [output], attributes)
+        return output
+
+    def constant(self, value: np.ndarray) -> str:
+        """A constant of the type and the shape of an array."""
+        return self.op("Constant", value=numpy_helper.from_array(value))
+
+    def ints(self, values: Iterable[int]) -> str:
+        """A list of int64 numbers, such as axes or a shape."""
+        return self.constant(np.array(list(values), np.int64))
+
+    def number(self, value: float, dtype: str) -> str:
+        """A scalar."""
+        return self.constant(scalar_of(value, dtype))
+
+    def cast(self, name: str, dtype: str, have: str = "") -> str:
+        """A value in another element type; itself where that is ``have``, the type that it is known to have."""
+        return name if dtype == have else self.op("Cast", name, to=dtype_code(dtype))
+
+    def reshape(self, name: str, shape: Iterable[int], output: str = "") -> str:
+        return self.op("Reshape", name, self.ints(shape), output=output)
+
+    def slice(self, name: str, start: int, stop: int, axis: int, step: int = 1) -> str:
+        """The places from ``start`` to ``stop`` along an axis, or each ``step``-th of them."""
+        bounds = (start, stop, axis) if step == 1 else (start, stop, axis, step)
+        return self.op("Slice", name, *(self.ints([each]) for each in bounds))
+
+    def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1) -> str:
+        """A reduction along ``axes``; the value itself where there are none."""
+        if not axes:
+            return name
+        if takes_axes(op_type, self.opset):
+            return self.op(op_type, name, self.ints(axes), keepdims=keepdims)
+        return self.op(op_type, name, axes=list(axes), keepdims=keepdims)
+
+    def filled(self, shape: Sequence[int], value: np.ndarray) -> str:
+        """A tensor of one number, which ``value`` has as its only element."""
+        return self.op("ConstantOfShape", self.ints(shape), value=numpy_helper.from_array(value.reshape(1)))
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> str:
+        return self.filled(shape, np.zeros(1, numpy_dtype(dtype)))
+
+
+class ProtoTape(Tape):
+    """Operators as ``nodes`` of a file; results without a name are PREFIX.1, PREFIX.2, ..."""
+
+    def __init__(self, prefix: str, opset: int) -> None:
+        self.prefix, self.opset = prefix, opset
+        self.nodes: list[NodeProto] = []
+        self._count = 0
+
+    def append(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]) -> None:
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, **attributes))
+
+    def new_name(self) -> str:
+        self._count += 1
+        return f"{self.prefix}.{self._count}"
