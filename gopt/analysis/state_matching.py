@@ -120,6 +120,12 @@ def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict
         added = {name: depth for name, depth in found.items() if depth < FACTOR_COST}
         unmatched[output] = added or found
     _match_forced(unmatched, pairs)
+    taken = {*pairs.values()}
+    for output, found in unmatched.items():
+        if not found:  # others took what is added to it: a factor it is
+            factors = ((name, depth) for name, depth in reach[output].items() if name not in taken)
+            unmatched[output] = {name: depth for name, depth in factors if depth < FLAG_COST}
+    _match_forced(unmatched, pairs)
     unsettled: dict[str, list[str]] = {}
     for output, found in list(unmatched.items()):
         if max(found.values(), default=0) >= FLAG_COST:
