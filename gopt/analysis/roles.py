@@ -35,6 +35,7 @@ from gopt.analysis.state_matching import (
     reachable_states,
     reaches,
     refuse_crossed,
+    refuse_displaced,
     refuse_open,
 )
 from gopt.analysis.states import assemble
@@ -95,6 +96,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     candidates = before_updates(index, pairs, candidates)
     losses = [*named, *(name for name in candidates if name not in named)]
     if not losses:
+        refuse_displaced(index, reach, pairs)
         _refuse_unpaired(index, pairs)
         if not pairs and graph.header.functions:
             name = graph.header.functions[0].name
@@ -156,6 +158,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     try:
         training = assemble(step, found, settled.names)
     except (InputError, UnsupportedError):
+        refuse_displaced(index, reach, pairs)
         refuse_contradicted(index, pairs, roles)  # it may be the reason: of two outputs each has the other's state
         raise
     training.sources = dict(settled.of)
