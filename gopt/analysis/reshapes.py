@@ -60,10 +60,15 @@ def _ends(graph: Graph) -> dict[str, Shape]:
         return {}
     toward = {name for name, type in graph.outputs.items() if type in states}
     found: dict[str, Shape] = {}
+    led: dict[str, set[Shape]] = {name: {types[name].dims} for name in toward}
+    """Value -> shapes of the new states that it leads to, element by element."""
     for node in reversed(graph.nodes):
         if len(node.outputs) != 1:
             continue
         output = node.outputs[0]
+        if output in led and (elementwise(node) or keeps_order(graph, node)):
+            for name in node.inputs:
+                led.setdefault(name, set()).update(led[output])
         if output in found and not elementwise(node):
             shape = found.pop(output)
             if keeps_order(graph, node) and node.inputs[0] not in toward:
@@ -81,7 +86,8 @@ def _ends(graph: Graph) -> dict[str, Shape]:
                 toward.add(node.inputs[0])
             else:
                 found[node.inputs[0]] = shape
-    return {name: shape for name, shape in found.items() if types[name].shape != shape}
+    # What leads to a state of its own shape too stays: a flat moment stands between a gradient and its parameter.
+    return {name: shape for name, shape in found.items() if types[name].shape not in led[name]}
 
 
 def _reshapes_update(graph: Graph, shapes: Container[object]) -> bool:

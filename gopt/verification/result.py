@@ -186,14 +186,15 @@ class Verification(HtmlTable):
 
     def say_stops(self) -> None:
         """Note gradients that are not the whole derivative: the backward takes values for constants."""
-        stopped = [each for each in self.gradients if each.stops]
-        if not stopped:
-            return
-        first, count = stopped[0], len(stopped) - 1
-        self.say(
-            f"the gradient of {first.parameter}{and_more(count)} is not the whole "
-            f"derivative of the loss: the backward takes for a constant {listed(first.stops, 1)}"
-        )
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for each in self.gradients:
+            if each.stops:
+                alike.setdefault(each.stops, []).append(each.parameter)
+        for stops, names in alike.items():
+            self.say(
+                f"the gradient of {names[0]}{and_more(len(names) - 1)} is not the whole "
+                f"derivative of the loss: the backward takes for a constant {listed(stops, 1)}"
+            )
 
     def say(self, note: str) -> None:
         """Add a note, once."""

@@ -9,6 +9,7 @@ from onnx import ModelProto
 from written_steps import NET, SHAPES, Written, each, hold_ranks, saved, sgd
 
 import gopt
+from gopt.analysis.state_matching import FACTOR_COST, match_states
 
 ONE = "  one = Constant<value_int = 1>()\n"
 LOOP = (
@@ -103,3 +104,18 @@ def test_a_statistic_that_is_no_state_is_refused(name, tmp_path, capsys):
     command = ["shard", str(FIXTURES / "mlp_adamw.onnx"), "--ranks", "2", "-o", str(tmp_path / "out")]
     assert main([*command, "--statistics", f"{name}=mean"]) == 2
     assert f"{name!r} is no state" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_what_others_take_leaves_the_nearest_factor(order):
+    """Two relative steps that meet in the forward: each adds its moment alone, which is the new moment's old value."""
+    reach = {
+        "w_new": {"w.m": 3, "w": FACTOR_COST + 1, "u": FACTOR_COST + 9},
+        "w.m_new": {"w.m": 1, "u": FACTOR_COST + 7, "w": FACTOR_COST + 8},
+        "u_new": {"u.m": 3, "u": FACTOR_COST + 1, "w": FACTOR_COST + 10},
+        "u.m_new": {"u.m": 1, "u": FACTOR_COST + 7, "w": FACTOR_COST + 8},
+    }
+    names = [*reach][order:] + [*reach][:order]
+    pairs, unsettled = match_states({name: reach[name] for name in names})
+    assert not unsettled
+    assert pairs == {f"{name}_new": name for name in ("w", "w.m", "u", "u.m")}

@@ -63,6 +63,30 @@ def test_a_gradient_that_is_clipped_before_it_has_its_shape(tmp_path):
     assert gopt.load(tmp_path / "merged.onnx").training.gradients == source.training.gradients
 
 
+@pytest.mark.parametrize("made", ["summed", "clipped", "decayed"])
+def test_a_flat_moment_leaves_its_gradient_in_the_shape_of_the_parameter(made, tmp_path):
+    """Two layers read a weight, so that its gradient is a sum; behind the moment stands the parameter of its shape."""
+    b = Builder()
+    fed, weight = [b.input(name, (4, 3)) for name in ("x", "z")], b.parameter("w", (3, 5))
+    out = b.op("Add", *(b.op("MatMul", each, weight) for each in fed))
+    back = b.op("Mul", out, b.const(2 / 20))
+    gradient = b.op("Add", *(b.op("MatMul", b.op("Transpose", each, perm=[1, 0]), back) for each in fed))
+    way = gradient
+    if made == "clipped":
+        way = b.op("Clip", gradient, b.const(-0.1), b.const(0.1))
+    elif made == "decayed":
+        way = b.op("Add", gradient, b.op("Mul", weight, b.const(0.01)))
+    b.parameter("moment", (15,))
+    moment = b.op("Add", b.op("Mul", "moment", b.const(0.9)), b.op("Reshape", way, shape(b, -1)))
+    b.output("loss", b.op("ReduceMean", b.op("Mul", out, out), keepdims=0), ())
+    b.output("moment_out", moment, (15,))
+    b.output("w_out", b.op("Sub", weight, b.op("Reshape", moment, shape(b, 3, 5))), (3, 5))
+    source = gopt.load(b.save(tmp_path / "step.onnx"))
+    assert source.training.gradients == {weight: gradient}
+    gopt.shard(source, 3).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2).exit_code == 0
+
+
 def branch(value: float) -> onnx.GraphProto:
     constant = helper.make_node("Constant", [], ["chosen"], value_float=value)
     return helper.make_graph([constant], "branch", [], [helper.make_tensor_value_info("chosen", 1, ())])

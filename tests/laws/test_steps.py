@@ -97,6 +97,8 @@ REFUSED = {
         scale="dynamic", rules=("centred",), layout="joined"
     ),
     "many states of two parameters that meet": Plan(network="twins", rules=("amsgrad",)),
+    "relative steps of two parameters that meet": Plan(network="twins", rules=("amsgrad",), form="relative"),
+    "a flat moment of a weight with several readers": Plan(network="tied", rules=("flat-state",)),
 }
 
 

@@ -10,15 +10,19 @@ import onnx
 
 from gopt.ir.constant_folding import Constants, as_constant
 from gopt.ir.graph import Graph, Node
-from gopt.ir.graph_index import GraphIndex, ancestors, descendants, walk
+from gopt.ir.graph_index import GraphIndex, ancestors, walk
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.operators.kinds import SIZES
+
+OPEN = 3
+"""The size of an open dimension, where a piece is evaluated."""
 
 
 @dataclass(slots=True)
 class ForwardSubgraph:
     """All nodes (by id) and values that the outputs of a forward need. ``fed``: what depends on an input that is no
-    state, or on a random node."""
+    state, or on a random node, by more than its size."""
 
     index: GraphIndex
     nodes: set[int]
@@ -30,7 +34,13 @@ class ForwardSubgraph:
         """The subgraph of ``outputs``; ``sources``: inputs and random values that change from call to call."""
         index = GraphIndex(graph)
         nodes, values = ancestors(index, outputs)
-        return cls(index, nodes, values, descendants(index, sources))
+
+        def following(name: str) -> list[str]:
+            return [
+                made for node in index.users.get(name, ()) if not node.is_in(SIZES) for made in node.outputs if made
+            ]
+
+        return cls(index, nodes, values, set(walk(sources, following)))
 
     @property
     def graph(self) -> Graph:
@@ -46,18 +56,20 @@ class ForwardSubgraph:
 
 
 def evaluate(subgraph: ForwardSubgraph, target: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The value ``target`` from ``given`` ones; other inputs on the way are 3 (integers) or 0.1.
+    """The value ``target`` from ``given`` ones; other inputs on the way are 3 (integers) or 0.1, open dimensions 3.
 
     Raises whatever the reference evaluator raises of an operator that it does not know.
     """
     from onnx.reference import ReferenceEvaluator
 
     graph, index, feeds = subgraph.graph, subgraph.index, dict(given)
-    needed = set(walk([target], lambda name: () if name in given else index.operands(name))) - given.keys()
-    for name in needed - index.producers.keys():
+    sized = {name for node in graph.nodes if node.is_in(SIZES) for name in node.inputs}
+    ends = given.keys() | sized
+    needed = set(walk([target], lambda name: () if name in ends else index.operands(name))) - given.keys()
+    for name in needed & (sized | (needed - index.producers.keys())):
         constant = index.constants.value(name)
         feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
-    nodes = [each for each in graph.nodes if not needed.isdisjoint(each.outputs)]
+    nodes = [each for each in graph.nodes if not (needed - feeds.keys()).isdisjoint(each.outputs)]
     made = {name for node in nodes for name in node.outputs}
     body = onnx.helper.make_graph(
         [as_constant(name, value) for name, value in feeds.items() if name not in made]
@@ -71,4 +83,5 @@ def evaluate(subgraph: ForwardSubgraph, target: str, given: Mapping[str, np.ndar
 
 def _stand_in(type: TensorType) -> np.ndarray:
     dtype = numpy_dtype(type.dtype)
-    return np.full(type.dims, 3 if np.issubdtype(dtype, np.integer) else 0.1, dtype)
+    dims = [dim if isinstance(dim, int) else OPEN for dim in type.shape or ()]
+    return np.full(dims, 3 if np.issubdtype(dtype, np.integer) else 0.1, dtype)

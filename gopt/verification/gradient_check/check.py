@@ -23,8 +23,9 @@ from gopt.verification.gradient_check.alternatives import (
     where_taken,
 )
 from gopt.verification.gradient_check.computed_weights import shifted
-from gopt.verification.gradient_check.difference_quotients import Candidate, Fit
+from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, Losses
 from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.held_forward import Stop
 from gopt.verification.gradient_check.layout import Layouts, turned
 from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
 from gopt.verification.gradient_check.slopes import SlopeCheck
@@ -209,9 +210,9 @@ class _GradientChecker:
     def check_together(
         self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray], halved: bool = False
     ) -> None:
-        """Measure parts with one factor for all, along slopes of the loss, then along their differences between
-        batches; halve them where neither holds."""
-        parts = self._unlike_slopes(parts, points, levels)
+        """Measure parts with one factor for all, along slopes of the loss, also with what others take for constants,
+        then along their differences between batches; halve them where none holds."""
+        parts = self._not_stopped(self._unlike_slopes(parts, points, levels), points, levels)
         if not parts:
             return
         check_alone = len(parts) == 1
@@ -240,16 +241,37 @@ class _GradientChecker:
     def _unlike_slopes(
         self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
     ) -> list[Candidate]:
-        """Settle the parts that agree with slopes of the loss; return the others.
+        """Settle the parts that agree with slopes of the loss; return the others."""
+        for agreeing, fit in self._agreeing(parts, points, levels, self.slope_meter.forward.losses):
+            self._proportional(agreeing, fit)
+        return [part for part in parts if part.parameter not in self.found]
+
+    def _not_stopped(
+        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
+    ) -> list[Candidate]:
+        """Settle the parts that agree with slopes of the loss with readings held that others take for constants."""
+        for stops, held in self._stops.known_forwards():
+            if parts:
+                placed = held.on(held.points(points), stops)
+                for agreeing, fit in self._agreeing(parts, placed, levels, held.losses):
+                    for part in agreeing:
+                        self._say_stopped(part, stops, fit)
+                parts = [part for part in parts if part.parameter not in self.found]
+        return parts
+
+    def _agreeing(
+        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray], losses: Losses
+    ) -> Iterator[tuple[list[Candidate], Fit]]:
+        """The parts that agree with slopes of some losses, together with others.
 
         Of a value that hardly changes between batches that would say little about what changes.
         """
         by_name = {part.name: part for part in parts if part.size >= MOVING * max(map(_length, part.at))}
         forward, place = self.slope_meter.forward, self._only_loss(parts)
         if place is None:
-            return parts
+            return
         check = SlopeCheck(
-            lambda point: forward.loss(point, place), forward.moved, forward.precision, self.slope_meter.generator,
+            lambda point: float(losses(point)[place]), forward.moved, forward.precision, self.slope_meter.generator,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
             level=max(abs(float(each[place])) for each in levels),
         )  # fmt: skip
@@ -259,9 +281,7 @@ class _GradientChecker:
             (points[k], float(levels[k][place]), {name: part.at[k] for name, part in by_name.items()}) for k in turns
         )
         for names, ratios in check.agreeing(looks, list(by_name)):
-            fit = Fit(True, True, ratios[0], 0.0, tuple(ratios))
-            self._proportional([by_name.pop(name) for name in names], fit)
-        return [part for part in parts if part.parameter not in self.found]
+            yield [by_name[name] for name in names], Fit(True, True, ratios[0], 0.0, tuple(ratios))
 
     def _only_loss(self, parts: Sequence[Candidate]) -> int | None:
         """The place of the one loss that the gradients of all parts come from; None where there may be several."""
@@ -388,9 +408,12 @@ class _GradientChecker:
         found = self._stops.explain(part, points)
         if found is None:
             return False
-        stops = tuple(map(str, found[0]))
-        self.say(part.parameter, Verdict.CONFIRMED, said.STOPPED.format("; ".join(stops)), found[1], stops)
+        self._say_stopped(part, *found)
         return True
+
+    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: Fit) -> None:
+        names = tuple(map(str, stops))
+        self.say(part.parameter, Verdict.CONFIRMED, said.STOPPED.format("; ".join(names)), fit, names)
 
     # --- zero -------------------------------------------------------------------------------------------------------
 

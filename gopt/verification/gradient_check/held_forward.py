@@ -14,6 +14,8 @@ from gopt.runtime.reference_eval import seconds
 from gopt.verification.gradient_check.forward import Forward, Values
 from gopt.verification.reference_graphs import subgraph
 
+PER_NODE = 1e-5
+"""Seconds that a node on next to nothing takes."""
 EVERY = -1
 """All inputs of a node that are one value."""
 _FLAGS = (np.array(False), np.array(True))
@@ -59,9 +61,9 @@ class HeldForward:
 
     @property
     def seconds(self) -> float:
-        """About how long the reference evaluator takes for the losses."""
-        estimate = seconds(self._graph)
-        return estimate if np.isfinite(estimate) else 1e-4 * len(self._graph.nodes)
+        """About how long a run takes."""
+        estimate = seconds(self._graph, PER_NODE)
+        return estimate if np.isfinite(estimate) else PER_NODE * len(self._graph.nodes)
 
     def points(self, points: Sequence[Values]) -> list[Values]:
         """The points, with what is read there."""

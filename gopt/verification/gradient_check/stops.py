@@ -8,10 +8,11 @@ to the slopes that are left is then measured as of any gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -34,8 +35,8 @@ LOOKS = 400
 """Sets of readings that may be held."""
 BEST = 2
 """Sets of each size that may be looked at next."""
-EFFORT = 40.0
-"""Seconds that the reference evaluator would take for all runs; sessions take a fraction."""
+EFFORT = 20.0
+"""Seconds of all runs, as estimated."""
 FEW = 30
 """Readings up to which three at a time are tried, and all pairs are measured."""
 _STEPS = STEPWISE | {"Clip"}
@@ -44,14 +45,21 @@ _STEPS = STEPWISE | {"Clip"}
 
 @dataclass
 class StopFinder:
-    """Finds what values take for constants. ``known``: what others do, which is tried first."""
+    """Finds what values take for constants. ``known``: sets that others take, which are tried first."""
 
     forward: Forward
     generator: np.random.Generator
-    known: list[Stop] = field(default_factory=list)
+    known: list[tuple[Stop, ...]] = field(default_factory=list)
     searched: set[str] = field(default_factory=set)
     """Parameters for which all readings were tried."""
     left: float = EFFORT
+    """Of it, what is left for searches that find nothing, each of which may take half: one that is wrong leaves enough
+    to see that others are right. What one finds, the next need not look for."""
+
+    def known_forwards(self) -> Iterator[tuple[tuple[Stop, ...], HeldForward]]:
+        """The sets that are known, the latest first, each with the losses of which they are held."""
+        for stops in reversed(self.known):
+            yield stops, HeldForward(self.forward, stops)
 
     def explain(self, part: Candidate, points: Sequence[Values]) -> tuple[list[Stop], Fit] | None:
         """The readings that a value takes for constants, and its fit to slopes with these held; None where none is."""
@@ -62,26 +70,29 @@ class StopFinder:
         if part.parameter in self.searched:
             return None
         self.searched.add(part.parameter)
-        for chosen in self._chosen(part, points):
+        before = self.left
+        for chosen in self._chosen(part, points, before / 2):
             fit = self._fit(part, points, chosen)
             if fit.holds:
-                self.known += [stop for stop in chosen if stop not in self.known]
+                self.known.append(tuple(chosen))
+                self.left = before
                 return chosen, fit
         return None
 
     def _on_the_way(self, name: str) -> list[Stop]:
         way = reached(self.forward.graph, {name}) if self.known else set()
-        return [stop for stop in self.known if stop.value in way]
+        return [stop for stop in dict.fromkeys(chain.from_iterable(self.known)) if stop.value in way]
 
-    def _chosen(self, part: Candidate, points: Sequence[Values]) -> Iterator[list[Stop]]:
-        """Readings with which slopes are near enough to be measured; beside known ones, or straight through steps."""
+    def _chosen(self, part: Candidate, points: Sequence[Values], least: float) -> Iterator[list[Stop]]:
+        """Readings with which slopes are near enough to be measured; beside known ones, or straight through steps.
+        ``least``: what has to be left."""
         tried = _readings(self.forward.graph, self.forward.training.losses, part.name)
         held = HeldForward(self.forward, tried)
         cost = held.seconds * 2 * DIRECTIONS * len(points)
         straight = [stop for stop in tried if stop.through and not stop.bounded]
         for pairs in (False, True):
             for start in [[], straight] if straight else [[]]:
-                looks = min(LOOKS, int(self.left / cost)) if tried else 0
+                looks = min(LOOKS, int((self.left - least) / cost)) if tried else 0
                 search = _Search(held, part, points, self.generator, looks)
                 chosen = search.found(start, pairs)
                 self.left -= cost * (looks - search.looks)
@@ -105,8 +116,18 @@ class _Search:
         drawn = [generator.standard_normal(part.origin.shape) * part.moved for _ in range(DIRECTIONS)]
         self.directions = [each / max(float(np.linalg.norm(each)), 1e-300) for each in drawn]
         self.step = held.forward.precision.ladder[1]
+        self.step = min(self.step, self._short()) if looks > 0 else self.step
         self.exact = 30 * held.forward.precision.tolerance
         self.along = np.array([float(np.vdot(change, each)) for each in self.directions for change in part.changes])
+
+    def _short(self) -> float:
+        """The step that changes the loss by no more roundings than a slope needs: a longer one meets more kinks."""
+        still, precision = 0 * self.directions[0], self.held.forward.precision
+        level = max(abs(self._loss(point, still)) for point in self.held.on(self.points, ()))
+        steep = self._slopes([])
+        usual = float(np.linalg.norm(steep)) / math.sqrt(steep.size)
+        step = precision.changes[0] * precision.rounding * level / (usual or math.nan)
+        return step if 0 < step < math.inf else math.inf
 
     def found(self, start: list[Stop], pairs: bool) -> list[Stop]:
         """The readings to hold, those of ``start`` among them; none where no more of them end in what the value says.
@@ -120,6 +141,8 @@ class _Search:
             whole = self._slopes(chosen)
             if self._off(whole) <= self.exact:
                 return chosen
+            if self.looks < len(self.held.stops):
+                continue
             for off, more in self._promising(chosen, whole, pairs):
                 if frozenset([*chosen, *more]) not in seen and len(chosen) + len(more) <= MOST:
                     seen.add(frozenset([*chosen, *more]))
@@ -129,10 +152,11 @@ class _Search:
     def _promising(
         self, chosen: list[Stop], whole: np.ndarray, pairs: bool
     ) -> Iterator[tuple[float, tuple[Stop, ...]]]:
-        """The readings that lead nearest to the value, of each number of them, and how near: by what each adds."""
+        """The readings that lead nearest to the value, of each number of them, and how near: by what each adds. Of
+        some that are as near those next to the loss, which explain most other parameters' values too."""
         adds: dict[Stop, np.ndarray] = {}
         passed = {stop.node for stop in chosen if stop.through}
-        for stop in self.held.stops:
+        for stop in reversed(self.held.stops):
             known = stop in chosen or (stop.through and stop.node in passed)
             change = 0 * whole if known else whole - self._slopes([*chosen, stop])
             if np.isfinite(change).all() and not any(self._alike(change, each) for each in (0 * whole, *adds.values())):
@@ -148,7 +172,7 @@ class _Search:
 
         for size in range(1, 4 if len(adds) <= FEW else 3):
             ranked = ((off(some), some) for some in combinations(adds, size))
-            yield from nsmallest(BEST, ranked, key=lambda each: each[0])
+            yield from nsmallest(BEST, ranked, key=lambda each: max(each[0], self.exact))
 
     def _alike(self, one: np.ndarray, other: np.ndarray) -> bool:
         return float(np.linalg.norm(one - other)) <= self.exact * float(np.linalg.norm(self.along))

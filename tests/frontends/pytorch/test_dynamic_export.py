@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 pytestmark = pytest.mark.torch
@@ -16,6 +18,7 @@ from gopt.errors import OptionError, UnsupportedError  # noqa: E402
 from gopt.frontends.pytorch import recorded_step  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.frontends.pytorch.options import Dynamic, ExportOptions  # noqa: E402
+from gopt.offline.inference.write import merge_inference  # noqa: E402
 from gopt.runtime.reference_eval import evaluate  # noqa: E402
 
 STEPS = {
@@ -55,6 +58,30 @@ def test_its_gradient_is_that_of_eager_pytorch_at_a_size_that_no_trace_saw(size,
     optimizer.step()
     for name, parameter in net.named_parameters():
         np.testing.assert_allclose(results[f"{name}_out"], parameter.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_its_inference_is_that_of_eager_pytorch_in_evaluation_mode_at_any_size(tmp_path):
+    found = exported(recipes.batch_norm, tmp_path, outputs=True)
+    graph = gopt.load(found.model).training.graph
+    random = np.random.default_rng(0)
+    running = [name for name in graph.initializers if name.endswith((".running_mean", ".running_var"))]
+    shapes = {name: graph.initializers[name].type.dims for name in running}
+    values = {name: random.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
+    model = onnx.load(found.model)
+    for each in model.graph.initializer:
+        if each.name in values:
+            each.CopyFrom(onnx.numpy_helper.from_array(values[each.name], each.name))
+    onnx.save(model, tmp_path / "given.onnx")
+    merge_inference(tmp_path / "given.onnx", tmp_path / "model.onnx")
+    net, _, _, (x, *_) = recipes.batch_norm()
+    recorded = {name: torch.tensor(graph.initializers[name].numpy()) for name in net.state_dict()}
+    net.load_state_dict(recorded | {name: torch.tensor(value) for name, value in values.items()})
+    net.eval()
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    for size in (1, 5):
+        fed = torch.randn(size, *x.shape[1:])
+        (result,) = session.run(None, {session.get_inputs()[0].name: fed.numpy()})
+        np.testing.assert_allclose(result, net(fed).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_code_that_computes_with_the_size_is_refused_by_its_node(tmp_path):

@@ -145,6 +145,33 @@ def test_the_batch_norm_operator_is_evaluated(tmp_path):
     assert node.outputs == ["y"] and node.inputs == ["x", "g", "b", "m", "v"] and not node.attributes
 
 
+ANY_SIZE = """
+<ir_version: 8, opset_import: ["" : 18]>
+any_size (float[n,3] x, float[3] m) => (float[n,3] y, float[3] m2)
+<int64[1] axes = {0}, float one = {1.0}, float keep = {0.9}, float take = {0.1}>
+{
+    size = Shape<end=1>(x)
+    scalar = Squeeze(size)
+    count = Cast<to=1>(scalar)
+    total = ReduceSum<keepdims=0>(x, axes)
+    mean = Div(total, count)
+    y = Sub(x, mean)
+    less = Sub(count, one)
+    ratio = Div(count, less)
+    unbiased = Mul(mean, ratio)
+    old = Mul(m, keep)
+    new = Mul(unbiased, take)
+    m2 = Add(old, new)
+}"""
+
+
+def test_the_number_of_samples_is_no_statistic_of_the_batch(tmp_path):
+    onnx.save(onnx.parser.parse_model(ANY_SIZE), tmp_path / "any.onnx")
+    subgraph = ForwardSubgraph.of(load(tmp_path / "any.onnx"), ["y"], ["x"])
+    (node,) = evaluated(subgraph, [("m", "m2")])
+    assert node.outputs == ["mean"] and node.inputs[0] == "m"
+
+
 def test_what_cannot_be_written_is_said(tmp_path):
     folder = ranks_of(FIXTURES / "mlp_adamw.onnx", tmp_path / "ranks")
     with pytest.raises(OptionError, match="no output beside its loss") as raised:
