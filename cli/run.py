@@ -73,6 +73,12 @@ if TYPE_CHECKING:
     "they are left out (drop), or the first samples of the pass fill it (pad).  [default: carry]",
 )
 @click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The samples of each rank's batch, where the step leaves their number open and --data names samples on disk.",
+)
+@click.option(
     "--draws",
     type=click.IntRange(0),
     metavar="SEED",
