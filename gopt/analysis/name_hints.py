@@ -9,10 +9,11 @@ granted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.role_hints import others, states_option
+from gopt.analysis.role_hints import others
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Graph
 from gopt.ir.graph_index import GraphIndex
@@ -58,8 +59,20 @@ def refuse_contradicted(index: GraphIndex, pairs: Mapping[str, str], roles: Role
         f"the data flow pairs {name!r}{others(len(open_) - 1, 'state')} with output {found[name]!r}, and the names of "
         f"all states pair it with {open_[name]!r}: neither is a proof",
         open_,
-        f"or as the data flow has it: {states_option({each: found[each] for each in open_})}",
+        instead={each: found[each] for each in open_},
     )
+
+
+@contextmanager
+def names_first(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> Iterator[None]:
+    """Where a pair is asked for inside whose output is another state's by name, what names say of all comes first."""
+    try:
+        yield
+    except OpenPairsError as error:
+        owners = {output: name for name, output in pairs_by_name(index.graph).items()}
+        if any(owners.get(output, name) != name for name, output in error.pairs.items()):
+            refuse_contradicted(index, pairs, roles)
+        raise
 
 
 def says_new(name: str, output: str) -> bool:

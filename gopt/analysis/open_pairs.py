@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from gopt.analysis.role_hints import batch_hint, leave_out, others, states_hints
+from gopt.analysis.role_hints import batch_hint, leave_out, others, states_hints, states_option
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
@@ -23,7 +24,8 @@ class OpenPairsError(UnsupportedError):
 
     ``pairs``: the pairs that may be meant, input -> output. Where they are not, the outputs ``shown`` may be left out
     of the step, the inputs ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: that is more likely.
-    ``by_name``: the data flow leaves these pairs or none, and the names of both say that they are pairs.
+    ``instead``: the pairs that the data flow has for the same inputs. ``by_name``: the data flow leaves these pairs or
+    none, and the names of both say that they are pairs.
     """
 
     def __init__(
@@ -35,15 +37,19 @@ class OpenPairsError(UnsupportedError):
         fed: Iterable[str] = (),
         rather_fed: bool = False,
         by_name: bool = False,
+        instead: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.pairs, self.shown, self.fed = dict(pairs), tuple(shown), tuple(fed)
+        self.pairs, self.shown, self.fed, self.instead = dict(pairs), tuple(shown), tuple(fed), instead
         self.other, self.rather_fed, self.by_name = other, rather_fed, by_name
-        super().__init__(message, *self.hints_with(self.pairs, self.shown, self.fed))
+        super().__init__(message, *self.hints_with(self.pairs, self.shown, self.fed, instead))
 
-    def hints_with(self, pairs: Mapping[str, str], shown: Collection[str], fed: Collection[str]) -> list[str]:
+    def hints_with(
+        self, pairs: Mapping[str, str], shown: Collection[str], fed: Collection[str], instead: Mapping[str, str]
+    ) -> list[str]:
         """The hints of this refusal for all pairs, outputs and inputs that are open."""
         states = states_hints(pairs)
         other = [batch_hint(fed)] * bool(fed) + [leave_out(list(shown))] * bool(shown) + [*self.other]
+        other += [f"or as the data flow has it: {states_option(instead)}"] if instead else []
         return [*other, *states] if self.rather_fed else [*states, *other]
 
 
@@ -81,28 +87,39 @@ def _notes(named: Mapping[str, str]) -> Iterable[str]:
 
 def _whole(first: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> UnsupportedError:
     """The refusal ``first`` with all pairs that the step needs, and with what is refused behind them."""
+    pairs, shown, fed, error = _followed(first, first.pairs, roles, recovered)
+    instead = _followed(first, first.instead, roles, recovered)[0] if first.instead else {}
+    more = len(pairs) - len(first.pairs)
+    message = first.message + (f"; nor of {more} more pair{'s' * (more > 1)}" if more > 0 else "")
+    hints = first.hints_with(pairs, shown, fed, instead)
+    if error is not first and not isinstance(error, OpenPairsError):
+        hints += [f"behind that stands another refusal: {error.message}", *error.hints]
+    return UnsupportedError(message, *hints)
+
+
+def _followed(
+    first: OpenPairsError, asked: Mapping[str, str], roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]
+) -> tuple[dict[str, str], list[str], list[str], GoptError]:
+    """All pairs, outputs and inputs that are asked for where one follows the hint with the pairs ``asked``, and the
+    last refusal."""
     pairs: dict[str, str] = {}
     shown: dict[str, None] = {}
     fed: dict[str, None] = {}
     error: GoptError = first
     for _ in range(_TRIED):
-        if not isinstance(error, OpenPairsError) or error.pairs.keys() <= pairs.keys():
+        if not isinstance(error, OpenPairsError) or asked.keys() <= pairs.keys():
             break
         shown |= dict.fromkeys(error.shown)
         fed |= dict.fromkeys(error.fed)
-        proposed = pairs | error.pairs
+        proposed = {**pairs, **asked}
         try:
             recovered(_with(roles, proposed))
         except OptionError:  # what cannot be said is no hint
             break
         except (InputError, UnsupportedError) as refused:
             pairs, error = proposed, refused
+            asked = refused.pairs if isinstance(refused, OpenPairsError) else {}
         else:
             pairs, error = proposed, first
             break
-    more = len(pairs) - len(first.pairs)
-    message = first.message + (f"; nor of {more} more pair{'s' * (more > 1)}" if more > 0 else "")
-    hints = first.hints_with(pairs, shown, fed)
-    if error is not first and not isinstance(error, OpenPairsError):
-        hints += [f"behind that stands another refusal: {error.message}", *error.hints]
-    return UnsupportedError(message, *hints)
+    return pairs, [*shown], [*fed], error

@@ -17,7 +17,7 @@ from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
-from gopt.analysis.name_hints import propose, refuse_contradicted
+from gopt.analysis.name_hints import names_first, propose, refuse_contradicted
 from gopt.analysis.open_pairs import OpenPairsError, settle_pairs
 from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.other_forwards import refuse_hidden_forward, refuse_second_forward
@@ -35,6 +35,7 @@ from gopt.analysis.state_matching import (
     reachable_states,
     reaches,
     refuse_crossed,
+    refuse_displaced,
     refuse_open,
 )
 from gopt.analysis.states import assemble
@@ -95,6 +96,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     candidates = before_updates(index, pairs, candidates)
     losses = [*named, *(name for name in candidates if name not in named)]
     if not losses:
+        refuse_displaced(index, reach, pairs)
         _refuse_unpaired(index, pairs)
         if not pairs and graph.header.functions:
             name = graph.header.functions[0].name
@@ -125,7 +127,8 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         raise InputError(
             "no state found: no output is the new value of an input", "name the pairs with --states INPUT=OUTPUT"
         )
-    refuse_unchanged(index, pairs, roles)
+    with names_first(index, pairs, roles):
+        refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
     first = _first(index, pairs, roles, candidates, shown, reach)
@@ -155,12 +158,14 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     try:
         training = assemble(step, found, settled.names)
     except (InputError, UnsupportedError):
+        refuse_displaced(index, reach, pairs)
         refuse_contradicted(index, pairs, roles)  # it may be the reason: of two outputs each has the other's state
         raise
     training.sources = dict(settled.of)
-    refuse_unvalued(training, roles)
-    refuse_scaled(step, training)
-    refuse_doubtful(step, training)
+    with names_first(index, pairs, roles):
+        refuse_unvalued(training, roles)
+        refuse_scaled(step, training)
+        refuse_doubtful(step, training)
     refuse_contradicted(index, pairs, roles)
     return training
 

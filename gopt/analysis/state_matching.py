@@ -19,7 +19,7 @@ from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex
+from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 from gopt.operators.kinds import ELEMENTWISE, SCALES
@@ -231,6 +231,22 @@ def refuse_crossed(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: d
         depth, other = nearest.get(name, (FACTOR_COST, ""))
         if other not in ("", output) and depth // JOIN_COST <= reach[output][name] // JOIN_COST:
             refuse_open(index, {other: sorted({name, pairs[other]})})
+
+
+def refuse_displaced(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str]) -> None:
+    """Raise when an output was given a state that it adds, while a factor of it stays without a new value, and an
+    output of their type that it is made of replaces nothing: a relative step by a gradient that a state keeps.
+    """
+    types, taken = index.graph.types, set(pairs.values())
+    unsettled: dict[str, list[str]] = {}
+    for output, name in pairs.items():
+        factors = [each for each in reach.get(output, ()) if each not in taken]
+        behind = ancestors(index, [output])[1] if factors else set[str]()
+        kept = [each for each in index.graph.outputs if each in behind - pairs.keys() and types[each] == types[name]]
+        if kept:
+            unsettled[output] = [*factors, name]
+            unsettled |= {each: [name] for each in kept}
+    refuse_open(index, unsettled)
 
 
 def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:

@@ -8,11 +8,15 @@ from pathlib import Path
 import onnx
 import pytest
 from helpers import FIXTURES
-from hint_rounds import Step, faults, rounds, scrambled
+from hint_rounds import Step, faults, rounds, scrambled, ways
 from laws.test_drawn_roles import Draw
 from products import part
+from steps_gen.make import make
+from steps_gen.plan import Plan
 from whole_gen.odd import load_all
 from whole_gen.writer import Writer
+
+from gopt.analysis.role_map import RoleMap
 
 STEPS = load_all()
 NAMES = [
@@ -47,12 +51,32 @@ def test_written_steps(name: str, tmp_path: Path) -> None:
     assert rounds(Step(w.model()), w.states, tmp_path) <= 2
 
 
+@pytest.mark.parametrize("name", ["exchanged_states", "kept_gradients"])
+def test_names_against_the_data_flow_are_asked_for_once(name: str, tmp_path: Path) -> None:
+    """Whoever follows the names, and whoever follows the data flow, has all pairs of the one message."""
+    assert faults(Step(written(name, 5).model()), tmp_path) == []
+
+
+@pytest.mark.parametrize("scrambled", [False, True])
+@pytest.mark.parametrize("rules", [("kept",), ("momentum", "kept", "rprop")])
+def test_a_relative_step_by_a_kept_gradient_is_asked_for_once(rules, scrambled: bool, tmp_path: Path) -> None:
+    """The state is added, the parameter a factor: once the state got the new parameter, and the hint had the rest."""
+    made = make(Plan(rules=rules, form="relative", scrambled=scrambled))
+    step = Step(made.model)
+    error = step.refusal(tmp_path)
+    assert error is not None and "may replace any of" in error.message
+    (told,) = (each.roles.states for each in ways(step, error) if each.roles.states)
+    meant = {made.names.get(name, name): made.names.get(f"{name}_new", f"{name}_new") for name in made.states}
+    assert told.items() <= meant.items()
+    assert Step(made.model, RoleMap(states=told)).refusal(tmp_path) is None
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_steps(seed: int, tmp_path: Path) -> None:
     hold_drawn(seed, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), 3662391540])
 def test_scrambled_steps(seed: int, tmp_path: Path) -> None:
     hold_scrambled(seed, tmp_path)
 
