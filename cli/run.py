@@ -227,7 +227,7 @@ def options_of(given: dict[str, Any]) -> RunOptions:
     from gopt.verbs.run_options import RunOptions
 
     same = (
-        "state", "shuffle", "draws", "last", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
+        "state", "shuffle", "draws", "last", "batch_size", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
         "audit", "eval", "eval_data", "keep_best", "tensorboard", "peak_flops",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip

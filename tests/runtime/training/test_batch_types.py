@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gopt.cli.main import main
 from written_steps import NET, Written, saved, sgd
 
 import gopt
@@ -49,6 +50,14 @@ def test_an_open_batch_of_a_size_is_a_fixed_one_of_it(symbols: tuple[str, str], 
     step = ranks(tmp_path / "open", *symbols)
     assert gopt.run(step, data, 4, settings=LR, shuffle=1, batch_size=4).losses == fixed
     assert steps_of_epochs(Job(folder=step, data=str(data), steps=1, batch_size=4), 4) == 7
+
+
+def test_the_command_takes_the_size(data: Path, tmp_path: Path) -> None:
+    step = ranks(tmp_path / "open", "n", "n")
+    asked = ["run", str(step), "--data", str(data), "--epochs", "1", "--set", "lr=0.05"]
+    assert main([*asked, "--checkpoint", str(tmp_path / "c")]) == 3
+    assert main([*asked, "--batch-size", "3", "--checkpoint", str(tmp_path / "c")]) == 0
+    assert [each.name for each in (tmp_path / "c").glob("step_*")] == ["step_00000003"]
 
 
 def test_a_run_that_is_resumed_keeps_its_size(data: Path, tmp_path: Path) -> None:
