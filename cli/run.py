@@ -227,8 +227,8 @@ def options_of(given: dict[str, Any]) -> RunOptions:
     from gopt.verbs.run_options import RunOptions
 
     same = (
-        "state", "shuffle", "draws", "last", "batch_size", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
-        "audit", "eval", "eval_data", "keep_best", "tensorboard", "peak_flops",
+        "state", "shuffle", "draws", "last", "batch_size", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init",
+        "trace", "audit", "eval", "eval_data", "keep_best", "tensorboard", "peak_flops",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
