@@ -13,6 +13,7 @@ from helpers import FIXTURES, NAMES
 from products import spread
 
 import gopt
+from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.load import load
 from gopt.verification import sampling
@@ -110,6 +111,23 @@ def test_what_is_no_gradient_is_refuted(name, loss, seed, tmp_path):
     found = confirm(training_of(layer(loss, WRONG[name]), tmp_path, {"w": "c"}), seed=seed)["w"]
     assert found.verdict is Verdict.REFUTED, found
     assert not found.holds
+
+
+COUNTED = """um = Mul(u, mask)  count = ReduceSum<keepdims=0>(mask)  uc = Div(um, count)  dc = Mul(uc, hp)
+    gc = MatMul(xt, dc)  """
+"""The gradient of the mean over the samples that a mask keeps, beside the loss of them all."""
+
+
+@pytest.mark.parametrize("name", [*(each for each in SAME if each not in ("affine in it", "turned", "flat")), *WRONG])
+def test_a_mean_over_a_count_is_trained_and_a_plain_one_shown(name, tmp_path):
+    """No loss that is shown has the gradient, which is a sum over samples once its count is taken out."""
+    made = {**SAME, **WRONG}[name].replace("(g", "(gc").replace(" g)", " gc)").replace(" g,", " gc,")
+    text = layer("decoupled", f"{COUNTED} {made}  new = Sub(w, c)").replace("y, float", "y, float[4,1] mask, float", 1)
+    model = onnx.parser.parse_model(HEAD + text.replace("float loss, c)", "float loss, float[3,5] new)"))
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "step.onnx")
+    roles = RoleMap(batch=("mask",), states={"w": "new"}, params={"w": "c"})
+    found = confirm(gopt.load(tmp_path / "step.onnx", roles=roles).training)["w"]
+    assert found.verdict is (Verdict.CONFIRMED if name in SAME else Verdict.REFUTED), found
 
 
 @pytest.mark.parametrize("loss", LOSSES)

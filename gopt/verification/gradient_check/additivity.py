@@ -6,11 +6,13 @@ update, a clipped or normalised gradient, a product of gradients is not.
 
 For b a second batch is taken, and a itself with its samples moved by one place: so every row of a table that any sample
 looks up is met twice, never or once.
+
+A step may show a sum and train a mean over a count of its batch: its gradients are such sums over that count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -55,9 +57,13 @@ class SampleExchange:
 
 
 def sample_exchanges(
-    forward: Forward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator
-) -> list[SampleExchange]:
-    """Squares over exchanges of samples under which the loss is additive, along the first axis where it is."""
+    forward: Forward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator,
+    counts: Mapping[str, str],
+) -> list[SampleExchange]:  # fmt: skip
+    """Squares over exchanges of samples under which the loss is additive, along the first axis where it is.
+
+    ``counts``: gradient -> the count of the batch that divides it, by which it is multiplied again.
+    """
     here, other = ({name: point[name] for name in batch if name in point} for point in points[:2])
     if any(here[name].shape != other[name].shape for name in here):
         return []
@@ -75,11 +81,18 @@ def sample_exchanges(
             corners = [{**points[0], **values} for values in square]
             if not _losses_are_additive(forward, corners, generator):
                 break
-            aa, bb, ab, ba = (forward.loss_and_gradients(corner)[1] for corner in corners)
+            aa, bb, ab, ba = (_sums(forward, corner, counts) for corner in corners)
             found.append(SampleExchange(aa, bb, (ab, ba)))
         else:
             return found
     return []
+
+
+def _sums(forward: Forward, point: Values, counts: Mapping[str, str]) -> Values:
+    """The gradients at a point without the counts that divide them."""
+    found = forward.loss_and_gradients(point)[1]
+    by = forward.values([*dict.fromkeys(counts.values())], point) if counts else {}
+    return {**found, **{name: found[name] * by[count] for name, count in counts.items()}}
 
 
 def mixed(here: Values, there: Values, generator: np.random.Generator) -> Values | None:

@@ -9,6 +9,8 @@ from itertools import cycle, islice
 
 import numpy as np
 
+from gopt.analysis.coupling.marks import Relation
+from gopt.analysis.coupling.step_couplings import analyse_couplings
 from gopt.analysis.training import TrainingGraph
 from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.bound_calls import CollectiveCallback
@@ -343,7 +345,7 @@ class _GradientChecker:
         elif image is not None:
             self.say(name, Verdict.REFUTED, said.NOT_LINEAR.format(image[0]), fit)
         elif additive is Additivity.YES:
-            self.say(name, Verdict.CONFIRMED, said.ADDITIVE, fit)
+            self.say(name, Verdict.CONFIRMED, self._as_sum(name), fit)
         elif additive is Additivity.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
         elif self._hopeless or not (
@@ -365,7 +367,7 @@ class _GradientChecker:
         elif not self.is_computed_weight(name, points, at):
             additive = self.additive(name)
             if additive is Additivity.YES:
-                self.say(name, Verdict.CONFIRMED, said.ADDITIVE)
+                self.say(name, Verdict.CONFIRMED, self._as_sum(name))
             elif additive is Additivity.NO:
                 self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE)
             else:
@@ -380,7 +382,21 @@ class _GradientChecker:
 
     @cached_property
     def _sample_exchanges(self) -> list[SampleExchange]:
-        return sample_exchanges(self.slope_meter.forward, self.points, self.training.batch, self.slope_meter.generator)
+        meter = self.slope_meter
+        return sample_exchanges(meter.forward, self.points, self.training.batch, meter.generator, self._counts)
+
+    @cached_property
+    def _counts(self) -> dict[str, str]:
+        """Gradient -> the count of a rank's own batch that divides it, as far as the data flow tells."""
+        readings = analyse_couplings(self.training).readings.items()
+        return {
+            self.training.gradients[name]: each.by
+            for name, each in readings
+            if each.relation is Relation.WEIGHTED and each.by
+        }
+
+    def _as_sum(self, name: str) -> str:
+        return said.COUNTED if self.training.gradients[name] in self._counts else said.ADDITIVE
 
     def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
         """Return whether the value is the gradient of something made of the states alone; says so."""
