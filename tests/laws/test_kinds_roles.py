@@ -33,8 +33,14 @@ def test_every_state_is_that_of_the_whole_batch(seed):
     w = make(4, 1)
     found = judged(make, drawn(seed, w=w), seed)
     due = [*REFUSED, w.refusal] if w.refusal else REFUSED
-    fine = found.kind == "right" or (found.kind == "noted" and "statistics" in w.options)  # one rule for all, as told
+    # One rule for all, as told; or a constant may be a share of the samples, which a note says.
+    doubted = "statistics" in w.options or (w.refusal and re.search(w.refusal, found.text))
+    fine = found.kind == "right" or (found.kind == "noted" and doubted)
     assert fine or (found.kind == "refused" and any(re.search(why, found.text) for why in due)), found
+
+
+def test_a_constant_that_may_be_a_share_of_the_samples_is_noted():
+    test_every_state_is_that_of_the_whole_batch(102)
 
 
 @pytest.mark.parametrize("seed", [12, 13, 26, 28, 33, 35])

@@ -39,7 +39,7 @@ def _number(w: Writer, x: Value, times: float = 1.0) -> tuple[Value, bool]:
     return (found if times == 1.0 else found * times), True
 
 
-LITERAL = "number of samples|size of a batch|divide by their number"
+LITERAL = "number of samples|size of a batch|divide by their number|counts no share of the"
 
 
 @kind
