@@ -30,7 +30,8 @@ MEANT = {
 _OF_OTHERS = {
     "lr": "the learning rate is an input of the step: gopt run DIR --set lr=1e-3, and gopt derive has --lr",
     "learning-rate": "the learning rate is an input of the step: gopt run DIR --set lr=1e-3, and gopt derive has --lr",
-    "batch-size": "the batch has the size that the step was exported with; each rank takes one",
+    "batch-size": "the batch has the size that the step was exported with; each rank takes one. "
+    "gopt run has --batch-size N for a step of any size (gopt export --dynamic batch)",
     "fp16": "a step computes in the precision it was exported in: gopt export --autocast fp16",
     "bf16": "a step computes in the precision it was exported in: gopt export --autocast bf16",
     "zero": "gopt shard has --stage 0, 1, 2 or 3",

@@ -73,6 +73,12 @@ if TYPE_CHECKING:
     "they are left out (drop), or the first samples of the pass fill it (pad).  [default: carry]",
 )
 @click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The samples of each rank's batch, where the step leaves their number open and --data names samples on disk.",
+)
+@click.option(
     "--draws",
     type=click.IntRange(0),
     metavar="SEED",
@@ -221,8 +227,8 @@ def options_of(given: dict[str, Any]) -> RunOptions:
     from gopt.verbs.run_options import RunOptions
 
     same = (
-        "state", "shuffle", "draws", "last", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init", "trace",
-        "audit", "eval", "eval_data", "keep_best", "tensorboard", "peak_flops",
+        "state", "shuffle", "draws", "last", "batch_size", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init",
+        "trace", "audit", "eval", "eval_data", "keep_best", "tensorboard", "peak_flops",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(

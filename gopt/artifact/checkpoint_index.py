@@ -56,6 +56,8 @@ class CheckpointIndex:
     """The seed of the order of samples on disk; None for their stored order."""
     last: str | None = field(default=None, metadata=OPTIONAL)
     """The fate of the last samples of a pass (``--last``); None for data that is not on disk, and in older steps."""
+    batch_size: int | None = field(default=None, metadata=OPTIONAL)
+    """Samples of a rank's batch, where the run chose their number."""
     batches: int | None = field(default=None, metadata=OPTIONAL)
     """Batches that were dealt out before it to all trainers of a split, where their number has changed; else it is
     micro-steps x trainers."""

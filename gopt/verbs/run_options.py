@@ -42,8 +42,9 @@ class RunOptions:
     ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the
     folder has none. ``shuffle``: seed of a new order of samples in every pass. ``last``: what becomes of samples at
     the end of a pass that fill no step: the next pass fills it up (``carry``, the default), they are left out
-    (``drop``), or the pass's first samples fill it (``pad``). ``draws``: seed of the random numbers that the data does
-    not give. A resumed run keeps these three. ``checkpoint``: a folder on disk; one is written at the end and ``every``
+    (``drop``), or the pass's first samples fill it (``pad``). ``batch_size``: samples of each rank's batch, where the
+    step leaves their number open and ``data`` is on disk. ``draws``: seed of the random numbers that the data does not
+    give. A resumed run keeps these four. ``checkpoint``: a folder on disk; one is written at the end and ``every``
     so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
     ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
     along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
@@ -67,6 +68,7 @@ class RunOptions:
     state: FilePath | None = None
     shuffle: int | None = None
     last: str | None = None
+    batch_size: int | None = None
     draws: int | None = None
     checkpoint: FilePath | None = None
     every: int = 0
@@ -97,7 +99,17 @@ class RunOptions:
     def __post_init__(self) -> None:
         check_types(self)
         check_least(
-            self, shuffle=0, draws=0, every=0, audit=0, keep=1, trainers=1, staleness=0, eval_every=0, patience=0
+            self,
+            shuffle=0,
+            draws=0,
+            every=0,
+            audit=0,
+            keep=1,
+            trainers=1,
+            staleness=0,
+            eval_every=0,
+            patience=0,
+            batch_size=1,
         )
         check_words(self, on_trainer_loss=("abort", "continue"), nan=("abort", "skip", "pass"), stop=("first", "all"))
         if self.last is not None:
@@ -136,6 +148,7 @@ class RunOptions:
             folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
             draws=self.draws, last=None if self.last is None else Last(self.last),
+            batch_size=self.batch_size,
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint), every=self.every, keep=self.keep,
             resume=self.resume, stop_on_nan=self.stop_on_nan, startup=self.startup, sync_init=self.sync_init,
             tuning=self.tuning, audit=self.audit,
@@ -169,6 +182,11 @@ class RunOptions:
             if self.last is not None:
                 raise OptionError(
                     "--last needs ranks of gopt shard: trainers of a split have passes of their own", "leave it out"
+                )
+            if self.batch_size is not None:
+                raise OptionError(
+                    "--batch-size needs ranks of gopt shard: a split has batches of the size that its step fixes",
+                    "leave it out",
                 )
             if self.eval is not None:
                 raise OptionError(
@@ -219,6 +237,7 @@ class RunKeywords(TypedDict, total=False):
     state: FilePath | None
     shuffle: int | None
     last: str | None
+    batch_size: int | None
     draws: int | None
     checkpoint: FilePath | None
     every: int

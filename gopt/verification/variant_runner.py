@@ -83,6 +83,18 @@ class VariantRunner:
                 first, held = states, self.all_ranks.held(states)
         return True
 
+    def leaves(
+        self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches]
+    ) -> bool:
+        """Return whether the reference alone leaves the numbers in one of the steps."""
+        states = start
+        for number in range(1, steps + 1):
+            step = self.reference.step(variant, states, settings, batches(number))
+            if _not_finite_states(self.reference, step, states):
+                return True
+            states = step.states
+        return False
+
     def _find_noise(
         self, variant: Variant, number: int, states: Values, settings: Values, batches: Batches, step: ReferenceStep
     ) -> None:

@@ -111,6 +111,8 @@ class VerificationRun:
         drawn = isinstance(self.batches, SampledBatches)  # the user's own batches are not left out
         for turn in range(0 if on else 1, TURNS if drawn else 1):
             self.start, self.skipped = {**given, **on}, turn * self.steps
+            if self.runner.leaves(PLAIN, self.steps, dict(self.start), dict(self.settings), self.given):
+                continue
             self._begin()
             if self._run(PLAIN):
                 beside = [f"{listed([*on], 2)} moved on"] if on else []

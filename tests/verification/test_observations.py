@@ -13,6 +13,7 @@ from helpers import Builder, Network, edit_rank, perceptron, sgd
 from plants import gradient_calls, own_values, replace
 
 import gopt
+from gopt.verification.all_ranks import AllRanks
 from gopt.verification.result import Outcome, Verification
 from gopt.verification.variants import PLAIN
 from gopt.verification.verify import Verifier
@@ -69,6 +70,13 @@ def test_a_reference_without_numbers_proves_nothing(tmp_path, capsys):
     assert [each["name"] for each in record["unconfirmed"]] == ["w0"]
     assert main(["verify", str(out), "--no-confirm"]) == 4
     assert "w0 is not confirmed: not finite in the source in step 1" in capsys.readouterr().out
+
+
+def test_no_rank_runs_from_starts_from_which_the_source_leaves_the_numbers_again(tmp_path, monkeypatch):
+    steps, real = [], AllRanks.step
+    monkeypatch.setattr(AllRanks, "step", lambda self, *given: steps.append(1) or real(self, *given))
+    assert run(write(tmp_path, rooted)).outcome is Outcome.UNCONFIRMED
+    assert len(steps) == 1
 
 
 def test_a_loss_without_numbers_is_named_first(tmp_path):

@@ -75,13 +75,15 @@ class SampleOrder:
     """How samples are dealt out.
 
     ``shuffle``: the seed of an order that changes in every pass; None: the stored order. ``once``: the data ends with
-    its samples; else they are dealt out again. ``times``: micro-steps of a step.
+    its samples; else they are dealt out again. ``times``: micro-steps of a step. ``size``: samples of a batch, where
+    the run chose them.
     """
 
     shuffle: int | None = None
     last: Last = Last.CARRY
     once: bool = False
     times: int = 1
+    size: int | None = None
 
     def steps(self, held: RowCounts, parts: int, passes: int = 1) -> int:
         """Steps in which ``parts`` data ranks read so many passes: the last one is counted whole where no samples are

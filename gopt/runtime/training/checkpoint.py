@@ -187,8 +187,8 @@ class Checkpoints:
                 index = CheckpointIndex(
                     step=step, manifest=self._own.digest(), run=self.run, draws=self.draws,
                     shuffle=None if order is None else order.shuffle,
-                    last=None if order is None else str(order.last), batches=dealt, best=best,
-                    files=files,
+                    last=None if order is None else str(order.last),
+                    batch_size=None if order is None else order.size, batches=dealt, best=best, files=files,
                 )  # fmt: skip
                 write_new(staged / INDEX_FILE, index.text().encode())
                 made[0].commit(check_step if os.path.lexists(target) else None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gopt.artifact.manifest import InputKind
 from gopt.errors import OptionError
 from gopt.runtime.training.array_source import RowCounts
+from gopt.runtime.training.batch_types import batch_types
 from gopt.runtime.training.job import Job, read_manifest
+from gopt.runtime.training.kept_order import with_kept_order
 from gopt.runtime.training.sample_files import on_disk, read_samples
 
 
@@ -15,7 +16,8 @@ def steps_of_epochs(job: Job, epochs: int) -> int:
     Raises InputError for data that fits no input or has too few samples, OptionError where it has no end.
     """
     manifest, mesh = read_manifest(job.folder)
-    types = {each.name: each.type for each in manifest.inputs_of(InputKind.BATCH)}
+    job = with_kept_order(job, manifest)
+    types = batch_types(manifest, job)
     held = None
     if isinstance(job.data, str) and on_disk(job.data):
         held = RowCounts.of(types, {name: each.type.dims for name, each in read_samples(job.data, types).items()})

@@ -25,10 +25,11 @@ def sized(types: Mapping[str, TensorType], given: Mapping[str, Any]) -> dict[str
                     f"the data's {name!r} has {found} samples, and its {sizes[size][0]!r} {sizes[size][1]}",
                     "yield batches of as many samples of each",
                 )
-    return {name: _closed(type, {size: found for size, (_, found) in sizes.items()}) for name, type in types.items()}
+    return {name: closed(type, {size: found for size, (_, found) in sizes.items()}) for name, type in types.items()}
 
 
-def _closed(type: TensorType, sizes: Mapping[str, int]) -> TensorType:
+def closed(type: TensorType, sizes: Mapping[str, int]) -> TensorType:
+    """The type, its open dimensions of these sizes."""
     if type.static or type.shape is None:
         return type
     shape = (size if isinstance(size, int) else sizes.get(size or "", size) for size in type.shape)

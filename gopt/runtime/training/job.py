@@ -30,6 +30,8 @@ class Job:
     state: str | None = None
     shuffle: int | None = None
     last: Last | None = None
+    batch_size: int | None = None
+    """Samples of a rank's batch, where the step leaves their number open; None: of the run that is continued."""
     draws: int | None = None
     """The seed of the random numbers that are drawn; None: of the run that is continued, else the default."""
     checkpoint: Path | None = None
@@ -57,7 +59,7 @@ class Job:
 
     def order(self, times: int, *, once: bool = False) -> SampleOrder:
         """How samples are dealt out to steps of so many micro-steps."""
-        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times)
+        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)

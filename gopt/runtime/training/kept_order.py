@@ -20,14 +20,17 @@ def with_kept_order(job: Job, manifest: Manifest) -> Job:
     kept = newest_index(job.checkpoint, manifest)
     if kept is None or kept.last is None:  # of an older gopt
         return job
-    for option, asked, held in (("shuffle", job.shuffle, kept.shuffle), ("last", job.last, kept.last)):
+    for option, asked, held in (
+        ("shuffle", job.shuffle, kept.shuffle), ("last", job.last, kept.last),
+        ("batch-size", job.batch_size, kept.batch_size),
+    ):  # fmt: skip
         if asked is not None and asked != held:
             raise OptionError(
                 f"--{option} {asked}: the run that is continued has "
-                f"{f'--{option} {held}' if held is not None else 'the order of the file'}",
+                f"{f'--{option} {held}' if held is not None else f'no --{option}'}",
                 f"leave out --{option}: a resumed run goes on with its samples",
             )
-    return replace(job, shuffle=kept.shuffle, last=Last(kept.last))
+    return replace(job, shuffle=kept.shuffle, last=Last(kept.last), batch_size=kept.batch_size)
 
 
 def kept_order(job: Job) -> SampleOrder | None:

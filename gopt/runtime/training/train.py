@@ -14,8 +14,8 @@ import numpy as np
 from gopt.analysis.flops import flops
 from gopt.artifact.checkpoint_index import BestEntry
 from gopt.artifact.graph_check import check_rank
-from gopt.artifact.manifest import InputKind, LocalState
-from gopt.errors import GoptError, InputError, OptionError, RunError
+from gopt.artifact.manifest import LocalState
+from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
@@ -28,6 +28,7 @@ from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.array_source import ArraySource, MicroStep
 from gopt.runtime.training.audit import Audit
+from gopt.runtime.training.batch_types import batch_types
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
@@ -40,7 +41,6 @@ from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, Usage, mean, not_finite, not_finite_error, read_manifest
 from gopt.runtime.training.kept_order import kept_order, with_kept_order
-from gopt.runtime.training.sample_files import on_disk
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.runtime.training.trace import Trace, check_writable
@@ -79,7 +79,7 @@ class Trainer:
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self._graphs, job.folder)
         self._hyper = hyper_parameters(self.manifest, job)
-        self.types = self._batch_types()
+        self.types = batch_types(self.manifest, job)
         seed = seed_of(job, self.manifest)
         self.checkpoints: Checkpoints | None = None
         if job.checkpoint:
@@ -131,17 +131,6 @@ class Trainer:
 
     def _input(self, name: str) -> TensorType:
         return next(graph.inputs[name] for graph in self._graphs.values() if name in graph.inputs)
-
-    def _batch_types(self) -> dict[str, TensorType]:
-        inputs = self.manifest.inputs_of(InputKind.BATCH)
-        for each in inputs:
-            if not each.type.static and isinstance(self.job.data, str) and on_disk(self.job.data):
-                raise InputError(
-                    f"batch input {each.name!r} has the open shape {each.type}, and samples on disk do not say how "
-                    "many of them are a batch",
-                    "give --data module:function, which yields batches, or export the step at fixed sizes",
-                )
-        return {each.name: each.type for each in inputs}
 
     def _start(self) -> dict[str, Any]:
         """The states at the first step: of the checkpoint, else of the start-up graph, the folder and ``--state``."""
