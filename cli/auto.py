@@ -11,7 +11,7 @@ from gopt.errors import OptionError
 from .options import grouped
 
 if TYPE_CHECKING:
-    from gopt.mesh import Mesh
+    from gopt.records.mesh import Mesh
     from gopt.verbs.shard import Auto
 
 SETTLED = ("stage", "partition", "bucket_mb", "pipeline", "config")

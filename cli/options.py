@@ -19,7 +19,7 @@ from .verbosity import verbosity_arguments
 
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
-    from gopt.mesh import AxisKind, Mesh
+    from gopt.records.mesh import AxisKind, Mesh
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -181,7 +181,7 @@ def axis_option(function: F) -> F:
 
 def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, AxisKind]:
     """``--axis`` over the configuration's ``[axes]``: axis -> what its ranks see."""
-    from gopt.mesh import axis_kinds
+    from gopt.records.mesh import axis_kinds
 
     return axis_kinds(config.get("axes", {})) | axis_kinds(_items(texts))
 
@@ -241,7 +241,7 @@ def build_mesh(
 ) -> Mesh:
     """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree. ``kinds``: what was said
     of its axes."""
-    from gopt.mesh import Mesh
+    from gopt.records.mesh import Mesh
 
     mesh, said = None, kinds or {}
     if text is not None:

@@ -77,7 +77,7 @@ def command(model: str, **given: Any) -> None:
       gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """
     from gopt import api
-    from gopt.topology import parse_bytes
+    from gopt.records.topology import parse_bytes
     from gopt.verbs.plan import plan
 
     from .plan_servers import plan_servers, plans_servers

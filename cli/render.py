@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gopt.artifact.pass_facts import BucketFacts, buckets
-from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
+from gopt.pass_records import format_bytes, group_ranks, rank_ranges
 from gopt.sanitize import clean_line, listed
 
 from .verbosity import Verbosity, verbosity

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
+from gopt.pass_records import format_bytes, group_ranks, rank_ranges
 from gopt.sanitize import listed
 
 from .render import calls_text, console, print_left, print_notes, print_ranks, table

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.text import Text
 
-from gopt.artifact.report import format_bytes
 from gopt.offline.inspect import Inspection, NamedValue
 from gopt.offline.inspect_folder import FolderInspection
 from gopt.offline.inspect_role import RoleInspection
@@ -21,6 +20,7 @@ from gopt.offline.kinds.ort_models import OrtOptimizerInspection, OrtTrainingIns
 from gopt.offline.kinds.rank_file import RankFileInspection
 from gopt.offline.kinds.training_info import TrainingInfoInspection
 from gopt.offline.kinds.value_files import ValuesInspection
+from gopt.pass_records import format_bytes
 from gopt.sanitize import listed
 
 from .render import console, print_left, table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from gopt.artifact.report import format_bytes, rank_ranges
+from gopt.pass_records import format_bytes, rank_ranges
 from gopt.sanitize import listed
 
 from .render import console, few, print_left, table

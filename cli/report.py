@@ -33,8 +33,8 @@ def command(
           --trace trace.json --verification proof.json
       gopt report step.ranks --json
     """
-    from gopt.artifact.report import format_bytes
     from gopt.errors import OptionError
+    from gopt.pass_records import format_bytes
     from gopt.verbs.report import report
 
     from .json_text import strict_json

@@ -15,7 +15,7 @@ from .server_options import MODES, given_options, split_options
 from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
-    from gopt.mesh import AxisKind
+    from gopt.records.mesh import AxisKind
 
 _OF_RANKS = ("ranks", "mesh", "axis", "stage", "partition", "options")
 _OF_SERVERS = (

@@ -148,10 +148,10 @@ def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
     from gopt.analysis.loss_reduction import LossReduction
     from gopt.artifact.server_entries import Mode, PullAt
     from gopt.parameter_server.placement import Placement
-    from gopt.parameter_server.roles import Roles
     from gopt.parameter_server.server_map import read_server_map
     from gopt.parameter_server.slicing import Slicing
-    from gopt.topology import parse_bytes
+    from gopt.records.roles import Roles
+    from gopt.records.topology import parse_bytes
 
     convert: dict[str, Callable[[Any], Any]] = {
         "mode": Mode, "pull": PullAt, "slicing": Slicing, "placement": Placement, "roles": Roles.parse,

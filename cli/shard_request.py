@@ -15,8 +15,8 @@ from .terminal import print_text
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.api import Sharded, ShardOptions, Source
-    from gopt.mesh import AxisKind, Mesh
     from gopt.progress import ProgressCallback
+    from gopt.records.mesh import AxisKind, Mesh
     from gopt.verbs.shard import Auto
 
 

@@ -19,9 +19,9 @@ from .terminal import print_json
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.api import Sharded, ShardOptions, Source, Split
-    from gopt.mesh import Mesh
     from gopt.parameter_server.options import SplitOptions
     from gopt.progress import ProgressCallback
+    from gopt.records.mesh import Mesh
 
 _SERVERS_ALONE = (
     "servers", "pull", "slicing", "minimum", "placement", "server_map", "roles", "fixed_trainers", "every",
@@ -161,7 +161,7 @@ class SplitRequest:
 def _without_servers(given: dict[str, Any]) -> tuple[Mesh, ShardOptions]:
     """The mesh and the options of trainers that reduce gradients among themselves. Raises OptionError."""
     from gopt.api import ShardOptions
-    from gopt.mesh import Mesh
+    from gopt.records.mesh import Mesh
 
     for name in _SERVERS_ALONE:
         if is_given(given[name]):

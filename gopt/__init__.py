@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from gopt.cli.golden_texts import golden_check, golden_update
     from gopt.errors import GoptError, InputError, InvariantError, OptionError, RunError, StoppedError, UnsupportedError
     from gopt.frontends.derive.options import DeriveOptions
-    from gopt.mesh import Mesh
     from gopt.parameter_server.options import SplitOptions
+    from gopt.records.mesh import Mesh
     from gopt.verbs.derive import derive
     from gopt.verbs.export import export
     from gopt.verbs.folders import diff, explain, merge, reshard, save_state_dict
@@ -80,7 +80,7 @@ _NAMES = {
         "GoptError", "InputError", "InvariantError", "OptionError", "RunError", "StoppedError", "UnsupportedError",
     ),
     "gopt.frontends.derive.options": ("DeriveOptions",),
-    "gopt.mesh": ("Mesh",),
+    "gopt.records.mesh": ("Mesh",),
     "gopt.parameter_server.options": ("SplitOptions",),
     "gopt.verbs.derive": ("derive",),
     "gopt.verbs.export": ("export",),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gopt.artifact.report import PassRecord, PassRun
 from gopt.errors import InvariantError, OptionError
 from gopt.ir.def_use_check import check_graph
+from gopt.pass_records import PassRecord, PassRun
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram

@@ -11,12 +11,12 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.artifact.report import PassRun
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
-from gopt.sharding.boxes import Box, box_of
-from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
+from gopt.pass_records import PassRun
+from gopt.records.boxes import Box, box_of
+from gopt.records.mesh import Mesh
+from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 
 T = TypeVar("T")
 

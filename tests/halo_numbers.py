@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gopt.sharding.placements import Window, WindowTerms
+from gopt.records.placements import Window, WindowTerms
 
 Array = np.ndarray
 

@@ -13,12 +13,12 @@ from onnx import ModelProto, NodeProto, helper
 
 import gopt
 from gopt.api import Sharded
-from gopt.artifact.report import PassResult
 from gopt.ir.graph import Graph, Node
-from gopt.mesh import Mesh
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 
 # --- rank files -------------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ import pytest
 from helpers import FIXTURES
 
 import gopt
-from gopt.mesh import Mesh
 from gopt.offline.diff import diff
 from gopt.offline.inspect import inspect_model
 from gopt.offline.inspect_folder import inspect_folder
 from gopt.offline.plan import choices
 from gopt.offline.plan_ranking import rank_choices
 from gopt.passes.shard.plan import Plan
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 MOST = 200

@@ -23,10 +23,10 @@ from gopt.ir.external_data import load_state
 from gopt.ir.functions import check_functions
 from gopt.ir.load import load
 from gopt.ir.wire_format import check_parts, field
-from gopt.mesh import Mesh
 from gopt.offline.reproducer import archive
 from gopt.offline.reproducer.record import FailureEntry, Input, Reproducer
 from gopt.offline.reproducer.values import LEFT_OUT, fill_values, write_external
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import run_threads
 
 STEP = FIXTURES / "mlp_adamw.onnx"

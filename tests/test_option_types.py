@@ -13,8 +13,8 @@ from gopt.cli.options import parse_ranks
 
 import gopt
 from gopt.errors import OptionError
-from gopt.mesh import Mesh
 from gopt.option_types import called, fits
+from gopt.records.mesh import Mesh
 
 STEP = "fixtures/mlp_sgd.onnx"
 WRONG = {

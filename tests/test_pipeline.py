@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pytest
 from helpers import source
 
-from gopt.artifact.report import PassResult
 from gopt.errors import InvariantError, OptionError, UnsupportedError
-from gopt.mesh import Mesh
+from gopt.pass_records import PassResult
 from gopt.passes import DEFAULT
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline, parse_pipeline
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from onnx import numpy_helper
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh, axis_kinds
 from gopt.offline.merge import reshard
 from gopt.pipeline import Pipeline, build_pipeline, parse_pipeline
+from gopt.records.mesh import Mesh, axis_kinds
 from gopt.verification.verify import Verifier
 
 MLP, CNN = FIXTURES / "mlp_mom_clip_sched.onnx", FIXTURES / "cnn_mom_fp16.onnx"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.mesh import AXES, AxisKind, axis_kinds
+from gopt.records.mesh import AXES, AxisKind, axis_kinds
 
 SAME = ("AllReduce", "Reduce", "Broadcast")
 """Calls whose results are shaped like their operands, one by one."""

@@ -21,8 +21,8 @@ from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.mesh import Mesh
 from gopt.operators.kinds import LAYOUT
+from gopt.records.mesh import Mesh
 
 HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from gopt.artifact.local_types import LocalTypes, OnRank
 from gopt.artifact.removals import CONSTANT
-from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import Block, RankGraph
+from gopt.pass_records import rank_ranges
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CallContent, CollectiveCall
 

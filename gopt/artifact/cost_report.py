@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
 from gopt.artifact.pass_facts import bucket_cap
-from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import CallCounts, CastCounts, Figures, Traffic
 from gopt.collectives.layout import ITEM_BYTES, parse_shapes, total_elements
 from gopt.ir.graph import COMM
 from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.pass_records import PassRun
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
 

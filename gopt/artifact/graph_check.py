@@ -14,9 +14,9 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
-from gopt.mesh import AxisKind, Mesh
+from gopt.records.boxes import box_shape
+from gopt.records.mesh import AxisKind, Mesh
 from gopt.sanitize import show
-from gopt.sharding.boxes import box_shape
 
 EDITED = "a file of the folder was edited or comes from another one: write the folder again"
 

@@ -26,8 +26,8 @@ from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
-from gopt.mesh import AxisKind, Mesh
-from gopt.sharding.boxes import Box, take
+from gopt.records.boxes import Box, take
+from gopt.records.mesh import AxisKind, Mesh
 
 FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"

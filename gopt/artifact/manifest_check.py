@@ -31,9 +31,9 @@ from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import known, overflows
-from gopt.mesh import Mesh
+from gopt.records.boxes import Box, box_elements
+from gopt.records.mesh import Mesh
 from gopt.sanitize import show
-from gopt.sharding.boxes import Box, box_elements
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from gopt.artifact.pass_facts import operators
 from gopt.artifact.removals import UNKNOWN
-from gopt.artifact.report import PassRun, rank_ranges
 from gopt.artifact.report_groups import OpFact, RemovedVarFact, Shape
 from gopt.ir.graph import Node
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
 from gopt.opaque.schema_roles import calls
+from gopt.pass_records import PassRun, rank_ranges
 from gopt.program import SpmdProgram
 
 PASS = "refold-optimizers"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gopt.artifact.report import PassRecord
 from gopt.documents.records import OPTIONAL, from_document, key
+from gopt.pass_records import PassRecord
 
 
 @dataclass(frozen=True, slots=True)

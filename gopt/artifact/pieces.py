@@ -11,8 +11,8 @@ import numpy as np
 from gopt.documents.records import OPTIONAL
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import nbytes, numpy_dtype
-from gopt.sharding import boxes
-from gopt.sharding.boxes import Box
+from gopt.records import boxes
+from gopt.records.boxes import Box
 
 Place = tuple[Box | None, tuple[int, int] | None]
 """Coordinates in which the elements of a piece are counted: a box, and a range of its rows.

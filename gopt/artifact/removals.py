@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.report import PassRun, rank_ranges
 from gopt.artifact.report_tables import Head, OpTables, RemovedVarTables
 from gopt.ir.graph import Node, origin
 from gopt.ir.phase import Phase
 from gopt.ir.rewriter import Removal
 from gopt.ir.types import TensorType
+from gopt.pass_records import PassRun, rank_ranges
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import FULLY_REPLICATED, Sharding
+from gopt.records.placements import FULLY_REPLICATED, Sharding
 
 
 class RemovalReason(NamedTuple):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gopt.analysis.coupling import COUPLINGS, analyse_couplings, notes, open_couplings
+from gopt.analysis.coupling import COUPLINGS, analyse_couplings, notes
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
+from gopt.artifact.open_couplings import open_couplings
 from gopt.artifact.optimizer_report import removed_optimizer_values, removed_optimizers
 from gopt.artifact.removals import classes_of, find_removals
-from gopt.artifact.report import balance
 from gopt.artifact.report_groups import OpGroup, RemovedVarGroup
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
 from gopt.artifact.report_tables import OpTables, RemovedVarTables, group_added_ops, group_added_vars
@@ -26,6 +26,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.lower.carried_values import FOLLOWED, find_followed
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.pass_records import balance
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import calls_of
 

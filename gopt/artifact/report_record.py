@@ -14,10 +14,10 @@ from gopt.analysis.coupling.marks import Coupling
 from gopt.artifact.integrity import Inventory
 from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.manifest import MeshEntry
-from gopt.artifact.report import PassRecord
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.documents.records import OPTIONAL, document_items, key, to_document
 from gopt.lower.invariants import Check
+from gopt.pass_records import PassRecord
 from gopt.sharding.traffic import Overlap
 
 FORMAT = "gopt-report/2"

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from gopt.artifact.pieces import Piece
 from gopt.documents.records import OPTIONAL
-from gopt.parameter_server.roles import RolesEntry
+from gopt.records.roles import RolesEntry
 
 
 class Mode(StrEnum):

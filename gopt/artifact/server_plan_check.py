@@ -15,8 +15,8 @@ from gopt.artifact.server_entries import Mode, PullAt, ServerPlanEntry, TableEnt
 from gopt.artifact.server_key_check import check_keys
 from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.errors import InputError, OptionError
-from gopt.parameter_server.row_init import RowInit
-from gopt.parameter_server.tables import TableLayout
+from gopt.records.row_init import RowInit
+from gopt.records.tables import TableLayout
 from gopt.sanitize import show
 
 _PS = "parameter_server"

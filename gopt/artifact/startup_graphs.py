@@ -28,8 +28,8 @@ from gopt.ir.tape import Tape
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph, RankState, ShardRange
-from gopt.mesh import Mesh
-from gopt.sharding.boxes import box_shape, ranges_of
+from gopt.records.boxes import box_shape, ranges_of
+from gopt.records.mesh import Mesh
 
 STARTUP_FILE = "startup.onnx"
 FORMAT = "gopt-startup/1"
@@ -65,7 +65,7 @@ def files_of_ranks(
     return [
         StartupFile.of(
             startup, f"rank_{rank.rank:04d}.startup.onnx", [rank.rank],
-            {"gopt.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
+            {"gopt.records.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
         )
         for rank in {each.rank: each for each in ranks}.values()
     ]  # fmt: skip

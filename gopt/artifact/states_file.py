@@ -14,8 +14,8 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes
 from gopt.lower.rank_graph import RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.boxes import Box, all_boxes, box_shape
-from gopt.sharding.placements import Sharding
+from gopt.records.boxes import Box, all_boxes, box_shape
+from gopt.records.placements import Sharding
 
 STATES_FILE = "states.bin"
 INLINE = 1024

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.artifact.report import balance as one_balance
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import VIEWS
+from gopt.pass_records import balance as one_balance
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 from gopt.sharding.traffic import CallContent, CollectiveCall, calls_of
 from gopt.sharding.verifier import shardings_so_far
 

@@ -10,8 +10,8 @@ from gopt.errors import InputError, InvariantError
 from gopt.ir.graph import Graph
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.parameter_server.row_init import CHUNK, RowInit
-from gopt.parameter_server.tables import Layout, TableLayout
+from gopt.records.row_init import CHUNK, RowInit
+from gopt.records.tables import Layout, TableLayout
 
 
 def table_layout(entry: TableEntry) -> TableLayout:

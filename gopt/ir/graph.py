@@ -19,7 +19,7 @@ from gopt.ir.phase import Phase
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.ir.wire_format import SHORT_END, behind_names, renamed
-from gopt.sharding.placements import FULLY_REPLICATED, Sharding
+from gopt.records.placements import FULLY_REPLICATED, Sharding
 
 COMM = "gopt.comm"
 """Domain of the collectives: in every rank file (contract section 5)."""

@@ -15,7 +15,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.topological_order import topological_sort
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.sharding.placements import FULLY_REPLICATED, Sharding
+from gopt.records.placements import FULLY_REPLICATED, Sharding
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 _BEHIND = 1e-3

@@ -14,8 +14,8 @@ from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.program import ShardedState, SpmdProgram
+from gopt.records.placements import PerMember, Placement, Placements, Replicated, Shard, holder
 from gopt.sanitize import and_more
-from gopt.sharding.placements import PerMember, Placement, Placements, Replicated, Shard, holder
 from gopt.sharding.shardings import Shardings
 
 

@@ -13,7 +13,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import SPMD, Node
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.boxes import Box, all_boxes, box_elements
+from gopt.records.boxes import Box, all_boxes, box_elements
 
 
 @dataclass(frozen=True, slots=True)

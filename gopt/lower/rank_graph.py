@@ -14,7 +14,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.lower.phases import Phase
-from gopt.sharding.boxes import Box
+from gopt.records.boxes import Box
 
 
 @dataclass(frozen=True, slots=True)

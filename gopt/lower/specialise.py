@@ -20,7 +20,7 @@ from gopt.lower.rank_graph import Block, RankAccumulator, RankGraph, RankState, 
 from gopt.opaque.function_export import with_functions
 from gopt.opaque.refold import REFOLD, RefoldedCall
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""

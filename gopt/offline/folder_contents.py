@@ -32,7 +32,6 @@ from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Place, place_shape, put
-from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.artifact.table_parts import drawn_tables
@@ -44,12 +43,13 @@ from gopt.ir.load import load
 from gopt.ir.tensor import Tensor
 from gopt.ir.twin_files import TwinFiles
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.mesh import Mesh
 from gopt.offline.part_order import check_part_order
 from gopt.opaque.expand import expand
+from gopt.pass_records import rank_ranges
 from gopt.pipeline import build_pipeline
+from gopt.records.boxes import in_grid, rows_of
+from gopt.records.mesh import Mesh
 from gopt.sanitize import show
-from gopt.sharding.boxes import in_grid, rows_of
 
 _AGAIN = "write the folder again with gopt shard or gopt split"
 _EDITED = "the manifest was edited: write the folder again"

@@ -12,7 +12,6 @@ from typing import Any
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import check_graphs, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
-from gopt.artifact.report import PassRecord
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEntry
@@ -22,6 +21,7 @@ from gopt.documents.records import OPTIONAL, to_document
 from gopt.lower.invariants import Check
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect_split import SplitInspection, inspect_split
+from gopt.pass_records import PassRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
-from gopt.artifact.report import balance
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
@@ -17,6 +16,7 @@ from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.errors import InputError
 from gopt.notebook import HtmlTable
+from gopt.pass_records import balance
 
 
 @dataclass(frozen=True, slots=True)

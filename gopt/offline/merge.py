@@ -16,14 +16,14 @@ from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Graph
-from gopt.mesh import Mesh
 from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
 from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
-from gopt.topology import Topology
+from gopt.records.mesh import Mesh
+from gopt.records.topology import Topology
 
 EMBED = 64 << 20
 """Bytes of values up to which a model is one file; larger ones have their values in a second file."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import SHARD, Mesh
 from gopt.offline.plan import Choice, split_choices, split_program
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
+from gopt.records.mesh import SHARD, Mesh
+from gopt.records.topology import Topology
 from gopt.tensor_parallel.mesh_axes import TENSOR
-from gopt.topology import Topology
 
 MOST_MEMBERS = 8
 """Ranks along ``tp`` up to which meshes are weighed: their calls stand between one product and the next, so that they

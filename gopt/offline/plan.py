@@ -12,13 +12,13 @@ from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.artifact.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
-from gopt.mesh import Mesh
 from gopt.offline.times import CommTimes, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
+from gopt.records.topology import Topology
 from gopt.sharding.traffic import calls_of
-from gopt.topology import Topology
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gopt.artifact.report import format_bytes
 from gopt.artifact.report_record import ChoiceEntry
 from gopt.documents.records import from_document
 from gopt.errors import OptionError
 from gopt.offline.plan import Choice
+from gopt.pass_records import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

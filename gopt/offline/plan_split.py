@@ -8,13 +8,13 @@ from typing import Any
 
 from gopt import limits
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.artifact.report import balance, format_bytes
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.plan import ServerPlan
 from gopt.parameter_server.slicing import Slicing
 from gopt.parameter_server.split import place_step, pulled_beside
+from gopt.pass_records import balance, format_bytes
 
 _SLICINGS = (Slicing.BALANCED, Slicing.CLASSIC, Slicing.OFF)
 _PLACEMENTS = (Placement.BYTES, Placement.ROUND_ROBIN, Placement.HASH)

@@ -20,7 +20,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType, dtype_name
-from gopt.sharding.placements import FlatShard, OnMember, Sharding
+from gopt.records.placements import FlatShard, OnMember, Sharding
 
 TINY = 8
 """Tensors of at most this many elements are written out; larger ones as a digest."""

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gopt.records.topology import Topology
 from gopt.sharding.traffic import CollectiveCall
-from gopt.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

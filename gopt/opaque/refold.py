@@ -12,7 +12,7 @@ from gopt.ir.types import TensorType
 from gopt.opaque.operator_schema import Arrangement, Slot, SlotValues, Values
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.table_body import table_body
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 
 REFOLD = "Refold"
 """The operator of ``gopt.spmd`` that represents a refolded one; ``specialise`` resolves it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, scalar_of
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 
 
 def compensate(

@@ -28,8 +28,8 @@ from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankState
 from gopt.parameter_server.report import build_split_report
 from gopt.parameter_server.split import SplitStep
-from gopt.parameter_server.tables import TableLayout
 from gopt.progress import ProgressCallback, no_progress
+from gopt.records.tables import TableLayout
 
 TRAINER_FILES = RankFiles("trainer", alone=True)
 SERVER_FILES = RankFiles("server")

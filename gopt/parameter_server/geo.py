@@ -29,7 +29,6 @@ from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, scalar_of
 from gopt.lower.lowering import LoweredProgram, lower
-from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
@@ -41,8 +40,9 @@ from gopt.parameter_server.trainers import Scalars, TrainerWriter
 from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.records.mesh import AxisKind, Mesh
+from gopt.records.placements import FlatShard, Sharding
 from gopt.sanitize import show
-from gopt.sharding.placements import FlatShard, Sharding
 
 SYNC = "sync"
 """The phase of the exchange."""

@@ -14,7 +14,7 @@ from gopt.passes.shard import emit
 from gopt.passes.shard.plan import ParameterGroup
 from gopt.passes.shard.scalar_reductions import ScalarReductions
 from gopt.passes.shard.split import GroupEmitter
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 
 
 class TouchedRows(GroupEmitter):

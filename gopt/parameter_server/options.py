@@ -11,8 +11,8 @@ from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
 from gopt.option_records import check_least, check_types, spelled
 from gopt.parameter_server.placement import Placement
-from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
+from gopt.records.roles import Roles
 
 COUNTS = ("round", "push", "chief")
 WIRES = ("", "float16", "bfloat16")

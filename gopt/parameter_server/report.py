@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gopt.analysis.coupling import notes as coupling_notes
-from gopt.analysis.coupling import open_couplings, without_advice
+from gopt.analysis.coupling import without_advice
 from gopt.analysis.coupling.marks import Coupling, CouplingKind
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
+from gopt.artifact.open_couplings import open_couplings
 from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
-from gopt.artifact.report import PassRecord, balance, format_bytes, rank_ranges
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
 from gopt.artifact.report_record import (
     CallCounts,
@@ -34,14 +34,15 @@ from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.phase import Phase
 from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.lower.rank_graph import RankGraph
-from gopt.mesh import Mesh
 from gopt.parameter_server.report_removed import Removed
 from gopt.parameter_server.role_sizes import role_sizes
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
-from gopt.parameter_server.tables import Rows
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
+from gopt.pass_records import PassRecord, balance, format_bytes, rank_ranges
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
+from gopt.records.tables import Rows
 from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from gopt.artifact.removals import LOOKED_THROUGH, RemovalReason, Removals, role_of, roles
-from gopt.artifact.report import PassRecord, PassRun, rank_ranges
 from gopt.artifact.report_groups import OpFact, RemovedVarFact
 from gopt.ir.graph import Node, origin
 from gopt.ir.graph_index import GraphIndex, ancestors
@@ -14,6 +13,7 @@ from gopt.ir.phase import Phase
 from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
+from gopt.pass_records import PassRecord, PassRun, rank_ranges
 
 _ON_TRAINERS = RemovalReason(PASS, "trainers run forward and backward")
 _ON_SERVERS = RemovalReason(PASS, "servers run the update")

@@ -14,30 +14,30 @@ from onnx.numpy_helper import from_array
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.analysis.updates import Mode
-from gopt.artifact.report import PassResult
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, scalar_of
-from gopt.mesh import AxisKind, Mesh
 from gopt.parameter_server.delay import compensate
 from gopt.parameter_server.lazy_rows import TouchedRows
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import Bucket, ServerPlan
 from gopt.parameter_server.table_choice import ServedTable
-from gopt.parameter_server.tables import Rows
 from gopt.parameter_server.units import Unit
 from gopt.parameter_server.views import ROUND, role_view
+from gopt.pass_records import PassResult
 from gopt.passes.shard.gradient_reduction import ReducedValue
 from gopt.passes.shard.plan import ParameterGroup, WholeBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.passes.shard.split import GroupEmitter
 from gopt.passes.shard.whole import partial_scalars
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.records.mesh import AxisKind, Mesh
+from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
+from gopt.records.tables import Rows
 from gopt.sanitize import and_more, show
-from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 
 SERVER = "server"
 """The axis of the servers, and the group of calls among them."""

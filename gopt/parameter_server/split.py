@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.artifact.pieces import Piece
-from gopt.artifact.report import PassResult
 from gopt.artifact.server_entries import (
     KeyEntry,
     KeyKind,
@@ -31,12 +30,13 @@ from gopt.parameter_server.narrow import narrow_types
 from gopt.parameter_server.node_placement import NodePlacement, of_one_trainer, place_nodes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
-from gopt.parameter_server.roles import RolesEntry
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
 from gopt.parameter_server.table_choice import ServedTable
-from gopt.parameter_server.tables import TableLayout
 from gopt.parameter_server.trainers import Scalars, trainer_program
+from gopt.pass_records import PassResult
 from gopt.program import SpmdProgram
+from gopt.records.roles import RolesEntry
+from gopt.records.tables import TableLayout
 from gopt.sanitize import listed, show
 
 

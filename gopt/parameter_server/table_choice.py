@@ -14,10 +14,10 @@ from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import elementwise
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.row_init import RowInit
 from gopt.parameter_server.table_patterns import chosen, fits
 from gopt.parameter_server.table_planner import plan_tables, row_traffic, table_size
-from gopt.parameter_server.tables import Layout, Rows, TableLayout
+from gopt.records.row_init import RowInit
+from gopt.records.tables import Layout, Rows, TableLayout
 from gopt.sanitize import show
 
 

@@ -16,7 +16,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.types import nbytes
 from gopt.parameter_server.table_patterns import chosen
-from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
+from gopt.records.tables import Layout, TableLayout, even_cuts
 from gopt.sanitize import show
 from gopt.suggestions import nearest
 

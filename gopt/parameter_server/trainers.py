@@ -20,7 +20,6 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, scalar_of
-from gopt.mesh import Mesh
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import Bucket, ServerPlan
@@ -32,6 +31,7 @@ from gopt.parameter_server.units import PlacedPiece, Unit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.gradient_reduction import accumulated_dtype
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
+from gopt.records.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

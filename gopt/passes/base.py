@@ -9,8 +9,8 @@ from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from typing import Any
 
-from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
+from gopt.pass_records import PassResult
 from gopt.program import SpmdProgram
 from gopt.suggestions import did_you_mean
 

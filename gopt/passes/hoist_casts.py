@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users
 from gopt.analysis.training import State
-from gopt.artifact.report import PassResult
 from gopt.ir.graph import Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import dtype_code
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
 

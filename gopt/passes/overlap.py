@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import heavy
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CollectiveCall, calls_of, measure

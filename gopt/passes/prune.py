@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.artifact.report import PassResult
 from gopt.ir.rewriter import GraphRewriter
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gopt.analysis.region_mappings import find_region_mappings
-from gopt.artifact.report import PassResult
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
+from gopt.records.topology import Topology
 from gopt.tensor_parallel.mesh_axes import splitting_axes
 from gopt.tensor_parallel.sizes import Sizes
-from gopt.topology import Topology
 
 if TYPE_CHECKING:
     from gopt.tensor_parallel.axes import Request

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 
-from gopt.artifact.report import format_bytes
 from gopt.errors import RunError
 from gopt.ir.external_data import show
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
+from gopt.pass_records import format_bytes
 
 _MEMORY = "run it where more memory is free"
 

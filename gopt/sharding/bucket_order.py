@@ -21,7 +21,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.opaque.refold import RefoldedCall
 from gopt.operators.kinds import ELEMENTWISE
 from gopt.program import BucketSlice, SpmdProgram
-from gopt.sharding.placements import FlatShard
+from gopt.records.placements import FlatShard
 
 Contents: TypeAlias = tuple[BucketSlice, ...]
 """The parameters whose elements a part of a bucket has, by offset; elements that are no parameter's are not listed, and

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
+from gopt.records.placements import Partial, Placement, Replicated, Shard, Window, WindowTerms
 from gopt.sharding.halo import Halo
-from gopt.sharding.placements import Partial, Placement, Replicated, Shard, Window, WindowTerms
 
 
 class MappingKind(str, Enum):

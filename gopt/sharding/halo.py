@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
-from gopt.sharding.placements import Ranges, Shard, Window
+from gopt.records.placements import Ranges, Shard, Window
 
 Range = tuple[int, int]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gopt.ir.types import FLOATS
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     PER_MEMBER,
     FlatShard,
     OnMember,

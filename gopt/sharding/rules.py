@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import ELEMENTWISE, SPREADS, SUMS
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
 from gopt.program import Accumulator, ShardedState, SpmdProgram
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     FULLY_REPLICATED,
     PER_MEMBER,
     REPLICATED,

@@ -13,7 +13,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import heavy
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 from gopt.sharding.verifier import parts_so_far
 
 GATHERS = frozenset({"AllGather", "Broadcast"})

@@ -16,9 +16,7 @@ from gopt.ir.graph_index import GraphIndex
 from gopt.opaque.refold import RefoldedCall
 from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES, draws
 from gopt.program import SpmdProgram
-from gopt.sharding.calls import CollectiveUse, beside, convert
-from gopt.sharding.layouts import Layout, lay
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     PER_MEMBER,
     REPLICATED,
     FlagCount,
@@ -32,6 +30,8 @@ from gopt.sharding.placements import (
     Sharding,
     holder,
 )
+from gopt.sharding.calls import CollectiveUse, beside, convert
+from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.rules import Mismatch, Operand, Use, result
 from gopt.sharding.shardings import SHARDS, Shardings
 

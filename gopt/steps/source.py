@@ -22,13 +22,13 @@ from gopt.importers.collectives import recognise
 from gopt.importers.load import NO_STARTUP, read_step
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
-from gopt.mesh import Mesh, axis_kinds
 from gopt.notebook import HtmlTable
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
 from gopt.option_types import checked
 from gopt.preflight import check_axes, check_mesh, check_states
 from gopt.progress import ProgressCallback, no_progress
+from gopt.records.mesh import Mesh, axis_kinds
 from gopt.steps.stored_roles import with_stored_roles
 
 

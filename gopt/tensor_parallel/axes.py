@@ -8,8 +8,8 @@ from math import prod
 
 from gopt.analysis.training import State, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh
-from gopt.sharding.placements import Placement, Shard
+from gopt.records.mesh import Mesh
+from gopt.records.placements import Placement, Shard
 from gopt.tensor_parallel.choose import Choice, choose, experts
 from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.forward import Forward

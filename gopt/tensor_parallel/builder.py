@@ -13,9 +13,9 @@ from gopt.ir.opset import opset_of
 from gopt.ir.phase import Phase
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.records.placements import Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.halo import Halo
-from gopt.sharding.placements import Partial, Placement, Replicated, Shard, Window
 
 PASS = "tensor-parallel"
 

@@ -17,9 +17,9 @@ from gopt.errors import InvariantError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.records.placements import PARTS, REPLICATED, Part, Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.halo import Halo
 from gopt.sharding.links import Slot, strategies
-from gopt.sharding.placements import PARTS, REPLICATED, Part, Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.mappings import HALO, beside, described_as, is_mapping
 from gopt.tensor_parallel.pool_gradients import scattered

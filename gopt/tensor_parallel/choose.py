@@ -15,8 +15,8 @@ from math import prod
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
+from gopt.records.placements import Shard
 from gopt.sharding.links import Slot, Strategy
-from gopt.sharding.placements import Shard
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, LOSSES, Forward, sums
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 

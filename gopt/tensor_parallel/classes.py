@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import product
 
-from gopt.sharding.placements import PARTS, Sharding
+from gopt.records.placements import PARTS, Sharding
 
 
 def classes(shardings: Iterable[Sharding], axes: Mapping[str, int]) -> list[tuple[dict[str, int], ...]]:

@@ -8,9 +8,9 @@ from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node, clone
 from gopt.ir.phase import Phase
+from gopt.records.placements import REPLICATED, Placement, Replicated, Shard, Window
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Slot, strategies
-from gopt.sharding.placements import REPLICATED, Placement, Replicated, Shard, Window
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.operators import operator

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from gopt.ir.graph import Graph
 from gopt.ir.phase import Phase
-from gopt.mesh import Mesh
 from gopt.operators.kinds import MOVES
+from gopt.records.mesh import Mesh
+from gopt.records.placements import Placement
+from gopt.records.topology import Link, Topology
 from gopt.sharding.conversions import Conversion, MappingKind
-from gopt.sharding.placements import Placement
-from gopt.topology import Link, Topology
 
 _HANDED_ON = MOVES | {"Add", "Cast", "Neg", "Sum"}
 """Operators between the node that makes a gradient and the update."""

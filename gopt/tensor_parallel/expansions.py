@@ -13,8 +13,8 @@ from math import prod
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
 from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS
+from gopt.records.placements import Placement, Shard
 from gopt.sharding.links import Operator, axes_of, softmax_axes
-from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.builder import Builder
 from gopt.tensor_parallel.losses import loss, normalised
 from gopt.tensor_parallel.pooling import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
-from gopt.sharding.placements import Placement, Replicated
+from gopt.records.placements import Placement, Replicated
 from gopt.suggestions import did_you_mean
 
 

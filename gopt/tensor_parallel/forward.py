@@ -10,8 +10,8 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
 from gopt.ir.phase import Phase
 from gopt.operators.kinds import PRODUCTS
+from gopt.records.placements import Partial, Placement, Shard
 from gopt.sharding.links import Operator, Slot, Strategy, strategies
-from gopt.sharding.placements import Partial, Placement, Shard
 from gopt.tensor_parallel.operators import operator
 
 COLUMN_PRODUCTS = PRODUCTS | {"Conv"}

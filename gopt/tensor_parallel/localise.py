@@ -14,12 +14,12 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import POOLS
+from gopt.records.placements import PARTS, Shard, Sharding
 from gopt.sharding.links import Operator
 from gopt.sharding.links.choices import run_written
 from gopt.sharding.links.elements import axes_of
 from gopt.sharding.links.moves import run_taken
 from gopt.sharding.links.windows import paddings, pads, slices
-from gopt.sharding.placements import PARTS, Shard, Sharding
 from gopt.sharding.rules import FULL_REDUCTIONS
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.operators import operator

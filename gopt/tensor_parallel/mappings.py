@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.records.placements import PARTS, Partial, Placement
 from gopt.sharding.links import Operator
-from gopt.sharding.placements import PARTS, Partial, Placement
 from gopt.sharding.rules import Mismatch, Operand
 from gopt.tensor_parallel.operators import operator
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.mesh import AxisKind, Mesh
 from gopt.operators.kinds import MOVES
-from gopt.sharding.placements import REPLICATED, Placement, Shard
+from gopt.records.mesh import AxisKind, Mesh
+from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.builder import PASS
 from gopt.tensor_parallel.patterns import Pattern, matches
 

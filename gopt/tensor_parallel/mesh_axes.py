@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gopt.analysis.training import TrainingGraph
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 TENSOR, EXPERT = "tp", "ep"
 TOKENS, SPACE = ("cp", "sp"), ("h", "w")

@@ -12,8 +12,8 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.phase import Phase
+from gopt.records.placements import Partial, Shard
 from gopt.sharding.links import Slot
-from gopt.sharding.placements import Partial, Shard
 from gopt.suggestions import did_you_mean
 from gopt.tensor_parallel.choose import Choice
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, bare_strategies

@@ -13,8 +13,8 @@ from math import prod
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.records.placements import Placement, Ranges, Shard, WindowTerms
 from gopt.sharding.links.windows import slices
-from gopt.sharding.placements import Placement, Ranges, Shard, WindowTerms
 from gopt.tensor_parallel.operators import operator
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})

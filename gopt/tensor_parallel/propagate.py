@@ -19,9 +19,9 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.phase import advance_phases
 from gopt.operators.kinds import MOVES, SUMS
+from gopt.records.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Strategy
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.converted_values import ConvertedValues

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gopt.ir.graph import Graph
-from gopt.sharding.placements import Placement
+from gopt.records.placements import Placement
 from gopt.tensor_parallel.explain import Origin
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gopt.analysis.training import TrainingGraph
-from gopt.sharding.placements import REPLICATED, Placement
+from gopt.records.placements import REPLICATED, Placement
 
 
 def result_placements(training: TrainingGraph, states: Mapping[str, Placement]) -> dict[str, Placement]:

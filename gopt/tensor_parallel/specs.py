@@ -17,10 +17,10 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.device_specs import OWN, Configuration, TensorSpec, read_configurations
 from gopt.ir.external_data import show
 from gopt.ir.graph import Node
-from gopt.mesh import Mesh
 from gopt.operators.kinds import MOVES
+from gopt.records.mesh import Mesh
+from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.sharding.links import Slot, strategies
-from gopt.sharding.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.choose import Choice
 from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.patterns import Pattern

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph
-from gopt.sharding.placements import PARTS, Placement, Sharding
+from gopt.records.placements import PARTS, Placement, Sharding
 from gopt.tensor_parallel.axes import AxisSplit
 from gopt.tensor_parallel.check import Checker, check, check_together
 from gopt.tensor_parallel.marks import Marks

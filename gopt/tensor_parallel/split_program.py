@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gopt.artifact.report import PassResult
 from gopt.ir.graph import Graph, origin
 from gopt.ir.rewriter import Removal
+from gopt.pass_records import PassResult
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes
 from gopt.tensor_parallel.classes import classes
 from gopt.tensor_parallel.explain import Explanation

@@ -10,8 +10,8 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import RESHAPES
+from gopt.records.placements import REPLICATED, Partial, Placement, Shard, WindowTerms
 from gopt.sharding.links import Slot, Strategy, strategies
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, WindowTerms
 from gopt.tensor_parallel.cost import Cost, Packed
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS
 from gopt.tensor_parallel.mappings import described_as, is_mapping

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import FLOATS, TensorType
-from gopt.sharding.placements import Partial, Placement, Shard
+from gopt.records.placements import Partial, Placement, Shard
 from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gopt import api
-from gopt.mesh import Mesh
 from gopt.offline import merge as merging
 from gopt.offline import state_values
 from gopt.offline.diff import Diff, Tolerance
@@ -18,6 +17,7 @@ from gopt.offline.seal import Sealed
 from gopt.offline.seal import seal as seal_folder
 from gopt.offline.state_values import TORCH_FILES, StateDict
 from gopt.option_types import checked
+from gopt.records.mesh import Mesh
 from gopt.verbs.export import needs_torch
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gopt.artifact.checkpoint_index import complete_steps
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import Engine, run_threads
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.run import Hooks, run_in_threads

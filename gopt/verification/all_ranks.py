@@ -10,8 +10,8 @@ import numpy as np
 
 from gopt.artifact.manifest import Manifest
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
-from gopt.sharding.boxes import Box, put
+from gopt.records.boxes import Box, put
+from gopt.records.mesh import Mesh
 from gopt.verification.compare import Values
 from gopt.verification.rank_programs import RankPrograms, joined
 from gopt.verification.reference_step import Batches, ReferenceProgram

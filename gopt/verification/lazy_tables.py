@@ -16,7 +16,7 @@ from gopt.analysis.embeddings import find_embeddings
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.errors import InputError
-from gopt.parameter_server.tables import Rows
+from gopt.records.tables import Rows
 from gopt.sanitize import show
 from gopt.verification.compare import Values
 

@@ -17,7 +17,7 @@ from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.executor import Executor

@@ -18,7 +18,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import numpy_dtype
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.threads import DEADLINE
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.memory import unpack_views

@@ -12,7 +12,7 @@ from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.verification.compare import Values

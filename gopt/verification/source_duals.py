@@ -20,7 +20,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, RunError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import LOW_PRECISION
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened

@@ -15,7 +15,7 @@ import numpy as np
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.engines.threads import run_ranks
 from gopt.verification.reference_graphs import refuse_call

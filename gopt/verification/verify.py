@@ -34,11 +34,11 @@ from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.importers.load import load_file
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.load import load
-from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
 from gopt.option_records import changed
 from gopt.parameter_server.views import ROUND
 from gopt.progress import ProgressCallback, no_progress
+from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import check_threads, run_ranks
 from gopt.runtime.session import SessionCache

@@ -5,7 +5,7 @@ from small_graphs import TYPE, chain
 
 from gopt.analysis.look_through import data_axes, declare_axes, declared_axes, look_through
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import AxisKind
+from gopt.records.mesh import AxisKind
 
 
 def with_call(op_type, group):

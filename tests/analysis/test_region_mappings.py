@@ -5,8 +5,8 @@ import pytest
 
 import gopt
 from gopt.analysis.region_mappings import find_region_mappings, without_dual
-from gopt.mesh import Mesh
 from gopt.offline.inspect import inspect_model
+from gopt.records.mesh import Mesh
 
 
 def found(model, folder, **given):

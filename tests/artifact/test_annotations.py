@@ -11,8 +11,8 @@ import gopt
 from gopt.artifact.annotations import tensor_spec
 from gopt.ir.device_specs import read_configurations
 from gopt.ir.load import load
-from gopt.mesh import Mesh
-from gopt.sharding.placements import FlatShard, Shard, Sharding
+from gopt.records.mesh import Mesh
+from gopt.records.placements import FlatShard, Shard, Sharding
 from gopt.tensor_parallel.specs import WHY
 
 

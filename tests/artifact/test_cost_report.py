@@ -15,8 +15,8 @@ from gopt.api import Sharded, Source
 from gopt.artifact.cost_report import fewest_calls
 from gopt.artifact.cost_report import figures as cost_figures
 from gopt.documents.records import to_document
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.sharding.traffic import find_calls
 
 HYBRID = Mesh((("dp", 2), ("shard", 4)))

@@ -23,7 +23,7 @@ from gopt.artifact.pass_facts import BucketFacts, OperatorFacts
 from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, is_optional, key_of, to_document
 from gopt.errors import GoptError
-from gopt.mesh import AxisKind
+from gopt.records.mesh import AxisKind
 
 SCHEMAS = {
     name: json.loads((ROOT / f"gopt/schemas/{name}.schema.json").read_text(encoding="utf-8"))

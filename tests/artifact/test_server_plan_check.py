@@ -18,7 +18,7 @@ from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import GoptError, InputError
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.roles import Roles
+from gopt.records.roles import Roles
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -19,7 +19,7 @@ from gopt.cli.options import (
 from gopt.cli.run import command as run
 
 from gopt.errors import InputError, OptionError
-from gopt.mesh import AxisKind
+from gopt.records.mesh import AxisKind
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gopt.cli.main import COMMANDS
 
-import gopt.sharding.placements as placements
+import gopt.records.placements as placements
 from gopt.passes import PASSES
 from gopt.sharding.calls import CONVERSIONS
 from gopt.sharding.layouts import LAYOUTS

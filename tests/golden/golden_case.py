@@ -27,13 +27,13 @@ from typing import Any
 import onnx.parser
 
 from gopt import api
-from gopt.artifact.report import PassResult
 from gopt.errors import GoptError
-from gopt.mesh import Mesh
 from gopt.offline.text import canonical_text, ref, sharding_notes
+from gopt.pass_records import PassResult
 from gopt.pipeline import build_pipeline, parse_pipeline
 from gopt.preflight import check_passes
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
+from gopt.records.mesh import Mesh
 
 HOME = Path(__file__).parent
 OPSETS = '<ir_version: 10, opset_import: ["" : 20]>\n'

@@ -11,7 +11,7 @@ from gopt.cli.main import main
 from helpers import edit_manifest, source
 
 import gopt
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 Box = list[list[int]]
 

@@ -13,7 +13,7 @@ from gopt.errors import GoptError
 from gopt.ir import twin_files
 from gopt.ir.load import load
 from gopt.ir.twin_files import TwinFiles
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 
 @pytest.fixture

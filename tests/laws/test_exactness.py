@@ -12,8 +12,9 @@ from whole_gen.exactness import of_kind
 from whole_gen.kinds import load_all
 
 import gopt
-from gopt.analysis.coupling import find_couplings, open_couplings
+from gopt.analysis.coupling import find_couplings
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.open_couplings import open_couplings
 from gopt.errors import GoptError, UnsupportedError
 
 OF = ("kinds_reduction", "kinds_critics")

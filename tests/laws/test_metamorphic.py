@@ -18,7 +18,7 @@ from steps_gen.plan import Plan
 from steps_gen.roles import EDITS, changes, edited, training
 
 import gopt
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 PLANS = {
     "gated adam": Plan(rules=("adam",), gate="flag", decay="decoupled"),

@@ -22,8 +22,8 @@ from recipes import CHECKS, DIRECTIONS, NORMS, Recipe, build
 
 import gopt
 from gopt.errors import GoptError, UnsupportedError
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 recipes = st.builds(

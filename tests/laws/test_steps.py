@@ -17,7 +17,7 @@ from steps_gen.plan import TRAPS, Plan, draw
 
 import gopt
 from gopt.analysis.role_map import RoleMap
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 SEEDS = range(24)

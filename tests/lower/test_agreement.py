@@ -18,9 +18,9 @@ import gopt
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
-from gopt.mesh import Mesh, axis_kinds
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FlatShard, Sharding
+from gopt.records.mesh import Mesh, axis_kinds
+from gopt.records.placements import FlatShard, Sharding
 from gopt.sharding.verifier import infer_shardings
 from gopt.verification.verify import Verifier
 

@@ -16,7 +16,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import check_ranks
 from gopt.lower.rank_graph import Block, RankGraph, ShardRange
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 Break = Callable[[Sharded], None]
 

@@ -9,7 +9,7 @@ from lowered_nodes import run
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, Lowered, LoweringContext
-from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, Sharding
+from gopt.records.placements import FULLY_REPLICATED, FlatShard, Sharding
 
 CUTS = ((0, 4, 8, 12), (0, 0, 5, 12), (0, 12, 12, 12), (0, 1, 2, 12))
 """Even, uneven, one member with all, members with one element."""

@@ -14,9 +14,9 @@ import gopt
 from gopt.api import Sharded
 from gopt.errors import GoptError, InvariantError
 from gopt.lower.refolded import check_refolded
-from gopt.mesh import Mesh
 from gopt.opaque.refold import RefoldedCall
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 

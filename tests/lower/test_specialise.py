@@ -6,7 +6,7 @@ import pytest
 from helpers import source
 
 import gopt
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 WIDE = 5
 

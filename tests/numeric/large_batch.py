@@ -15,7 +15,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.api import Source
 from gopt.ir.load import load as load_graph
 from gopt.ir.types import numpy_dtype
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.executor import Executor
 from gopt.runtime.reference_eval import run_graph

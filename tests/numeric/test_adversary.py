@@ -12,8 +12,9 @@ import pytest
 from products import fewer, spread
 
 import gopt
-from gopt.analysis.coupling import CouplingKind, open_couplings
+from gopt.analysis.coupling import CouplingKind
 from gopt.analysis.role_map import RoleMap
+from gopt.artifact.open_couplings import open_couplings
 from gopt.errors import UnsupportedError
 from gopt.verification.verify import Verifier
 

@@ -17,7 +17,7 @@ from gopt.analysis.roles import RoleMap
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.importers.collectives import recognise
 from gopt.ir.load import load
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache

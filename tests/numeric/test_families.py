@@ -12,9 +12,9 @@ from helpers import FIXTURES, source
 from products import fewer, spread
 
 import gopt
-from gopt.mesh import Mesh
 from gopt.offline.inspect import inspect_model
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 FAMILIES = sorted(path.stem for path in (FIXTURES / "families").glob("*.onnx"))

@@ -9,8 +9,8 @@ from products import fewer, part, spread
 
 import gopt
 from gopt.analysis.training import StateKind
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 STAGES = (0, 1, 2, 3)

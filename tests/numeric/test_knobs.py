@@ -15,9 +15,9 @@ from recipes import Recipe, build
 import gopt
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM
-from gopt.mesh import Mesh
 from gopt.passes import PASSES
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from products import part
 from simulated_ranks import Segments, data_parts, members, train
 
 import gopt
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 MODELS = ["cnn_sgd", "emb_adamw", "mlp_adagrad", "mlp_adamw", "mlp_lamb", "mlp_mom_clip_sched", "mlp_muon"]
 MESHES = [

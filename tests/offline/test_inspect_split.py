@@ -18,8 +18,8 @@ from gopt.errors import InputError
 from gopt.offline.inspect_folder import inspect_folder
 from gopt.offline.inspect_split import SplitInspection
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
+from gopt.records.roles import Roles
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

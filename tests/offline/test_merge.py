@@ -20,12 +20,12 @@ from recipes import Recipe, build
 import gopt
 from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import GoptError, InputError, OptionError
-from gopt.mesh import Mesh
 from gopt.offline import merge as module
 from gopt.offline.diff import diff
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 pytestmark = pytest.mark.usefixtures("unchecked")

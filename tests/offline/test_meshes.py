@@ -6,8 +6,8 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh
 from gopt.offline.meshes import meshes_of, weigh
+from gopt.records.mesh import Mesh
 
 
 @pytest.mark.parametrize(

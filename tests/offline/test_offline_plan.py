@@ -9,12 +9,12 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh
 from gopt.offline.plan import Choice, ShardSettings, bucket_choices, choices, estimate_cost, split_program
 from gopt.offline.plan_ranking import best, rank_choices
 from gopt.offline.times import CommTimes
 from gopt.pipeline import Pipeline
-from gopt.topology import Topology
+from gopt.records.mesh import Mesh
+from gopt.records.topology import Topology
 
 
 @functools.cache

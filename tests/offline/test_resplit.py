@@ -30,8 +30,8 @@ from gopt.offline.merge import merge, reshard
 from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
-from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
+from gopt.records.roles import Roles
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -8,10 +8,10 @@ import pytest
 from helpers import source
 
 import gopt
-from gopt.mesh import Mesh
 from gopt.offline.times import times
+from gopt.records.mesh import Mesh
+from gopt.records.topology import Topology
 from gopt.sharding.traffic import find_calls
-from gopt.topology import Topology
 
 
 def one_link(ranks: int) -> Topology:

@@ -17,12 +17,12 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.parameter_server.delay import compensate
+from gopt.records.placements import FULLY_REPLICATED
 from gopt.runtime.device import Host
 from gopt.runtime.parameter_server.key_state import KeyState
 from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.tuning.tuning import tuning_of
-from gopt.sharding.placements import FULLY_REPLICATED
 
 
 def seen(pushed: Array, now: Array, pulled: Array, strength: float, dtypes: tuple[str, str]) -> Array:

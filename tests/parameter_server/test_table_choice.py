@@ -17,7 +17,7 @@ from gopt.errors import OptionError
 from gopt.ir.load import load
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.table_choice import without_empty_parts
-from gopt.parameter_server.tables import Layout, TableLayout
+from gopt.records.tables import Layout, TableLayout
 
 SPARSE = ("dlrm_adagrad", "nce_sgd", "sampled_softmax_adagrad", "towers_adam", "tree_softmax_momentum")
 

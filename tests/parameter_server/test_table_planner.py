@@ -11,7 +11,7 @@ import gopt
 from gopt.analysis.embeddings import find_embeddings
 from gopt.errors import OptionError
 from gopt.parameter_server.table_planner import TableSize, plan_tables, server_loads, table_size
-from gopt.parameter_server.tables import Layout
+from gopt.records.tables import Layout
 
 KB = 1 << 10
 

@@ -13,8 +13,8 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.lower.phases import phases
 from gopt.lower.specialise import Specialiser
-from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache

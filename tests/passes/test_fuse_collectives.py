@@ -18,11 +18,11 @@ from gopt.errors import OptionError
 from gopt.ir.graph import COMM, SPMD
 from gopt.ir.load import load
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FlatShard, Sharding
+from gopt.records.mesh import Mesh
+from gopt.records.placements import FlatShard, Sharding
 from gopt.verification.verify import Verifier
 
 MIB = 1 << 20

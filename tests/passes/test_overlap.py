@@ -14,11 +14,11 @@ import gopt
 from gopt.api import Sharded
 from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
-from gopt.mesh import Mesh
 from gopt.operators.kinds import heavy
 from gopt.passes.overlap import Issue, LiveRange, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 from gopt.sharding.traffic import CallContent, find_calls, measure, peak_gathered
 from gopt.verification.verify import Verifier
 

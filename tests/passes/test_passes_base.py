@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
+from gopt.pass_records import PassResult
 from gopt.passes import DEFAULT, PASSES, find
 from gopt.passes.base import Pass, build_options, option_table, show_options
 from gopt.program import SpmdProgram

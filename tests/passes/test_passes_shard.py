@@ -15,8 +15,8 @@ from recipes import Recipe, build
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 

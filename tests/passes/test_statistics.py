@@ -10,8 +10,8 @@ from helpers import source
 
 import gopt
 from gopt.ir.load import load
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -26,9 +26,9 @@ from gopt.artifact.manifest import InputKind
 from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.errors import GoptError, RunError
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines import heartbeat, launch
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.training.job import Job, Progress, read_manifest
@@ -416,7 +416,7 @@ def test_a_data_file_that_is_truncated_meanwhile_is_named(more, tmp_path, monkey
 def test_ranks_that_are_killed_leave_no_memory_behind():
     """MPICH's own file of a job, 2 MiB, stays in /dev/shm when the job is not ended in order; its name goes before."""
     code = (
-        "from gopt.mesh import Mesh\nfrom gopt.runtime.engines.mpi import MpiEngine\n"
+        "from gopt.records.mesh import Mesh\nfrom gopt.runtime.engines.mpi import MpiEngine\n"
         "engine = MpiEngine(Mesh.parse('shard=2'), 120.0, print)\nengine.gather(0)\n"
         "named = [line for line in open('/proc/self/maps') if '/dev/shm/' in line]\n"
         "found = engine.gather((bool(named), [line for line in named if '(deleted)' not in line]))\n"

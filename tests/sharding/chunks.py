@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from gopt.sharding.placements import FlagCount, FlatShard, OnMember, Partial, PerMember, Placement, Replicated, Shard
+from gopt.records.placements import FlagCount, FlatShard, OnMember, Partial, PerMember, Placement, Replicated, Shard
 
 Array = np.ndarray
 Chunks = list[Array | None]

@@ -11,8 +11,8 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.program import BucketSlice
+from gopt.records.placements import FlatShard, Sharding
 from gopt.sharding.bucket_order import check_bucket_order
-from gopt.sharding.placements import FlatShard, Sharding
 
 CUTS, IN_A, IN_B = (0, 4, 6), BucketSlice("a", 0, 3), BucketSlice("b", 3, 3)
 BUCKET = {"group": "shard", "cuts": list(CUTS)}

@@ -18,8 +18,8 @@ from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, LoweringContext
+from gopt.records.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
 from gopt.sharding.links import Operator, Strategy
-from gopt.sharding.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import MASKED
 from gopt.tensor_parallel.window_nodes import pool_member

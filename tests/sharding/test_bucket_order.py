@@ -15,7 +15,7 @@ from small_steps import PHASES, kept, node
 from gopt.ir.graph import COMM
 from gopt.opaque.refold import RefoldedCall
 from gopt.program import BucketSlice
-from gopt.sharding.placements import OnMember, Sharding
+from gopt.records.placements import OnMember, Sharding
 
 
 def test_a_step_in_order():

@@ -13,11 +13,11 @@ import gopt
 from gopt.analysis.training import Phase
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
+from gopt.records.placements import FlatShard, Sharding
 from gopt.sharding.bucket_order import check_bucket_order
-from gopt.sharding.placements import FlatShard, Sharding
 from gopt.sharding.verifier import infer_shardings
 
 

@@ -10,8 +10,7 @@ from chunks import Array, Chunks, agrees, take_apart
 
 from gopt.collectives.call import Call
 from gopt.collectives.table import COLLECTIVES
-from gopt.sharding.calls import CONVERSIONS, CollectiveUse, beside, convert
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,
@@ -23,6 +22,7 @@ from gopt.sharding.placements import (
     Replicated,
     Shard,
 )
+from gopt.sharding.calls import CONVERSIONS, CollectiveUse, beside, convert
 from gopt.sharding.rules import Mismatch, Operand
 
 MEMBERS = 4

@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
+from gopt.records.placements import PER_MEMBER, REPLICATED, OnMember, Partial, Placement, Shard, Window, WindowTerms
 from gopt.sharding.conversions import Conversion, MappingKind
 from gopt.sharding.halo import Halo
-from gopt.sharding.placements import PER_MEMBER, REPLICATED, OnMember, Partial, Placement, Shard, Window, WindowTerms
 
 WINDOW = Window(0, ((-1, 18), (16, 34)), 33)
 TERMS = WindowTerms(0, WINDOW.ranges, 33)

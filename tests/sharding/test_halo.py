@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gopt.records.placements import Shard, Window
 from gopt.sharding.halo import Halo, Piece, shared_like, tiled, window
-from gopt.sharding.placements import Shard, Window
 
 THREE = Halo((11, 11, 11), ((-1, 12), (10, 23), (21, 34)))
 

@@ -14,9 +14,9 @@ import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.phase import Phase
-from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 from gopt.sharding.kept_nodes import check_kept_nodes
 from gopt.verification.verify import Verifier
 

@@ -10,9 +10,7 @@ from lowered_nodes import run
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
-from gopt.sharding.halo import Halo
-from gopt.sharding.layouts import LAYOUTS, Layout, identity, lay
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     PER_MEMBER,
     REPLICATED,
     FlatShard,
@@ -25,6 +23,8 @@ from gopt.sharding.placements import (
     Window,
     WindowTerms,
 )
+from gopt.sharding.halo import Halo
+from gopt.sharding.layouts import LAYOUTS, Layout, identity, lay
 from gopt.sharding.rules import Mismatch, Operand
 
 CUTS = (0, 4, 4, 9, 12)

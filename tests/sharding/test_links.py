@@ -17,10 +17,10 @@ from products import part
 from split_run import Split, described, shards
 
 from gopt.ir.types import TensorType
+from gopt.records.placements import REPLICATED, Partial, Shard, Window
 from gopt.sharding.links import RULES, Operator, Slot, Strategy, strategies
 from gopt.sharding.links.link import Link, Links, all_results, beside, linked
 from gopt.sharding.links.moves import sliced
-from gopt.sharding.placements import REPLICATED, Partial, Shard, Window
 
 
 def slots(operator: Operator) -> Iterator[tuple[Slot, Shard]]:

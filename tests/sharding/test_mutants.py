@@ -18,8 +18,8 @@ from products import part
 import gopt
 from gopt.errors import GoptError
 from gopt.ir.graph import COMM, SPMD, Node
-from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 Random = np.random.Generator

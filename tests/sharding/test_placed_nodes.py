@@ -12,11 +12,11 @@ import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
 from gopt.opaque.refold import RefoldedCall
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FULLY_REPLICATED, PER_MEMBER, REPLICATED, FlatShard, OnMember, Sharding
+from gopt.records.mesh import Mesh
+from gopt.records.placements import FULLY_REPLICATED, PER_MEMBER, REPLICATED, FlatShard, OnMember, Sharding
 from gopt.sharding.verifier import ShardingInference, infer_shardings, parts_so_far
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from test_rules import ALONE, EVEN, FLAT, OTHER, ROWS, SOLE
 
-from gopt.sharding.placements import FLAG_COUNT, PER_MEMBER, REPLICATED, FlatShard, Partial, Placement
+from gopt.records.placements import FLAG_COUNT, PER_MEMBER, REPLICATED, FlatShard, Partial, Placement
 from gopt.sharding.rules import FULL_REDUCTIONS, RULES, Mismatch, Operand, Use, result
 
 MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from chunks import Array, Chunks, agrees, run, take_apart
 
-from gopt.sharding.placements import (
+from gopt.records.placements import (
     FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,

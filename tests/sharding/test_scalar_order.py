@@ -11,8 +11,8 @@ from plants import planted_pipeline
 import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
+from gopt.records.mesh import Mesh
 
 SOURCE = "mlp_lamb"
 

@@ -10,10 +10,10 @@ from helpers import FIXTURES, source
 import gopt
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
 from gopt.operators.kinds import heavy
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FlatShard, Sharding
+from gopt.records.mesh import Mesh
+from gopt.records.placements import FlatShard, Sharding
 from gopt.sharding.traffic import (
     CallContent,
     CollectiveCall,

@@ -15,10 +15,10 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import (
+from gopt.records.mesh import Mesh
+from gopt.records.placements import (
     FLAG_COUNT,
     FULLY_REPLICATED,
     PER_MEMBER,

@@ -16,7 +16,7 @@ from gopt.cli.main import main
 
 import gopt
 from gopt.errors import GoptError
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from steps_gen.engine import Stuck, Values, World
 from steps_gen.make import Made
 from steps_gen.oracle import Nudge, Oracle

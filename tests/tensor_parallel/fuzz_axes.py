@@ -19,8 +19,8 @@ from helpers import source
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 FIXTURES = [

@@ -23,7 +23,7 @@ from members import AXIS, Array, bare, graph_of, joined, run, simulated
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import REPLICATED, Placement, Replicated, Shard
+from gopt.records.placements import REPLICATED, Placement, Replicated, Shard
 from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.propagate import propagate
 

@@ -10,7 +10,7 @@ from members import Array, joined, run, simulated
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import numpy_dtype
-from gopt.sharding.placements import REPLICATED, Placement, Shard
+from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.propagate import propagate
 from gopt.tensor_parallel.propagated import Propagated

@@ -17,7 +17,7 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, LoweringContext
-from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms
+from gopt.records.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import propagate
 from gopt.tensor_parallel.propagated import Propagated

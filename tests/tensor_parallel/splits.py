@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from helpers import source
 
 from gopt.analysis.training import TrainingGraph
-from gopt.sharding.placements import Placement
+from gopt.records.placements import Placement
 from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.propagate import propagate

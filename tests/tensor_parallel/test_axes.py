@@ -6,8 +6,8 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import Mesh
-from gopt.sharding.placements import Shard
+from gopt.records.mesh import Mesh
+from gopt.records.placements import Shard
 from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes
 from gopt.tensor_parallel.patterns import FED, Pattern
 

@@ -9,7 +9,7 @@ from members import Array, graph_of, joined, run, simulated, taken
 
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, Window, WindowTerms
+from gopt.records.placements import REPLICATED, Partial, Placement, Shard, Window, WindowTerms
 from gopt.tensor_parallel.builder import Builder
 
 SHARDS = [

@@ -11,8 +11,8 @@ import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node, clone
 from gopt.ir.phase import Phase
-from gopt.mesh import Mesh
-from gopt.sharding.placements import Shard
+from gopt.records.mesh import Mesh
+from gopt.records.placements import Shard
 from gopt.tensor_parallel.check import check
 from gopt.verification.verify import Verifier
 

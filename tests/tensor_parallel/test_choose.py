@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import source
 
-from gopt.sharding.placements import Shard
+from gopt.records.placements import Shard
 from gopt.tensor_parallel.choose import choose, experts
 from gopt.tensor_parallel.sizes import Sizes
 

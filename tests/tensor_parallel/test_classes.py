@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gopt.sharding.placements import REPLICATED, Shard, Sharding, Window, WindowTerms
+from gopt.records.placements import REPLICATED, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.classes import classes
 
 

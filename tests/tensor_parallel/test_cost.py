@@ -10,13 +10,13 @@ from helpers import source
 import gopt
 from gopt.errors import OptionError
 from gopt.ir.phase import Phase
-from gopt.mesh import Mesh
 from gopt.offline.times import times
 from gopt.pipeline import build_pipeline
-from gopt.sharding.placements import REPLICATED, Partial, Shard
+from gopt.records.mesh import Mesh
+from gopt.records.placements import REPLICATED, Partial, Shard
+from gopt.records.topology import Link, Topology
 from gopt.sharding.traffic import find_calls
 from gopt.tensor_parallel.cost import Cost, Packed
-from gopt.topology import Link, Topology
 from gopt.verification.verify import Verifier
 
 ROWS, COLUMNS, SUM = Shard(0, (8, 8, 8, 8)), Shard(1, (8, 8, 8, 8)), Partial("sum")

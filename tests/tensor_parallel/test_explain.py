@@ -8,7 +8,7 @@ from helpers import FIXTURES, source
 
 import gopt
 from gopt.errors import OptionError
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 
 def explanation(name: str = "gpt_adamw"):

@@ -8,7 +8,7 @@ from helpers import FIXTURES, source
 import gopt
 from gopt.ir.graph import Node
 from gopt.ir.phase import Phase
-from gopt.sharding.placements import REPLICATED, Shard
+from gopt.records.placements import REPLICATED, Shard
 from gopt.tensor_parallel.forward import Forward
 
 

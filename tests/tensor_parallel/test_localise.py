@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from gopt.ir.load import load
-from gopt.sharding.placements import Shard, Sharding
+from gopt.records.placements import Shard, Sharding
 from gopt.tensor_parallel.localise import localise
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gopt.ir.graph import COMM, SPMD, Node
-from gopt.sharding.placements import REPLICATED, Partial, Shard
+from gopt.records.placements import REPLICATED, Partial, Shard
 from gopt.sharding.rules import Mismatch, Operand
 from gopt.tensor_parallel.mappings import beside, is_mapping
 

@@ -11,10 +11,10 @@ import gopt
 from gopt.api import Sharded
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM
-from gopt.mesh import Mesh
 from gopt.passes.base import build_options
 from gopt.passes.tensor_parallel import PASS
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.tensor_parallel.marks import parse_marks
 from gopt.verification.verify import Verifier
 

@@ -2,7 +2,7 @@
 
 from helpers import source
 
-from gopt.mesh import AxisKind, Mesh
+from gopt.records.mesh import AxisKind, Mesh
 from gopt.tensor_parallel.mesh_axes import splitting_axes
 
 

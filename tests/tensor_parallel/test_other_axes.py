@@ -8,7 +8,7 @@ from members import graph_of
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
-from gopt.sharding.placements import REPLICATED, Partial, Shard
+from gopt.records.placements import REPLICATED, Partial, Shard
 from gopt.tensor_parallel.check import Checker
 from gopt.tensor_parallel.other_axes import OtherAxes
 

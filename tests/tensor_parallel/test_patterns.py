@@ -6,7 +6,7 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError
-from gopt.sharding.placements import Shard
+from gopt.records.placements import Shard
 from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.patterns import Pattern, apply
 from gopt.tensor_parallel.sizes import Sizes

@@ -11,7 +11,7 @@ from members import bare, run, simulated
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
-from gopt.sharding.placements import Shard
+from gopt.records.placements import Shard
 from gopt.tensor_parallel.pool_gradients import in_plane
 from gopt.tensor_parallel.propagate import propagate
 

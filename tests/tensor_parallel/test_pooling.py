@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_expansions import agree, numbers
 
-from gopt.sharding.placements import Shard
+from gopt.records.placements import Shard
 
 SIZES = ((4, 3), (3, 3, 1), (1, 2, 4))
 

@@ -10,7 +10,7 @@ from splits import split
 
 from gopt.ir.graph import COMM
 from gopt.ir.phase import Phase
-from gopt.sharding.placements import Partial, Replicated, Shard
+from gopt.records.placements import Partial, Replicated, Shard
 from gopt.tensor_parallel.propagate import propagate
 
 BLOCKS = 2

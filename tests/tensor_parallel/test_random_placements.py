@@ -12,8 +12,8 @@ from steps_gen.make import make
 from steps_gen.plan import draw as draw_plan
 
 import gopt
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
 STEPS = ("gpt_adamw", "cnn_mom_fp16", "emb_adamw", "mlp_mom_clip_sched", "mlp_lamb", "mlp_adamw_accum", "mlp_muon")

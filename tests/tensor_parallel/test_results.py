@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from helpers import source
 
-from gopt.sharding.placements import REPLICATED, Shard
+from gopt.records.placements import REPLICATED, Shard
 from gopt.tensor_parallel.results import result_placements
 
 

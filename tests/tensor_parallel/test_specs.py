@@ -8,9 +8,9 @@ from specs import say
 
 import gopt
 from gopt.errors import InputError, OptionError, UnsupportedError
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
-from gopt.sharding.placements import Shard
+from gopt.records.mesh import Mesh
+from gopt.records.placements import Shard
 from gopt.tensor_parallel.choose import Choice
 from gopt.tensor_parallel.patterns import Pattern
 from gopt.tensor_parallel.sizes import Sizes

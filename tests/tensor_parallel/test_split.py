@@ -8,8 +8,8 @@ from plants import change_attributes
 
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM
-from gopt.mesh import Mesh
-from gopt.sharding.placements import Shard
+from gopt.records.mesh import Mesh
+from gopt.records.placements import Shard
 from gopt.tensor_parallel.axes import Request, split_axes
 from gopt.tensor_parallel.check import check, check_together
 from gopt.tensor_parallel.split import TensorParallelStep, split_step

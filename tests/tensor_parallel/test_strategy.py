@@ -8,7 +8,7 @@ from members import graph_of
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard
+from gopt.records.placements import REPLICATED, Partial, Placement, Shard
 from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.strategy import StrategyChooser

@@ -6,7 +6,7 @@ import pytest
 from helpers import source
 
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import Partial, Shard
+from gopt.records.placements import Partial, Shard
 from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.tokens import Tokens

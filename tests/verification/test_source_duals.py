@@ -11,8 +11,8 @@ import gopt
 from gopt import api
 from gopt.api import on_mesh
 from gopt.errors import UnsupportedError
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.verification.source_duals import check_source_duals
 from gopt.verification.verify import Verifier
 

@@ -7,7 +7,7 @@ from onnx import ModelProto
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.verification.source_members import SourceMembers, member_mesh, run_members

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 
 import gopt
-from gopt.analysis.coupling import open_couplings
 from gopt.analysis.role_map import RoleMap
+from gopt.artifact.open_couplings import open_couplings
 from gopt.errors import GoptError
 from whole_gen.judge import Setting, Verdict, different, drawn, feeds_of, truth
 from whole_gen.kinds import load_all

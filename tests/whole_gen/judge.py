@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 
 import gopt
-from gopt.analysis.coupling import open_couplings
 from gopt.analysis.role_map import RoleMap
+from gopt.artifact.open_couplings import open_couplings
 from gopt.errors import GoptError, InvariantError
 from whole_gen.ranks import Runner, Values, World
 from whole_gen.writer import Writer

@@ -10,7 +10,6 @@ from gopt.analysis.coupling.step_couplings import (
     find_couplings,
     notes,
     of_kind,
-    open_couplings,
     refuse_other_sums,
     refuse_unlike,
     settled_reduction,
@@ -19,7 +18,6 @@ from gopt.analysis.coupling.step_couplings import (
 )
 
 __all__ = [
-    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "couplings_as_run", "find_couplings",
-    "notes", "of_kind",
-    "open_couplings", "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
+    "COUPLINGS", "Coupling", "CouplingKind", "analyse_couplings", "couplings_as_run", "find_couplings", "notes",
+    "of_kind", "refuse_other_sums", "refuse_unlike", "settled_reduction", "unfit_reductions", "without_advice",
 ]  # fmt: skip

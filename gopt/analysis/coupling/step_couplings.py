@@ -29,9 +29,7 @@ from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors
-from gopt.mesh import AxisKind
 from gopt.operators.kinds import reads_value
-from gopt.program import SpmdProgram
 
 COUPLINGS = "couplings"
 """The question of ``TrainingGraph.once``."""
@@ -163,7 +161,7 @@ def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduct
 def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:
     """Raise UnsupportedError where ``--statistics sync`` would average gradients that are sums, or add means."""
     readings = analyse_couplings(training).readings
-    name = next(_other_sums(readings, asked), None)
+    name = next(other_sums(readings, asked), None)
     if name is None:
         return
     facts = couplings_of(training, {name: readings[name]}, asked, joint=True)
@@ -175,7 +173,7 @@ def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:
     )
 
 
-def _other_sums(readings: Readings, asked: LossReduction) -> Iterator[str]:
+def other_sums(readings: Readings, asked: LossReduction) -> Iterator[str]:
     """The parameters whose gradients are sums and averaged, or are no sums and added."""
     for name, reading in readings.items():
         is_sum = reading.relation is Relation.SUM
@@ -202,15 +200,6 @@ def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
     return analyse_couplings(training).combined(training, LossReduction())
 
 
-def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
-    """The couplings that a sharded step still has; none where one micro-step of one rank sees all the data."""
-    group = step.mesh.data_group
-    if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
-        return ()
-    found = couplings_as_run(step.source, step.loss_reduction, step.synchronised, step.reductions.values())
-    return found if _may_synchronise(step) else without_advice(found, "--statistics sync")
-
-
 def couplings_as_run(
     training: TrainingGraph, reduction: LossReduction, shared: SynchronisedValues,
     statistics: Iterable[StatisticReduction],
@@ -224,15 +213,6 @@ def couplings_as_run(
     if reduction.rule is not LossRule.MEAN and not known.readings:
         found = tuple(each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED))
     return (*found, *statistic_couplings(training, known.statistics, statistics))
-
-
-def _may_synchronise(step: SpmdProgram) -> bool:
-    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks or another
-    reduction than the gradients have, and not where ranks have parts of samples."""
-    asked = step.loss_reduction
-    parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
-    other = any(_other_sums(analyse_couplings(step.source).readings, asked))
-    return step.micro_steps == 1 and asked.rule is not LossRule.WEIGHTED and not parts and not other
 
 
 def without_advice(couplings: Sequence[Coupling], option: str) -> tuple[Coupling, ...]:

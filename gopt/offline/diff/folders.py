@@ -9,7 +9,6 @@ from pathlib import Path
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_check import read_manifest
-from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.ir.load import load
@@ -20,6 +19,7 @@ from gopt.offline.diff.review import review_sections
 from gopt.offline.diff.sections import Section, kind_sections
 from gopt.offline.diff.splits import diff_splits
 from gopt.offline.diff.values import EXACT, Tolerance
+from gopt.pass_records import rank_ranges
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.report import format_bytes, rank_ranges
 from gopt.artifact.report_record import Report
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import to_document
@@ -17,6 +16,7 @@ from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, Difference
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.inspect_split import SplitInspection, inspect_split
+from gopt.pass_records import format_bytes, rank_ranges
 
 Placed = list[tuple[int, int, int]]
 """Pieces of a parameter: start, stop and server, in order; -1: every server."""

@@ -8,13 +8,13 @@ from itertools import chain
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState, SourceState
 from gopt.artifact.pass_facts import BucketFacts
-from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact, RemovedVarFact
 from gopt.ir.graph import Node
 from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.split_stories import key_story, table_story
 from gopt.offline.explain.story import Fact
 from gopt.offline.explain.wiring import Wiring
+from gopt.pass_records import format_bytes, group_ranks, rank_ranges
 from gopt.sanitize import listed
 
 _MOST = 6

@@ -11,7 +11,6 @@ from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import check_graphs, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
-from gopt.artifact.report import PassRecord
 from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import Group
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report
@@ -20,6 +19,7 @@ from gopt.offline.html_report.proof import read_proof
 from gopt.offline.html_report.record import Heading, PassEntry, ReportPage, RoleCounts, SizeRow, SizeTable, Timeline
 from gopt.offline.html_report.step_timeline import step_timeline
 from gopt.offline.html_report.trace_timeline import trace_timeline
+from gopt.pass_records import PassRecord
 
 _SIZES = (
     ("nodes", "nodes", "count"), ("parameters", "parameters", "bytes"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from gopt.artifact.report import group_ranks, rank_ranges
 from gopt.artifact.report_record import RankUsage
 from gopt.offline.html_report.record import BalanceRow, Bar, GroupTraffic, RankGroup
+from gopt.pass_records import group_ranks, rank_ranges
 
 BARS = 32
 """Bars of the chart of memory at most, the source aside."""

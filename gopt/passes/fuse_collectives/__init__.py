@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.partition import MIB
-from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.fuse_collectives.diagnose import Place, neighbours
 from gopt.passes.fuse_collectives.emit import NAME, fuse

@@ -15,7 +15,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
 from gopt.passes.fuse_collectives.order import Order
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
 """Take any number of tensors as they are."""

@@ -11,7 +11,7 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FlatShard, Sharding
+from gopt.records.placements import FlatShard, Sharding
 
 
 def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:

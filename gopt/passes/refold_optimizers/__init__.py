@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gopt.analysis.training import StateKind
-from gopt.artifact.report import PassResult
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.opaque.operator_schema import Values
 from gopt.opaque.origin import OpaqueCall, Origin
 from gopt.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.refold_optimizers.match import CurrentGraph, Match, NoFoldError, Pieces, slots
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FULLY_REPLICATED
+from gopt.records.placements import FULLY_REPLICATED
 
 NAME = "refold-optimizers"
 

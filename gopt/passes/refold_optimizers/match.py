@@ -11,7 +11,7 @@ from gopt.opaque.operator_schema import Values
 from gopt.opaque.origin import SHARED, OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedWeight
 from gopt.program import ShardedState
-from gopt.sharding.placements import FULLY_REPLICATED, Sharding
+from gopt.records.placements import FULLY_REPLICATED, Sharding
 
 
 @dataclass(slots=True)

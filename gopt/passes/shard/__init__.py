@@ -10,8 +10,8 @@ from gopt.analysis.coupling import settled_reduction
 from gopt.analysis.training import Phase
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import Mode, UpdateSubgraph
-from gopt.artifact.report import PassResult
 from gopt.ir.rewriter import GraphRewriter
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
 from gopt.passes.shard.emitted_bucket import EmittedBucket

@@ -9,7 +9,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.program import BucketSlice
-from gopt.sharding.placements import FULLY_REPLICATED, Sharding
+from gopt.records.placements import FULLY_REPLICATED, Sharding
 
 
 @dataclass(frozen=True, slots=True)

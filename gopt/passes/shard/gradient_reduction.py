@@ -16,7 +16,7 @@ from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.passes.shard.loss_weights import LossWeights
 from gopt.program import Accumulator, SpmdProgram
-from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
+from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 
 
 @dataclass(slots=True)

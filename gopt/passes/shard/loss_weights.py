@@ -16,7 +16,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, scalar_of
 from gopt.passes.shard import emit
 from gopt.program import Accumulator, SpmdProgram
-from gopt.sharding.placements import FULLY_REPLICATED, Sharding
+from gopt.records.placements import FULLY_REPLICATED, Sharding
 
 
 @dataclass

@@ -19,7 +19,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import OnMember, Sharding
+from gopt.records.placements import OnMember, Sharding
 
 
 @dataclass(frozen=True, slots=True)

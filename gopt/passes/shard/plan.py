@@ -30,7 +30,7 @@ from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.collectives.layout import flat_cuts
 from gopt.ir.types import TensorType
 from gopt.program import BucketSlice, ShardedState
-from gopt.sharding.placements import FlatShard, OnMember, Sharding
+from gopt.records.placements import FlatShard, OnMember, Sharding
 
 
 class TransferStyle(str, Enum):

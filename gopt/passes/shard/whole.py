@@ -13,7 +13,7 @@ from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
 from gopt.passes.shard.plan import ReplicatedBucket, TransferStyle, WholeBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.program import BucketSlice, ShardedState
-from gopt.sharding.placements import Sharding
+from gopt.records.placements import Sharding
 
 
 def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> EmittedBucket:

@@ -14,12 +14,12 @@ from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
 from gopt.analysis.training import State, StateKind, TrainingGraph
-from gopt.artifact.report import PassResult
 from gopt.collectives.node import format_shape
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import FLOATS, numpy_dtype
+from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
 from gopt.program import SpmdProgram

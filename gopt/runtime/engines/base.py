@@ -14,7 +14,7 @@ import numpy as np
 
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.threads import ThreadGroup, check_threads, named_ranks
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import NOT_SHARED, CallBuffer, GatherRequest, Key, SendRequest, SharedMemory

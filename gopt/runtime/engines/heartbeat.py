@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gopt.artifact.report import rank_ranges
 from gopt.disk.lock import LockState, lock_existing, lock_file
 from gopt.errors import RunError
+from gopt.pass_records import rank_ranges
 from gopt.runtime.engines.processes import new_name, remove_shared
 from gopt.runtime.engines.watchdog import Watchdog
 

@@ -23,7 +23,7 @@ from gopt.collectives.layout import lengths, parse_shapes, resized, total_elemen
 from gopt.errors import GoptError, InvariantError, OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.mpi_reductions import Reductions, reduce_op
 from gopt.runtime.engines.shared_buffers import share_buffers
 from gopt.runtime.engines.shared_reduction import MIN_BYTES, all_reduce, reduce_scatter

@@ -22,7 +22,7 @@ from gopt.collectives.layout import lengths, parse_shapes, resized, total_elemen
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import raise_on_one_rank
 from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Event, bindings
 from gopt.runtime.engines.gpu import Gpu

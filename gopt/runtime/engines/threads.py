@@ -16,7 +16,7 @@ from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InvariantError, RunError
 from gopt.ir.graph import Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array

@@ -18,7 +18,7 @@ from gopt.errors import InputError, InvariantError, OptionError, RunError, Unsup
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.parameter_server.blocks import Block, find_blocks
-from gopt.parameter_server.roles import Roles
+from gopt.records.roles import Roles
 from gopt.runtime.exchanged_values import from_json, to_json
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.roster import Roster

@@ -11,8 +11,8 @@ from gopt.artifact.server_entries import TableEntry
 from gopt.artifact.table_parts import table_layout
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import numpy_dtype
-from gopt.parameter_server.row_init import RowInit
-from gopt.parameter_server.tables import Rows
+from gopt.records.row_init import RowInit
+from gopt.records.tables import Rows
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.touched_rows import RowSource, RowStore, TouchedTable, take_out
 from gopt.runtime.session import Array

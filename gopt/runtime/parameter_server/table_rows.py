@@ -16,7 +16,7 @@ from gopt.errors import InputError, RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import walk
 from gopt.ir.types import numpy_dtype
-from gopt.parameter_server.tables import Ids, Layout, Request, TableLayout
+from gopt.records.tables import Ids, Layout, Request, TableLayout
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited

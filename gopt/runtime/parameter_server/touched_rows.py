@@ -16,7 +16,7 @@ import numpy as np
 
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.parameter_server.row_init import RowInit
+from gopt.records.row_init import RowInit
 from gopt.runtime.session import Array
 
 

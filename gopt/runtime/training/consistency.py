@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.execution_plan import ExecutionPlan
 from gopt.runtime.shared_memory import Key, SharedMemory

@@ -12,7 +12,7 @@ from gopt.artifact import manifest_check
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import RunError
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.training.array_source import Last, SampleOrder
 from gopt.runtime.training.batch_stream import BatchStream
 from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan

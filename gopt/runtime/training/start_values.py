@@ -16,7 +16,7 @@ from gopt.collectives.node import format_shape
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.device import Device
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array

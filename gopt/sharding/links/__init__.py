@@ -20,11 +20,11 @@ from gopt.operators.kinds import (
     RESHAPES,
     SOFTMAXES,
 )
+from gopt.records.placements import Shard, Window
 from gopt.sharding.links import choices, elements, moves, normalise, products
 from gopt.sharding.links.elements import axes_of, softmax_axes
 from gopt.sharding.links.link import Index, Link, Operator, Rule, Slot, Strategy, beside, linked
 from gopt.sharding.links.windows import WINDOWED
-from gopt.sharding.placements import Shard, Window
 from gopt.sharding.rules import FULL_REDUCTIONS
 
 __all__ = ["RULES", "Index", "Link", "Operator", "Slot", "Strategy", "axes_of", "softmax_axes", "strategies"]

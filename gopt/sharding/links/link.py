@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard
+from gopt.records.placements import REPLICATED, Partial, Placement, Shard
 
 
 @dataclass(frozen=True, slots=True)

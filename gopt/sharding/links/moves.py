@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
+from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.sharding.links.link import Index, Link, Operator, Slot, Strategy, first_of, meets
-from gopt.sharding.placements import REPLICATED, Placement, Shard
 
 
 def transpose(operator: Operator) -> Iterator[Link]:

@@ -10,9 +10,9 @@ from helpers import FIXTURES, source
 
 import gopt
 import gopt.offline.diff.folders as folders
-from gopt.mesh import Mesh
 from gopt.offline.diff import diff, review
 from gopt.offline.diff.sections import Section
+from gopt.records.mesh import Mesh
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

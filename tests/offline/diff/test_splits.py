@@ -12,8 +12,8 @@ import gopt
 from gopt import api
 from gopt.offline.diff import diff
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
+from gopt.records.roles import Roles
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -43,9 +43,9 @@ def test_code_kind_place_and_command_must_agree():
 
 
 def test_a_defect_says_where_and_a_refusal_does_not():
-    from gopt.mesh import Mesh
+    from gopt.records.mesh import Mesh
 
     with pytest.raises(AttributeError) as caught:
         Mesh.parse(None)  # type: ignore[arg-type]
-    assert failure_of(caught.value, 70).where == "gopt.mesh:parse"
+    assert failure_of(caught.value, 70).where == "gopt.records.mesh:parse"
     assert failure_of(UnsupportedError("first\nsecond"), 4) == Failure(4, "UnsupportedError", "first")

@@ -27,7 +27,7 @@ import onnxruntime
 
 from gopt.ir.load import load
 from gopt.ir.types import dtype_name
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import InProcessStore
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.executor import Executor

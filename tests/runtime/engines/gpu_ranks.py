@@ -12,7 +12,7 @@ import numpy as np
 from test_nccl import cases, typed
 
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.mpi import MpiEngine
 from gopt.runtime.engines.nccl import on_gpus
 

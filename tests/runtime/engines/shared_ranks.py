@@ -17,7 +17,7 @@ import numpy as np
 
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.mpi import MpiEngine
 from gopt.runtime.shared_memory import SendRequest
 

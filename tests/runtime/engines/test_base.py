@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gopt.errors import RunError, UnsupportedError
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import InProcessStore, raise_on_one_rank, run_threads
 
 MESH = Mesh.parse("shard=3")

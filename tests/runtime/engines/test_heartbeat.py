@@ -22,7 +22,7 @@ from test_run import command, mpi, run, written
 
 from gopt.errors import RunError
 from gopt.ir.graph import Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines import heartbeat, launch, processes
 from gopt.runtime.engines.base import InProcessStore, run_threads
 from gopt.runtime.engines.heartbeat import (

@@ -19,7 +19,7 @@ from fake_gpu import together
 from test_nccl import cases, close, differing, drawn, has_gpu, job, states, typed, written
 
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.cuda import Cuda, bindings
 from gopt.runtime.engines.gpu import Gpu
 from gopt.runtime.engines.nccl import NcclEngine, StreamCollectives, library

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import InProcessStore
 from gopt.runtime.engines.shared_buffers import PAGE, MemoryFile, open_handle, share_buffers
 from gopt.runtime.host_value import address_of

@@ -19,7 +19,7 @@ from products import part
 from recipes import Recipe
 from test_run import LONG, command, mpi, processes, run, samples, train, written
 
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 
 WIDE = Recipe(widths=(3, 150, 160, 4))
 """Gradients large enough to be worth it."""

@@ -12,7 +12,7 @@ from runtime_graphs import alone, comm, expected_sgd, make, sgd_feeds, sharded_s
 
 from gopt.errors import InvariantError, RunError
 from gopt.ir.graph import COMM, Node
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.threads import ThreadGroup, run_ranks
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache

@@ -19,7 +19,7 @@ from row_simulator import Event, Fault, Rule, Simulation
 from gopt import api
 from gopt.artifact.server_entries import Mode
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.tables import Ids, Request, TableLayout
+from gopt.records.tables import Ids, Request, TableLayout
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.messages.order import Seeded
 from gopt.runtime.parameter_server import table_rows

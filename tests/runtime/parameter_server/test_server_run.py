@@ -14,9 +14,9 @@ from gopt.artifact.checkpoint_index import step_dir
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
 from gopt.ir.external_data import load_state
-from gopt.mesh import Mesh
 from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.run import Hooks, run_in_threads

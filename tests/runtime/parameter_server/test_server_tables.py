@@ -17,7 +17,7 @@ from gopt.offline.folder_contents import read_folder
 from gopt.offline.merge import merge
 from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.row_init import RowInit
+from gopt.records.row_init import RowInit
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.training.job import Job

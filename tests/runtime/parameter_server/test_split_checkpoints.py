@@ -22,7 +22,7 @@ from gopt.errors import RunError
 from gopt.ir.external_data import load_state
 from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.roles import Roles
+from gopt.records.roles import Roles
 from gopt.runtime.messages.order import Seeded
 from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import MicroStep

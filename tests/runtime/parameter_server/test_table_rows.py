@@ -13,7 +13,7 @@ from gopt import api
 from gopt.errors import GoptError
 from gopt.ir.load import load
 from gopt.ir.types import numpy_dtype
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.contributions import Contributions

@@ -13,7 +13,7 @@ from table_runs import batches, folder, run, values
 from gopt import api
 from gopt.errors import InputError
 from gopt.ir.load import load
-from gopt.parameter_server.row_init import RowInit
+from gopt.records.row_init import RowInit
 from gopt.runtime.parameter_server.touched_rows import RowSource, RowStore, take_out
 
 

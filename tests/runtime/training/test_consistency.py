@@ -12,7 +12,7 @@ from runtime_graphs import comm, make
 
 from gopt.errors import RunError
 from gopt.ir.graph import Graph
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.shared_memory import SharedMemory, SharedSend

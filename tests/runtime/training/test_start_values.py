@@ -12,8 +12,8 @@ from helpers import source
 import gopt
 from gopt.errors import OptionError, RunError
 from gopt.ir.types import TensorType
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.runtime.device import HOST
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first

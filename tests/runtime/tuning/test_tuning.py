@@ -17,8 +17,8 @@ from test_run import command, mpi, run, samples, settings, train, values, writte
 import gopt
 from gopt.artifact.manifest import InputKind
 from gopt.ir.types import numpy_dtype
-from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.records.mesh import Mesh
 from gopt.runtime.device import Host
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.execution_plan import plan_execution

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.mesh import Mesh
-from gopt.sharding.placements import (
+from gopt.records.mesh import Mesh
+from gopt.records.placements import (
     FLAG_COUNT,
     FULLY_REPLICATED,
     PER_MEMBER,

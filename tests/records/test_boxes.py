@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.sharding.boxes import all_boxes, box_elements, box_of, box_shape, in_grid, put, ranges_of, rows_of, take
-from gopt.sharding.placements import FULLY_REPLICATED, FlatShard, OnMember, Shard, Sharding
+from gopt.records.boxes import all_boxes, box_elements, box_of, box_shape, in_grid, put, ranges_of, rows_of, take
+from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Shard, Sharding
 
 SHARDINGS = [
     Sharding.along("tp", Shard(0, (20, 0, 13))),

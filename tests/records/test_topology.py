@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gopt.errors import OptionError
-from gopt.mesh import Mesh
-from gopt.topology import Link, Topology, parse_bytes
+from gopt.records.mesh import Mesh
+from gopt.records.topology import Link, Topology, parse_bytes
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
 FAST, SLOW = Link(200e9, 5e-6), Link(25e9, 10e-6)

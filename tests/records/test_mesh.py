@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gopt.errors import OptionError
-from gopt.mesh import AXES, AxisKind, Mesh, axis_kinds
+from gopt.records.mesh import AXES, AxisKind, Mesh, axis_kinds
 
 
 def test_a_name_near_nothing():

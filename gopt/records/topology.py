@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gopt.errors import OptionError
-from gopt.mesh import Mesh
+from gopt.records.mesh import Mesh
 from gopt.sanitize import show
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?)"

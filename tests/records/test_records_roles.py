@@ -9,7 +9,7 @@ import pytest
 
 from gopt.documents.records import from_document, to_document
 from gopt.errors import OptionError
-from gopt.parameter_server.roles import Role, RoleKind, Roles, RolesEntry
+from gopt.records.roles import Role, RoleKind, Roles, RolesEntry
 
 
 def t(number):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gopt.artifact.report import PassRecord, balance, format_bytes, group_ranks, rank_ranges
 from gopt.documents.records import to_document
+from gopt.pass_records import PassRecord, balance, format_bytes, group_ranks, rank_ranges
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gopt.errors import OptionError
-from gopt.parameter_server.tables import Ids, TableLayout
+from gopt.records.tables import Ids, TableLayout
 from gopt.sanitize import show
 
 Values = npt.NDArray[np.float64]

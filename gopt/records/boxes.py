@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from gopt.sharding.placements import Shard, Sharding
+from gopt.records.placements import Shard, Sharding
 
 Box = tuple[tuple[int, ...], ...]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gopt.errors import OptionError
-from gopt.parameter_server.row_init import GAP, RowInit, normal_quantile
-from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
+from gopt.records.row_init import GAP, RowInit, normal_quantile
+from gopt.records.tables import Layout, TableLayout, even_cuts
 
 NORMAL = RowInit.parse("normal(0.5,2)@seed=7")
 
@@ -30,7 +30,7 @@ def test_a_row_is_the_same_whatever_is_drawn_with_it():
 @pytest.mark.parametrize("kind", [Layout.WHOLE, Layout.MODULO, Layout.RANGE, Layout.COLUMNS])
 @pytest.mark.parametrize("servers", [2, 5])
 def test_every_layout_has_the_same_rows(kind: Layout, servers: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gopt.parameter_server.row_init.CHUNK", 40)
+    monkeypatch.setattr("gopt.records.row_init.CHUNK", 40)
     every = NORMAL.rows("t", np.arange(90), 6).astype("f4")
     placed = layout(kind, servers)
     found = np.full_like(every, np.nan)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gopt.errors import InputError, InvariantError
-from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
+from gopt.records.tables import Layout, TableLayout, even_cuts
 
 SPLIT = [Layout.WHOLE, Layout.MODULO, Layout.RANGE, Layout.COLUMNS]
 

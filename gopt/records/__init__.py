@@ -1,0 +1,1 @@
+"""Records that all packages know: meshes, placements, boxes, roles, tables."""
