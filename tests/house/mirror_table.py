@@ -110,7 +110,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.shard_request", "reads the options of a command", "cli/test_shard.py", "verbs/test_verbs_shard.py"),
     **_each("parameter_server.role_sizes", "figures of the report", "offline/test_inspect_split.py"),
     **_each("analysis.coupling.ignored_labels", "one kind of coupling", "analysis/test_coupling.py"),
-    **_each("artifact.open_couplings", "what is told of couplings", "laws/test_exactness.py", "numeric/test_adversary.py"),
+    **_each("artifact.open_couplings", "couplings that stay", "laws/test_exactness.py", "numeric/test_adversary.py"),
     **_each("cli.demo cli.doctor cli.elsewhere", "small commands, and hints on options", "cli/test_help.py"),
     **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
     **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
