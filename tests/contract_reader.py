@@ -71,7 +71,7 @@ class Folder:
             model = onnx.load(str(self.path / file))
             about = metadata(model.metadata_props)
             mesh = ",".join(f"{axis}={size}" for axis, size in self.manifest["mesh"]["axes"])
-            assert (about["gopt.rank"], about["gopt.records.mesh"]) == (str(number), mesh) and about["gopt.format"]
+            assert (about["gopt.rank"], about["gopt.mesh"]) == (str(number), mesh) and about["gopt.format"]
             assert not any(function.domain == "gopt.comm" for function in model.functions)
             graph = model.graph
             made = [name for node in graph.node for name in node.output if name]

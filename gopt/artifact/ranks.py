@@ -77,7 +77,7 @@ class RankFiles:
     def metadata(self, program: SpmdProgram, rank: int) -> dict[str, str]:
         """Entries of a file's metadata."""
         if self.role == "rank":
-            return {"gopt.format": "gopt-rank/1", "gopt.records.mesh": str(program.mesh), "gopt.rank": str(rank)}
+            return {"gopt.format": "gopt-rank/1", "gopt.mesh": str(program.mesh), "gopt.rank": str(rank)}
         entries = {"gopt.format": "gopt-rank/1", "gopt.role": self.role}
         return entries if self.alone else entries | {"gopt.server": str(rank)}
 

@@ -65,7 +65,7 @@ def files_of_ranks(
     return [
         StartupFile.of(
             startup, f"rank_{rank.rank:04d}.startup.onnx", [rank.rank],
-            {"gopt.records.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
+            {"gopt.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
         )
         for rank in {each.rank: each for each in ranks}.values()
     ]  # fmt: skip

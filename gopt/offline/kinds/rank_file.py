@@ -14,7 +14,7 @@ from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
-RANK, MESH, FORMAT = "gopt.rank", "gopt.records.mesh", "gopt.format"
+RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
 
 
 @dataclass(frozen=True, slots=True)
