@@ -6,7 +6,7 @@ in the update disappear, so that they keep no update from being split.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases, identity, of_operator
@@ -39,7 +39,7 @@ class AliasFreeView:
         viewed = dict(zip(self.origin, self.graph.nodes))
         graph = self.source
         found = dict(zip(self.origin, training.graph.nodes))
-        bare = self._reads_roots(found)
+        bare = self._reads_roots(found, training.gradients.values())
         phases = self._phases(found, bare)
         nodes: list[Node] = []
         dropped: list[Node] = []
@@ -55,15 +55,19 @@ class AliasFreeView:
             graph = replace(graph, nodes=nodes, file_nodes=graph.file_nodes or graph.nodes)
         return replace(training, graph=graph, looked_through=dropped)
 
-    def _reads_roots(self, viewed: dict[int, Node]) -> set[int]:
+    def _reads_roots(self, viewed: dict[int, Node], gradients: Iterable[str]) -> set[int]:
         """Return the places of nodes that read roots: those of the update, and all that read a value through a join
-        with what the update makes. A backward may end behind such a join, where the update of another gradient began.
+        with what the update makes of gradients. A backward may end behind such a join, where the update of another
+        gradient began.
         """
-        joined, found = set[str](), set[int]()
+        followed, joined, found = set(gradients), set[str](), set[int]()
         for place, node in enumerate(self.source.nodes):
             update = place in viewed and viewed[place].phase is Phase.UPDATE
-            if update or not joined.isdisjoint(node.reads):
+            behind = not joined.isdisjoint(node.reads)
+            if update or behind:
                 found.add(place)
+            if behind or (update and any(self.aliases.get(name, name) in followed for name in node.reads)):
+                followed.update(node.outputs)
                 joined.update(node.outputs if update or place not in viewed else ())
         return found
 

@@ -16,7 +16,7 @@ from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import CallContent, CollectiveCall, Overlap, find_calls, measure
+from gopt.sharding.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Co
     found = _report(program, ran, calls)
     if not program.others:
         return found
-    others = [_report(other, ran, find_calls(other)).traffic for other in program.others]
+    others = [_report(other, ran, calls_of(other)).traffic for other in program.others]
     weights = [len(variant.places) for variant in program.variants]
     return replace(found, traffic=_mean([found.traffic, *others], weights))
 

@@ -27,7 +27,7 @@ from gopt.lower.carried_values import FOLLOWED, find_followed
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import find_calls
+from gopt.sharding.traffic import calls_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def build_report(
     Its size grows with the graph, not with graph times ranks.
     """
     classes = classes_of(program, list(phases_by_rank(ranks)))
-    calls = program.once("calls", lambda: find_calls(program, program.sharded))
+    calls = calls_of(program)
     added_ops, added_vars = added(program, classes, ranks, calls)
     usages = _usages(program, common, ranks)
     couplings = open_couplings(program)

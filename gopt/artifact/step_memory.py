@@ -15,8 +15,8 @@ from gopt.ir.types import nbytes
 from gopt.operators.kinds import VIEWS
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
-from gopt.sharding.traffic import CallContent, CollectiveCall, find_calls
-from gopt.sharding.verifier import infer_shardings
+from gopt.sharding.traffic import CallContent, CollectiveCall, calls_of
+from gopt.sharding.verifier import shardings_so_far
 
 VIEWS = VIEWS | {"Select"}
 """Operators whose result can share its operand's memory."""
@@ -68,7 +68,7 @@ def _state_bytes(state: ShardedState, coordinates: Mapping[str, int]) -> int:
 def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
     """Bytes of reduced gradients of each of ``members``."""
     local = set(program.training.gradients.values())
-    calls = {id(variant): find_calls(variant) for variant in program.variants}
+    calls = {id(variant): calls_of(variant) for variant in program.variants}
     result = []
     for coordinates in members(program):
         variant, total = program.at(coordinates), 0
@@ -113,7 +113,7 @@ def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
     """
     if program.sharded and not program.split:
         return program.sharded
-    shardings = infer_shardings(program, strict=False)
+    shardings = shardings_so_far(program)
     return {name: shardings.sharding(name) for name in shardings.known}
 
 

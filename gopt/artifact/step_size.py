@@ -10,7 +10,7 @@ from gopt.artifact.step_memory import live, live_in_source
 from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import CollectiveCall, find_calls
+from gopt.sharding.traffic import CollectiveCall, calls_of
 
 
 def before_after(
@@ -30,7 +30,7 @@ def before_after(
     def peak(rank: int) -> int:
         variant = program.of(rank)
         if id(variant) not in peaks:
-            known = calls if variant is program else find_calls(variant, variant.sharded)
+            known = calls_of(variant)
             peaks[id(variant)] = live(variant, known, program.mesh.coordinates(rank)).peak
         return peaks[id(variant)]
 

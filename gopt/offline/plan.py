@@ -17,7 +17,7 @@ from gopt.offline.times import CommTimes, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import find_calls
+from gopt.sharding.traffic import calls_of
 from gopt.topology import Topology
 
 MIB = 1 << 20
@@ -179,7 +179,7 @@ def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topolog
     step = split.fork()
     pipeline = settings.pipeline(**_linked(topology))
     ran = replace(pipeline, stages=pipeline.stages[_FIXED:]).run(step)
-    calls = find_calls(step)
+    calls = calls_of(step)
     rows = held(step)
     totals = [sum(bytes) for bytes in zip(*rows.values())]
     largest = members(step)[totals.index(max(totals))]
@@ -189,7 +189,7 @@ def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topolog
         settings,
         max(rows["parameters"]),
         max(rows["optimizer_states"]),
-        live(variant, calls if variant is step else find_calls(variant), largest),
+        live(variant, calls_of(variant), largest),
         cost_report(step, ran, calls),
         balance({**rows, "gradients": reduced_gradient_bytes(step)}),
         None if topology is None else times(calls, topology),

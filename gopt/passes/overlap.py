@@ -13,8 +13,8 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import heavy
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import CollectiveCall, find_calls, measure
-from gopt.sharding.verifier import parts_so_far
+from gopt.sharding.traffic import CollectiveCall, calls_of, measure
+from gopt.sharding.verifier import shardings_so_far
 
 MIB = 1 << 20
 
@@ -62,8 +62,7 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
         raise OptionError(f"prefetch cannot be {options.prefetch}", "0 gathers just before use")
     if options.limit_mb is not None and not options.limit_mb >= 0:
         raise OptionError(f"limit-mb cannot be {options.limit_mb}", "0 gathers just before use")
-    parts = parts_so_far(program)  # the order of nodes does not change them
-    calls = find_calls(program, parts)
+    calls, shardings = calls_of(program), shardings_so_far(program)
     if not calls:
         return PassResult(note="the step makes no calls")
     nodes = program.graph.nodes
@@ -73,8 +72,8 @@ def overlap(program: SpmdProgram, options: Options) -> PassResult:
     early, moved = _early(nodes, calls)
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
-        calls = find_calls(program, parts)
-    found = measure(program.once("calls", lambda: calls))
+        shardings_so_far(program, shardings)
+    found = measure(calls_of(program))
     over = limit is not None and found.peak_gathered_bytes > limit
     return PassResult(
         facts=found.to_json()

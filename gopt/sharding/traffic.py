@@ -14,7 +14,7 @@ from gopt.ir.types import nbytes
 from gopt.operators.kinds import heavy
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Sharding
-from gopt.sharding.verifier import infer_shardings
+from gopt.sharding.verifier import parts_so_far
 
 GATHERS = frozenset({"AllGather", "Broadcast"})
 """Calls that hand a member's elements to all others."""
@@ -81,7 +81,7 @@ class Overlap:
 def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None) -> list[CollectiveCall]:
     """Every call of the step's graph in order. Two sweeps; linear.
 
-    ``parts``: values of which ranks hold parts, where the program is verified (``program.sharded``); else inferred.
+    ``parts``: values of which ranks hold parts, where they are known.
     """
     nodes = program.graph.nodes
     ready = ready_at(nodes)
@@ -89,7 +89,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
     if parts is None:
-        parts = program.sharded or infer_shardings(program, strict=False).parts()
+        parts = program.sharded or parts_so_far(program)
     found = []
     for place, node in enumerate(nodes):
         if node.domain != COMM:
@@ -107,6 +107,11 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
             )
         )  # fmt: skip
     return found
+
+
+def calls_of(program: SpmdProgram) -> list[CollectiveCall]:
+    """Every call of the step's graph in order; they are found once for one list of nodes."""
+    return program.once("calls", lambda: find_calls(program))
 
 
 def measure(calls: Sequence[CollectiveCall]) -> Overlap:

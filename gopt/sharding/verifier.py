@@ -44,9 +44,17 @@ def infer_shardings(program: SpmdProgram, *, strict: bool = True) -> Shardings:
     return ShardingInference(program, strict).run()
 
 
+def shardings_so_far(program: SpmdProgram, known: Shardings | None = None) -> Shardings:
+    """The sharding of every value of a program that passes still change. Nothing is verified.
+
+    ``known``: the shardings where they are known already, because a pass changed the order of nodes and nothing else.
+    """
+    return program.once("shardings", lambda: known or infer_shardings(program, strict=False))
+
+
 def parts_so_far(program: SpmdProgram) -> dict[str, Sharding]:
     """The values of which ranks hold parts of a bucket, of a program that passes still change. Nothing is verified."""
-    return program.once("parts", lambda: infer_shardings(program, strict=False).parts())
+    return program.once("parts", lambda: shardings_so_far(program).parts())
 
 
 class ShardingInference:
