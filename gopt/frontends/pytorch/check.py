@@ -196,9 +196,31 @@ def _compared(
         for name, value in expected.items():
             allowed = least + sum(other.factor * _norm(states[name], value) for other, states in zip(others, found))
             worst = max(worst, (_distance(name, step, held[name], value, allowed, first[name], limits), name))
-        if step == 0:  # the rest compute in no narrow type, or by no other kernels
+        if step == 0:
+            _check_again(EagerStates(recipe, seen, options, taken, wide=wide), batch, numbers, eager, first, limits)
+            # The rest compute in no narrow type, or by no other kernels.
             others = [each for each, states in zip(others, found) if not _equal(states, expected)]
     return ExportCheck(tuple(losses), tuple(theirs), *worst, updates)
+
+
+def _check_again(
+    twin: EagerStates, batch: Mapping[str, torch.Tensor], numbers: Sequence[torch.Tensor], eager: EagerStates,
+    first: Arrays, limits: Limits,
+) -> None:  # fmt: skip
+    """Raise UnsupportedError where a first step is another one when it runs again: what it draws unseen would be taken
+    for the effect of rounding, and a constant of the graph."""
+    twin.step(batch, numbers)
+    found, expected = twin.states(), eager.states()
+    other = "its loss" if _apart(twin.loss, eager.loss) > limits.loss * (1 + abs(eager.loss)) else ""
+    for name, value in expected.items():
+        allowed = limits.share * _norm(value, first[name]) + limits.size * _norm(value, np.zeros_like(value))
+        other = other or (repr(name) if _norm(found[name], value) > allowed else "")
+    if other:
+        raise UnsupportedError(
+            f"the eager step is another one when it runs again from the same values: {other} differs",
+            "it draws numbers that gopt does not see (of a generator of NumPy's or Python's own, or of the clock): "
+            "draw them outside and put them into the batch, or draw tensors by torch (torch.rand)",
+        )
 
 
 def _narrowest(recipe: Recipe, options: ExportOptions) -> Autocast | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -160,3 +161,24 @@ def test_permutations_hold_for_any_size_and_other_bounds_of_it_are_refused(tmp_p
         export(sized, tmp_path / "sized.onnx", options=options)
     assert export(sized, tmp_path / "fixed.onnx").draws == {"draw_0": Draw(Distribution.INTEGERS, low=0, high=5)}
     assert onnx.load(tmp_path / "fixed.onnx").graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
+
+
+OWN = random.Random(4)
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: np.random.default_rng().random(), lambda: OWN.random()], ids=["NumPy", "Python"]
+)
+def test_numbers_of_a_generator_of_its_own_are_no_constants(draw, tmp_path):
+    class Noisy(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (0.5 + draw())
+
+    def make():
+        net = Noisy(4, 3)
+        batch = torch.randn(8, 4), torch.randint(0, 3, (8,))
+        return net, torch.nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), batch
+
+    with pytest.raises(UnsupportedError, match="another one when it runs again") as caught:
+        export(make, tmp_path / "step.onnx")
+    assert "put them into the batch" in caught.value.hints[0]
