@@ -16,7 +16,8 @@ STEPS = load_all()
 TELLS = {
     "gauss_seidel": "--params w0=VALUE", "adam_over_row": "--params w0=VALUE",
     "exchanged_states": "--states w0.a=w0.b.new", "whole_numbers": "w0.fixed",
-    **dict.fromkeys(["two_positions", "double_buffer", "nesterov_pair", "kept_gradients"], "neither is a proof"),
+    **dict.fromkeys(["two_positions", "double_buffer", "nesterov_pair"], "neither is a proof"),
+    "kept_gradients": "may replace any of",
     "barzilai": "--states w0=w0.new", "summed_loss_with_shared_penalty": "count it once for every rank",
     "newton_loop": "Loop",
     "row_of_two": "is made of several gradients",
