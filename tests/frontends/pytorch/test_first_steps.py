@@ -173,16 +173,16 @@ def test_rounding_in_bfloat16_is_no_difference(tmp_path):
 
 
 def test_a_wrong_factor_in_bfloat16_is_a_difference(tmp_path, monkeypatch):
-    step = check.EagerTraining.step
+    step = check.EagerStates.step
 
-    def planted(self, batch):
+    def planted(self, *given):
         monkeypatch.setattr(special.Narrow, "factor", 1.05)
-        return step(self, batch)
+        return step(self, *given)
 
     real = check.compare
 
     def compare(*args):
-        monkeypatch.setattr(check.EagerTraining, "step", planted)
+        monkeypatch.setattr(check.EagerStates, "step", planted)
         return real(*args)
 
     monkeypatch.setattr("gopt.frontends.pytorch.export.compare", compare)
