@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gopt.analysis.losses import LossRoots
@@ -118,12 +117,8 @@ def _same_as_loss(step: StepSkeleton) -> list[str]:
 def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
     """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
 
-    def following(value: str) -> Iterable[str]:
-        return filter(
-            index.one_element,
-            index.operands(
-                value, lambda node: node.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze")
-            ),
-        )
+    def counts(node: Node) -> bool:
+        return node.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze")
 
-    return list(walk(filter(index.one_element, [name]), following))
+    numbers = walk([name], lambda value: filter(index.one_element, index.operands(value, counts)))
+    return list(numbers) if index.one_element(name) else []

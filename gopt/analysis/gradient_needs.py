@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import ARG_EXTREMES, CONVOLUTIONS, GATHERS, PRODUCTS, STEPWISE
+from gopt.operators.kinds import ARG_EXTREMES, CONTRACTIONS, GATHERS, STEPWISE
 
-_PRODUCTS = PRODUCTS | CONVOLUTIONS | {"Mul"}
+_PRODUCTS = CONTRACTIONS | {"Mul"}
 _CURVED = frozenset(
     [
         "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "Log",

@@ -9,7 +9,7 @@ that the backward makes is called the gradient.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from gopt import limits
@@ -44,9 +44,10 @@ def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> N
     def adds(node: Node) -> bool:
         return id(node) not in context.forward and (node.is_a("Add", "Sub", "Sum") or node.is_in(LAYOUT))
 
-    terms = [
-        name for name in walk([updated], lambda name: index.operands(name, adds)) if not index.operands(name, adds)
-    ]
+    def following(name: str) -> Sequence[str]:
+        return index.operands(name, adds)
+
+    terms = [name for name in walk([updated], following) if not following(name)]
     moving = [name for name in terms if name in context.tainted]
     written = [name for name in moving if id(index.producers.get(name)) in context.forward]
     if not written or len(written) == len(moving):

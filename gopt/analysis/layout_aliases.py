@@ -23,8 +23,7 @@ OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
 SHAPE_CHANGES = RESHAPES | {"Expand"}
 KEEP_ORDER = frozenset((*SHAPE_CHANGES, "Transpose"))
 """Operators that may keep all elements in their order."""
-CUTS = PARTS
-LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *SHAPE_CHANGES, *CUTS, "Transpose"))
+LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *SHAPE_CHANGES, *PARTS, "Transpose"))
 
 
 def find_aliases(graph: Graph, named: Collection[str] = ()) -> dict[str, str]:
@@ -76,12 +75,12 @@ class _Finder:
     @cached_property
     def constants(self) -> Constants:
         """The constants of the graph: few graphs cut a row where it was joined, and need them."""
-        return Constants(self.graph, self.graph.producers())
+        return Constants(self.graph)
 
     def visit(self, node: Node) -> None:
         if len(node.outputs) == 1:
             self._look_at_one(node, self.aliases.get(node.inputs[0], node.inputs[0]), node.outputs[0])
-        if node.is_in(CUTS):
+        if node.is_in(PARTS):
             self._cut(node)
 
     def _look_at_one(self, node: Node, source: str, output: str) -> None:

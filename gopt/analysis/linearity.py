@@ -120,9 +120,8 @@ def _padded(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     if levels[0] < 0 or any(level >= 0 for level in levels[1:]) or not constant:
         return Linearity.NONLINEAR
     fill = node.inputs[2] if len(node.inputs) > 2 else ""
-    return (
-        Linearity(levels[0]) if not fill or index.constants.zero(fill) else Linearity(max(levels[0], Linearity.AFFINE))
-    )
+    zeros = not fill or index.constants.zero(fill)
+    return Linearity(levels[0] if zeros else max(levels[0], Linearity.AFFINE))
 
 
 def _scattered(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:

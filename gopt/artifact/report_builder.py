@@ -81,7 +81,7 @@ def build_report(
     added_ops, added_vars = added(program, classes, ranks, calls)
     usages = _usages(program, common, ranks)
     couplings = open_couplings(program)
-    sizes = before_after(program, source, common, ranks, usages, calls)
+    sizes = before_after(program, source, common, ranks, usages)
     bounds = figures(program, program.passes, common, ranks, calls)
     items = gone.result()  # last: this runs in the background meanwhile
     return Report(

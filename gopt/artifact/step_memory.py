@@ -18,7 +18,7 @@ from gopt.records.placements import Sharding
 from gopt.sharding.traffic import CallContent, CollectiveCall, calls_of
 from gopt.sharding.verifier import shardings_so_far
 
-VIEWS = VIEWS | {"Select"}
+SHARES_MEMORY = VIEWS | {"Select"}
 """Operators whose result can share its operand's memory."""
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""
@@ -122,7 +122,7 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
 
     A value is live from its producer to its last reader; without a reader, to the end.
     """
-    views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in VIEWS and node.inputs[0]}
+    views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
     root: dict[str, str] = {}
     for name, seen in views.items():
         root[name] = root.get(seen, seen)

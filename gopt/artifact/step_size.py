@@ -10,7 +10,7 @@ from gopt.artifact.step_memory import live, live_in_source
 from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.traffic import CollectiveCall, calls_of
+from gopt.sharding.traffic import calls_of
 
 
 def before_after(
@@ -19,10 +19,9 @@ def before_after(
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
     usages: Sequence[RankUsage],
-    calls: Sequence[CollectiveCall],
 ) -> BeforeAfter | None:
-    """The sizes of both. ``usages`` are those of ``ranks``, whose phases follow one another; ``calls`` those of the
-    program itself. Of ranks that hold as much, the first; of ranks that differ in states alone, one tells the peak."""
+    """The sizes of both. ``usages`` are those of ``ranks``, whose phases follow one another. Of ranks that
+    hold as much, the first; of ranks that differ in states alone, one tells the peak."""
     if not usages:
         return None
     peaks: dict[int, int] = {}
@@ -30,8 +29,7 @@ def before_after(
     def peak(rank: int) -> int:
         variant = program.of(rank)
         if id(variant) not in peaks:
-            known = calls_of(variant)
-            peaks[id(variant)] = live(variant, known, program.mesh.coordinates(rank)).peak
+            peaks[id(variant)] = live(variant, calls_of(variant), program.mesh.coordinates(rank)).peak
         return peaks[id(variant)]
 
     def held(usage: RankUsage) -> int:

@@ -18,7 +18,7 @@ from gopt.ir.attributes import attribute_value
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.opset import opset_of
 from gopt.ir.tape import ProtoTape
-from gopt.ir.types import FLOATS, dtype_code, numpy_dtype
+from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.operators.kinds import ALL_REDUCTIONS, POOLS
 
 Constants = Mapping[str, np.ndarray]
@@ -233,8 +233,7 @@ def _batch_norm(operator: Operator, constants: Constants, emit: ProtoTape) -> st
     node, kinds = operator.node, [operator.dtype(name) for name in operator.node.input]
     if len(set(kinds)) == 1 or "undefined" in kinds or any(node.output[1:]):
         return None
-    wide = dtype_code(kinds[3])
-    given = [name if kind == kinds[3] else emit.op("Cast", name, to=wide) for name, kind in zip(node.input, kinds)]
+    given = [emit.cast(name, kinds[3], kind) for name, kind in zip(node.input, kinds)]
     made = emit.op("BatchNormalization", *given, **operator.attributes)
     return emit.cast(made, kinds[0])
 

@@ -133,10 +133,10 @@ class Constants:
 
     def axes(self, node: Node, place: int = 1) -> list[int] | None:
         """The axes that a node names, as an attribute or as operand ``place``, from the back where they are negative;
-        none where it names none, None where they are computed."""
+        None where it names none, or where they are computed."""
         if "axes" in node.attributes:
             return [int(each) for each in node.attributes["axes"]]
-        return self.integers(node.inputs[place]) if len(node.inputs) > place and node.inputs[place] else []
+        return self.integers(node.inputs[place]) if len(node.inputs) > place else None
 
     def uniform(self, name: str) -> float | None:
         """The number that each element of a constant is, of any size; None where they differ or are computed."""

@@ -64,9 +64,10 @@ class GraphIndex:
         node = self.producers.get(name)
         return node.reads if node is not None and (through is None or through(node)) else ()
 
-    def results(self, name: str) -> Iterator[str]:
-        """The values that the nodes that read a value make."""
-        return (made for node in self.users.get(name, ()) for made in node.outputs if made)
+    def results(self, name: str, through: Callable[[Node], bool] | None = None) -> Iterator[str]:
+        """The values that the nodes that read a value make, those for which ``through`` does not hold left out."""
+        users = self.users.get(name, ())
+        return (made for node in users if through is None or through(node) for made in node.outputs if made)
 
 
 def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:

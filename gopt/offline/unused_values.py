@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import InputError
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import walk
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.tensor import Tensor
 from gopt.sanitize import show
 
@@ -20,19 +20,18 @@ def refuse_unused(training: TrainingGraph, given: Mapping[str, Tensor], file: st
     ``gopt export`` writes such updates: ``Where(started == 0, first step, later step)``, where the first step makes the
     optimizer's states anew. ``given``: the values of ``file``, by state.
     """
-    graph = training.graph
-    producers, users = graph.producers(), graph.users()
+    graph, index = training.graph, GraphIndex(training.graph)
     for state in training.states:
         if state.tensor not in given or state.kind is not StateKind.OPTIMIZER_STATE:
             continue
-        choice = producers.get(state.updated)
+        choice = index.producers.get(state.updated)
         if choice is None or not choice.is_a("Where"):
             continue
-        count = _compared_with_zero(producers.get(choice.inputs[0]), training)
+        count = _compared_with_zero(index.producers.get(choice.inputs[0]), training)
         value = given.get(count) or graph.initializers.get(count)
         if value is None or np.any(value.numpy()):
             continue
-        if choice.inputs[1] not in _made_of(state.tensor, users):
+        if choice.inputs[1] not in walk([state.tensor], index.results):
             raise InputError(
                 f"{file}: {show(state.tensor)} would not be read: {show(count)} is 0, and then the step initializes it",
                 f"give {show(count)} as 1 in the file, or leave the states of the optimizer out",
@@ -49,8 +48,3 @@ def _compared_with_zero(node: Node | None, training: TrainingGraph) -> str:
         if name in scalars and other not in scalars and zero is not None and not np.any(zero.numpy()):
             return name
     return ""
-
-
-def _made_of(name: str, users: Mapping[str, Collection[Node]]) -> set[str]:
-    """All values that depend on a value."""
-    return set(walk([name], lambda value: [made for node in users.get(value, ()) for made in node.outputs]))

@@ -11,6 +11,7 @@ import numpy as np
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.opset import opset_of
 from gopt.ir.phase import Phase
+from gopt.ir.tape import takes_axes
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.records.placements import Partial, Placement, Replicated, Shard, Window
@@ -78,7 +79,7 @@ class Builder:
         type = self.graph.types[value]
         kept = [1 if dim in axes else size for dim, size in enumerate(type.dims) if keepdims or dim not in axes]
         made = TensorType(type.dtype, tuple(kept))
-        if opset_of(self.graph.header) >= (13 if op_type == "ReduceSum" else 18):
+        if takes_axes(op_type, opset_of(self.graph.header)):
             inputs = [value, self.ints(axes)] if axes else [value]
             return self.add(op_type, inputs, output, made, keepdims=keepdims)
         return self.add(op_type, [value], output, made, axes=list(axes), keepdims=keepdims)

@@ -17,7 +17,6 @@ from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.operators.kinds import COMPARISONS, EXTREMES
 from gopt.verification.compare import Values
 
-COMPARE = COMPARISONS
 BOUND = EXTREMES | {"Clip"}
 CHOOSE = ("Where", "And", "Or", "Xor", "Not", "Cast", "If")
 
@@ -75,7 +74,7 @@ def find_conditions(training: TrainingGraph) -> list[Condition]:
 def _condition_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
     """Return the value that shows the outcome of a condition, and the value that it clips; None if the node is none."""
     types = index.graph.types
-    if node.is_a(*COMPARE):
+    if node.is_a(*COMPARISONS):
         return node.outputs[0], ""
     if node.is_a(*BOUND):
         wide = [name for name in node.reads if not index.one_element(name)]

@@ -10,7 +10,7 @@ The batch is not: source and ranks read the same bits of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,12 +67,9 @@ def units(training: TrainingGraph) -> dict[str, float]:
 
 def _narrow(index: GraphIndex, name: str) -> set[str]:
     """Halves that a value is cast to, at once or behind layout operators."""
-
-    def following(value: str) -> Iterable[str]:
-        return (made for node in index.users.get(value, ()) if node.is_in(LAYOUT) for made in node.outputs)
-
-    users = (node for value in walk([name], following) for node in index.users.get(value, ()) if node.is_a("Cast"))
-    return {dtype_name(int(node.attributes["to"])) for node in users} & LOW_PRECISION
+    values = walk([name], lambda value: index.results(value, lambda node: node.is_in(LAYOUT)))
+    casts = (node for value in values for node in index.users.get(value, ()) if node.is_a("Cast"))
+    return {dtype_name(int(node.attributes["to"])) for node in casts} & LOW_PRECISION
 
 
 def measure_sensitivity(

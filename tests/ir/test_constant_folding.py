@@ -10,6 +10,8 @@ from gopt.errors import InputError
 from gopt.ir.constant_folding import Constants, fold_small
 from gopt.ir.graph import Graph, Node
 from gopt.ir.load import load
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType
 
 
 def made(b: Builder, tmp_path):
@@ -136,6 +138,22 @@ def test_a_constant_is_read_in_each_of_its_forms(attributes, expected):
     if expected is not None:
         assert found.dtype == expected.dtype
         assert (found == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("operands", "attributes", "expected"),
+    [
+        (["a"], {}, [0, -1]), ([], {"axes": [2]}, [2]), (["none"], {}, []), ([], {"axes": []}, []), ([], {}, None),
+        ([""], {}, None), (["x"], {}, None),
+    ],
+)  # fmt: skip
+def test_axes_are_named_by_an_operand_or_an_attribute_and_an_empty_list_is_one(operands, attributes, expected):
+    stored = {name: Tensor(TensorType("int64", (len(axes),)), array=np.array(axes, np.int64))
+              for name, axes in (("a", [0, -1]), ("none", []))}  # fmt: skip
+    node = Node("ReduceSum", ["x", *operands], ["y"], attributes=attributes)
+    types = {"x": TensorType("float32", (2, 3)), **{name: each.type for name, each in stored.items()}}
+    graph = Graph("g", [node], {"x": types["x"]}, {}, stored, types, onnx.ModelProto())
+    assert Constants(graph).axes(node) == expected
 
 
 @pytest.mark.parametrize("shape", [(1 << 20, 1 << 20), (limits.FOLDED_ELEMENTS + 1,)])

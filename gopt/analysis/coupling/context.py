@@ -125,9 +125,9 @@ class CouplingContext:
         Raises Untraceable where they are computed.
         """
         axes = self.index.constants.axes(node, slot)
-        if axes is None:
+        if axes is None and len(node.inputs) > slot and node.inputs[slot]:
             raise Untraceable(f"the axes of {node.label!r} are computed")
-        return sorted(axis % max(rank, 1) for axis in axes) or None
+        return None if axes is None else sorted(axis % max(rank, 1) for axis in axes)
 
 
 def axis_of(node: Node, rank: int, default: int) -> int:

@@ -7,10 +7,10 @@ from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import COMPARISONS, FLOAT_TESTS, LAYOUT, value_reads
+from gopt.operators.kinds import CASTS, COMPARISONS, FLOAT_TESTS, LAYOUT, MEANS, value_reads
 
 COMPARE = COMPARISONS | FLOAT_TESTS | {"And", "Not", "Or"}
-SAME = (*LAYOUT, "Cast", "CastLike", "Neg", "ReduceSum", "ReduceMean", "Split", "Tile", "Pad", "Gather", "Trilu")
+SAME = LAYOUT | CASTS | MEANS | {"Neg", "Split", "Tile", "Pad", "Gather", "Trilu"}
 
 
 def reduced(context: CouplingContext, node: Node) -> Mark:

@@ -29,11 +29,7 @@ def like(context: CouplingContext, node: Node) -> Marks:
     return [mark if mark.kind is Relation.SAMPLES else DRAWN for _ in node.outputs]
 
 
-IN_FRONT = (
-    *(POOLS | GLOBAL_POOLS),
-    *(DEPTH_MOVES | PART_NORMS | {"LRN"}),
-    *ATTENTION,
-)
+IN_FRONT = sorted(POOLS | GLOBAL_POOLS | DEPTH_MOVES | PART_NORMS | ATTENTION | {"LRN"})
 """Operators whose first dimension is the batch."""
 
 RULES: dict[str, TransferFunction] = {

@@ -11,14 +11,11 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CASTS, SPREADS
+from gopt.operators.kinds import CASTS, LAYOUT
 
 DEPTH = 64
 """Nodes behind one another that are looked at."""
-_COPIES = (
-    *(SPREADS | CASTS | {"Neg"}),
-    *("Tile", "Slice"),
-)
+_COPIES = LAYOUT | CASTS | {"Neg", "Tile"}
 
 
 @dataclass(frozen=True, slots=True)

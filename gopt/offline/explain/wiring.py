@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 
 from gopt.ir.graph import COMM, Node
@@ -21,11 +20,8 @@ class Wiring(GraphIndex):
 
     def sent_by(self, name: str) -> list[Node]:
         """Calls that a value goes into, also through casts and reshapes."""
-
-        def following(value: str) -> Iterator[str]:
-            return (made for node in self.users.get(value, ()) if node.op_type in _VIEWS for made in node.outputs)
-
-        users = (node for value in walk([name], following) for node in self.users.get(value, ()))
+        values = walk([name], lambda value: self.results(value, lambda node: node.op_type in _VIEWS))
+        users = (node for value in values for node in self.users.get(value, ()))
         return list(dict.fromkeys(node for node in users if node.domain == COMM))
 
     def brought_by(self, name: str) -> list[Node]:

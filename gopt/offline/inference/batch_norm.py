@@ -80,8 +80,8 @@ def _axes(subgraph: ForwardSubgraph, node: Node) -> list[int]:
     """Axes that a node reduces, counted from the front."""
     shape = subgraph.graph.type_of(node.inputs[0]).shape
     rank = 0 if shape is None else len(shape)
-    axes = subgraph.constants.axes(node) or range(rank)
-    return [axis % rank if rank else axis for axis in axes]
+    axes = subgraph.constants.axes(node)
+    return [axis % rank if rank else axis for axis in (range(rank) if axes is None else axes)]
 
 
 def _elements(subgraph: ForwardSubgraph, name: str) -> int:

@@ -34,13 +34,8 @@ class ForwardSubgraph:
         """The subgraph of ``outputs``; ``sources``: inputs and random values that change from call to call."""
         index = GraphIndex(graph)
         nodes, values = ancestors(index, outputs)
-
-        def following(name: str) -> list[str]:
-            return [
-                made for node in index.users.get(name, ()) if not node.is_in(SIZES) for made in node.outputs if made
-            ]
-
-        return cls(index, nodes, values, set(walk(sources, following)))
+        fed = walk(sources, lambda name: index.results(name, lambda node: not node.is_in(SIZES)))
+        return cls(index, nodes, values, set(fed))
 
     @property
     def graph(self) -> Graph:

@@ -12,7 +12,7 @@ def fused_matmul(
     the last."""
     x, y = (_turned(b, each, batch, last) for each, batch, last in ((x, transBatchA, transA), (y, transBatchB, transB)))
     product = b.op("MatMul", x, y)
-    return str(product if alpha == 1 else b.op("Mul", product, b.number_like(alpha, b.outputs[0])))
+    return product if alpha == 1 else b.op("Mul", product, b.number_like(alpha, b.outputs[0]))
 
 
 def _turned(b: Builder, x: str, batch: int, last: int) -> str:
@@ -28,8 +28,7 @@ def _turned(b: Builder, x: str, batch: int, last: int) -> str:
 
 def scale(b: Builder, x: str, by: str, *, scale_down: int) -> str:
     """X times a number, or divided by it; the number may have another type."""
-    factor = b.cast(by, b.dtype(x)) if b.dtype(by) != b.dtype(x) else by
-    return b.op("Div" if scale_down else "Mul", x, factor)
+    return b.op("Div" if scale_down else "Mul", x, b.cast(by, b.dtype(x), b.dtype(by)))
 
 
 def div_grad(b: Builder, dy: str, x: str, y: str) -> tuple[str, ...]:
@@ -59,8 +58,7 @@ def concat(b: Builder, *parts: str, axis: int) -> tuple[str, ...]:
 
 
 def split(b: Builder, x: str, sizes: str, *, axis: int) -> tuple[str, ...]:
-    found = b.several("Split", x, sizes, results=len(b.outputs), axis=axis)
-    return found if isinstance(found, tuple) else (found,)
+    return b.several("Split", x, sizes, results=len(b.outputs), axis=axis)
 
 
 def identity(b: Builder, x: str) -> str:
@@ -70,12 +68,10 @@ def identity(b: Builder, x: str) -> str:
 def dropout(b: Builder, x: str, ratio: str = "", mode: str = "", *, seed: int | None) -> tuple[str, ...]:
     """The standard Dropout: the mask of bits is one of truth values, as only its gradient reads it."""
     given = {} if seed is None else {"seed": seed}
-    return tuple(b.several("Dropout", x, ratio, mode, results=2, **given))
+    return b.several("Dropout", x, ratio, mode, results=2, **given)
 
 
 def dropout_grad(b: Builder, dy: str, mask: str, ratio: str = "", mode: str = "") -> str:
     """dY / (1 - ratio) where the mask is true. The kernel does not look at the mode."""
-    share = ratio or b.number_like(0.5, dy)
-    if ratio and b.dtype(ratio) != b.dtype(dy):
-        share = b.cast(ratio, b.dtype(dy))
+    share = b.cast(ratio, b.dtype(dy), b.dtype(ratio)) if ratio else b.number_like(0.5, dy)
     return b.op("Where", mask, b.op("Div", dy, b.op("Sub", b.number_like(1, dy), share)), b.number_like(0, dy))

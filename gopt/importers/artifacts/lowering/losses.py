@@ -10,13 +10,8 @@ def cross_entropy(
 ) -> tuple[str, ...]:
     """Loss and log probabilities; the label that does not count is an input of the operator."""
     inputs = [scores, labels, weights] if weights else [scores, labels]
-    if not ignored:
-        found = b.several("SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction)
-    else:
-        found = b.several(
-            "SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction, ignore_index=b.integer(ignored)
-        )
-    return tuple(found)
+    given = {"ignore_index": b.integer(ignored)} if ignored else {}
+    return b.several("SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction, **given)
 
 
 def cross_entropy_grad(
@@ -54,7 +49,7 @@ def _one_hot(b: Builder, log_prob: str, labels: str) -> str:
 def _share(b: Builder, log_prob: str, labels: str, weights: str, counts: str | None) -> str:
     """How much each label counts; '' where all count alike."""
     if weights:
-        share: str = b.op("Gather", weights, labels)
+        share = b.op("Gather", weights, labels)
         return share if counts is None else b.op("Where", counts, share, b.number_like(0, log_prob))
     return "" if counts is None else b.cast(counts, b.dtype(log_prob))
 
