@@ -10,6 +10,8 @@ from gopt.analysis.coupling.marks import DRAWN, Marks, Relation
 from gopt.analysis.coupling.pointwise import pointwise
 from gopt.ir.graph import Node
 from gopt.operators.kinds import (
+    ALL_REDUCTIONS,
+    ARG_EXTREMES,
     ATTENTION,
     CLASS_LOSSES,
     DEPTH_MOVES,
@@ -18,6 +20,7 @@ from gopt.operators.kinds import (
     LAYER_NORMS,
     PART_NORMS,
     POOLS,
+    SOFTMAXES,
 )
 
 TransferFunction = Callable[[CouplingContext, Node], Marks]
@@ -57,12 +60,11 @@ RULES: dict[str, TransferFunction] = {
     "Einsum": contract.einsum,
     "Conv": contract.conv,
     "ConvTranspose": contract.conv,
-    **dict.fromkeys(
-        ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum"],
-        contract.reduction,
-    ),
-    **dict.fromkeys(["ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin"], contract.reduction),
-    **dict.fromkeys(["Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK"], contract.along),
+    **dict.fromkeys(sorted(ALL_REDUCTIONS | ARG_EXTREMES), contract.reduction),
+    **dict.fromkeys(sorted(SOFTMAXES), contract.along),
+    "LpNormalization": contract.along,
+    "CumSum": contract.along,
+    "TopK": contract.along,
     **dict.fromkeys(sorted(LAYER_NORMS), contract.layer_norm),
     "BatchNormalization": contract.batch_norm,
     **dict.fromkeys(IN_FRONT, contract.in_front),
