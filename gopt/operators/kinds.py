@@ -58,6 +58,12 @@ LAYER_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 """Normalise over the last dimensions."""
 PART_NORMS = frozenset({"GroupNormalization", "InstanceNormalization"})
 """Normalise over the places of each sample."""
+RESIZES = frozenset({"Resize", "Upsample"})
+SMOOTH_MAXIMA = frozenset({"Softmax", "LogSoftmax"})
+QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear"})
+ROUNDED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
+"""Round to few bits."""
+RUNNING_PRODUCTS = frozenset({"ReduceProd", "CumProd"})
 SIZES = frozenset({"Shape", "Size"})
 """Look at a shape alone."""
 SEQUENCES = frozenset({
@@ -74,6 +80,8 @@ RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
 )
 
+DRAWN_LIKE = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"})
+"""Draw in the shape of the first operand."""
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""

@@ -16,16 +16,16 @@ NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _FIRST = (LINEAR, NONE)
 
 
-def axes_of(attributes: Attributes, operands: Sequence[Any], place: int = 1) -> tuple[int, ...] | None:
-    """The axes that an attribute or operand ``place`` names; None where none does."""
-    axes = operands[place].reshape(-1).tolist() if len(operands) > place else attributes.get("axes")
+def axes_of(attributes: Attributes, operands: Sequence[Any], operand: int = 1) -> tuple[int, ...] | None:
+    """The axes that an attribute or an operand names; None where none does."""
+    axes = operands[operand].reshape(-1).tolist() if len(operands) > operand else attributes.get("axes")
     return None if axes is None else tuple(int(axis) for axis in axes)
 
 
 def _reshaped(attributes: Attributes, operands: Sequence[Any]) -> Array:
     old, wanted = operands[0].shape, [int(size) for size in operands[1]]
     if not attributes.get("allowzero", 0):
-        wanted = [old[place] if size == 0 else size for place, size in enumerate(wanted)]
+        wanted = [old[dim] if size == 0 else size for dim, size in enumerate(wanted)]
     return np.asarray(operands[0].reshape(wanted))
 
 
@@ -62,17 +62,13 @@ def _gathered(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 def _sliced(attributes: Attributes, operands: Sequence[Any]) -> Array:
     if "starts" in attributes:
-        named = (attributes[name] for name in ("starts", "ends"))
-        operands = [
-            operands[0],
-            *map(np.asarray, named),
-            *(np.asarray(attributes[n]) for n in ("axes",) if n in attributes),
-        ]
+        named = [np.asarray(attributes[name]) for name in ("starts", "ends", "axes") if name in attributes]
+        operands = [*operands, *named]
     data, starts, ends, axes, steps = [*operands, None, None][:5]
-    places = range(len(starts)) if axes is None else axes.tolist()
+    along = range(len(starts)) if axes is None else axes.tolist()
     by = np.ones(len(starts), np.int64) if steps is None else steps
     cut = [slice(None)] * data.ndim
-    for axis, start, end, step in zip(places, starts.tolist(), ends.tolist(), by.tolist(), strict=True):
+    for axis, start, end, step in zip(along, starts.tolist(), ends.tolist(), by.tolist(), strict=True):
         cut[axis] = slice(start, None if step < 0 and end < -data.shape[axis] else end, step)
     return np.asarray(data[tuple(cut)])
 
@@ -113,7 +109,7 @@ OPERATORS = (
     Operator("Slice", _FIRST, total=True, lengths=(1, 2), zero=True, kernel=_sliced),
     Operator("Split", _FIRST, total=True, lengths=(1,), zero=True),
     Operator("Concat", (AFFINE,), total=True, kernel=_joined),
-    Operator("Pad", (AFFINE,), aside=(2,)),
+    Operator("Pad", (AFFINE, NONE, AFFINE, NONE), aside=(2,)),
     Operator("Trilu", _FIRST, total=True, zero=True),
     Operator("ReverseSequence", _FIRST, zero=True),
     Operator("DepthToSpace", _FIRST, total=True, zero=True),

@@ -68,15 +68,17 @@ class Operator:
     kernel: Kernel | None = None
     work: Work | None = None
 
-    def slope(self, place: int) -> Slope:
-        """How the result follows operand ``place``."""
-        return self.slopes[min(place, len(self.slopes) - 1)] if self.slopes else Slope.NONE
+    def slope(self, operand: int) -> Slope:
+        """How the result follows an operand, by its number."""
+        return self.slopes[min(operand, len(self.slopes) - 1)] if self.slopes else Slope.NONE
 
     @property
     def linear_in_first(self) -> bool:
         """Whether the result is in proportion to the first operand, and the others are no numbers; a cast is, where
         its result is a float."""
-        return self.slope(0) is Slope.LINEAR and not any(self.slope(place) for place in range(1, len(self.slopes) + 1))
+        return self.slope(0) is Slope.LINEAR and not any(
+            self.slope(behind) for behind in range(1, len(self.slopes) + 1)
+        )
 
 
 def of_operands(function: Callable[..., Any]) -> Kernel:

@@ -11,8 +11,8 @@ NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 
 
 def _of_matrices(attributes: Attributes, operands: Sequence[Shape], out: Shape) -> int:
-    first = operands[0]
-    return prod(out) * (first[0 if attributes.get("transA", 0) else -1] if first else 1)
+    a = operands[0]
+    return prod(out) * (a[0 if attributes.get("transA", 0) else -1] if a else 1)
 
 
 def _of_windows(attributes: Attributes, operands: Sequence[Shape], out: Shape) -> int:

@@ -199,8 +199,8 @@ def flag_count(use: Use) -> Placement:
     """The number of members that set a flag: it is compared with zero, which gives the flag, or moved."""
     count, *others = sorted(use.operands, key=lambda operand: not isinstance(operand.placement, FlagCount))
     first = use.operands[0] is count
-    if use.standard and use.op_type in _COMPARES and len(others) == 1 and others[0].zero:
-        if use.op_type == "Equal" or first == (use.op_type == "Greater"):
+    if use.standard and len(others) == 1 and others[0].zero:
+        if use.op_type == "Equal" or use.op_type == ("Greater" if first else "Less"):
             return REPLICATED
     elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
         return REPLICATED
@@ -228,7 +228,6 @@ def _alone(use: Use, member: int) -> Placement:
     return use.place if len(rest) < len(use.operands) and all(each.single for each in rest) else OnMember(member)
 
 
-_COMPARES = ("Equal", "Greater", "Less")
 FULL_REDUCTIONS = {
     name: "" if each.pieces == "l2" else each.pieces for name, each in OPERATORS.items() if each.pieces is not None
 }

@@ -28,8 +28,6 @@ from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
 
-_SPREAD = ("ScatterElements", "GatherElements", "Concat", "Where")
-"""Operators beside those by element whose operands have the dimensions of their results."""
 _PARTS = (1, 2)
 """Numerators of constants that divide by a number of samples: 2 of a square's derivative."""
 
@@ -149,7 +147,7 @@ class JoinedGraph:
 
     def _spread(self, node: Node) -> Iterator[int]:
         """Places of operands that have the dimensions of the result."""
-        if elementwise(node) or node.is_a(*_SPREAD):
+        if elementwise(node) or node.is_a("Concat", "GatherElements", "ScatterElements"):
             yield from range(len(node.inputs))
         elif node.is_a("Gemm") and len(node.inputs) > 2:
             yield 2

@@ -15,6 +15,7 @@ from gopt.operators.kinds import (
     ATTENTION,
     CLASS_LOSSES,
     DEPTH_MOVES,
+    DRAWN_LIKE,
     ELEMENTWISE,
     GLOBAL_POOLS,
     LAYER_NORMS,
@@ -69,5 +70,5 @@ RULES: dict[str, TransferFunction] = {
     "BatchNormalization": contract.batch_norm,
     **dict.fromkeys(IN_FRONT, contract.in_front),
     **dict.fromkeys(sorted(CLASS_LOSSES), contract.loss_operator),
-    **dict.fromkeys(["RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"], like),
+    **dict.fromkeys(sorted(DRAWN_LIKE), like),
 }

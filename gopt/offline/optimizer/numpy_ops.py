@@ -15,11 +15,10 @@ import numpy as np
 from gopt import limits
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, TensorType
-from gopt.operators.kinds import CASTS, RESHAPES
+from gopt.operators.kinds import CASTS, MOVES, RESHAPES
 from gopt.operators.table import operator
 
 Array = np.ndarray[Any, Any]
-_VIEWS = RESHAPES | {"Transpose", "Expand"}
 
 
 def run(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
@@ -52,10 +51,10 @@ def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat:
         return record.kernel(node.attributes, operands)
     if record.kernel is not None and record.pieces is not None and type.static and type.elements == 1:
         return np.reshape(record.kernel({"keepdims": 0}, [x]), () if flat else type.dims)
-    if node.op_type in _VIEWS and type.static:
-        if flat:  # a vector represents a full-shaped value in any layout
-            return x if x.size == 1 or node.op_type != "Expand" else None
-        return np.broadcast_to(x, type.dims) if node.op_type == "Expand" else np.reshape(x, type.dims)
+    if flat and type.static and (node.op_type in MOVES or (node.op_type == "Expand" and x.size == 1)):
+        return x  # a vector represents a full-shaped value in any layout
+    if node.op_type in RESHAPES and type.static and not flat:
+        return np.reshape(x, type.dims)
     if node.op_type == "Shape" and not flat:
         return np.array(np.shape(x)[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
     return record.kernel(node.attributes, operands) if record.kernel is not None and not flat else None
