@@ -21,7 +21,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "end": {"pull": PullAt.END},
 }  # fmt: skip
 QUICK = [
-    ("optim/rprop_etas", "sync"), ("mlp_adamw", "sync"), ("emb_adamw", "micro"), ("mlp_adamw_fp16_scaler", "end"), ("mlp_adamw_bf16", "async"),
+    ("optim/rprop_etas", "sync"), ("mlp_adamw", "sync"), ("emb_adamw", "micro"), ("mlp_adamw_fp16_scaler", "end"),
+    ("mlp_adamw_bf16", "async"),
 ]  # fmt: skip
 NAMES = ["mlp_adamw", "mlp_adamw_bf16", "emb_adamw", "cnn_sgd", "mlp_mom_clip_sched", "mlp_lamb", "mlp_adamw_accum"]
 ALL = [(name, way) for name in NAMES for way in WAYS if (name, way) not in QUICK]
