@@ -17,8 +17,9 @@ from gopt.analysis.analysis_context import AnalysisContext
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, elementwise
+from gopt.operators.kinds import LAYOUT
 
 
 @dataclass(slots=True)

@@ -20,8 +20,9 @@ from gopt.analysis.partial_losses import is_weighed
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, walk
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, elementwise
+from gopt.operators.kinds import LAYOUT
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:

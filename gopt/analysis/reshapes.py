@@ -15,9 +15,10 @@ import numpy as np
 from gopt.analysis.layout_aliases import KEEP_ORDER, SHAPE_CHANGES, identity, keeps_order
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
-from gopt.operators.kinds import REDUCTIONS, elementwise
+from gopt.operators.kinds import REDUCTIONS
 
 Shape = tuple[int, ...]
 MOVED = "load"

@@ -21,10 +21,10 @@ from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, SCALES, SCATTERS, SUMS
+from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, QUOTIENTS, SCALES, SCATTERS, TERMS
 
-FACTORS = CONTRACTIONS | SCALES | {"Reciprocal"}
-TERMS = SUMS | SCATTERS | {"Concat", "Mean", "Where"}
+FACTORS = CONTRACTIONS | SCALES | QUOTIENTS
+_TERMS = TERMS | SCATTERS
 LINEAR = LINEAR_IN_FIRST | CASTS | {"Pad"}
 """Operators that are linear in their first operand."""
 
@@ -125,7 +125,7 @@ class GradientUnits:
     def _is_count_of(self, node: Node, name: str) -> bool:
         """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
-        return counts and name not in self.trained and not node.is_a(*FACTORS)
+        return counts and name not in self.trained and not node.is_in(FACTORS)
 
     def of(self, name: str) -> Unit | None:
         """The unit of a marked value; None where there is none."""
@@ -168,13 +168,13 @@ class GradientUnits:
             return self.of(moving[0])
         if any(marks[name].kind is Relation.SAMPLES for name in moving) or not self.units.keys().isdisjoint(moving):
             pass
-        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_a(*FACTORS):
+        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_in(FACTORS):
             return self._reduced_of(mark)  # a count that is kept from being zero
-        if node.is_a(*FACTORS):
+        if node.is_in(FACTORS):
             return self._product(node, mark, moving)
-        if node.is_a(*TERMS):
+        if node.is_in(_TERMS):
             return self._sum(node, mark, moving)
-        if node.is_a(*LINEAR) and node.inputs[0] in moving:
+        if node.is_in(LINEAR) and node.inputs[0] in moving:
             return self._linear(node, mark, node.inputs[0])
         return self._function(node, mark, moving)
 
@@ -190,7 +190,7 @@ class GradientUnits:
         names = [name for name in node.inputs if name and name not in self.context.marks and name not in self.zeros]
         names = [name for name in names if self.context.index.graph.type_of(name).dtype in FLOATS]
         placed = [name for name in names if not self.context.index.constants.zero(name)]
-        if not node.is_a(*TERMS) or len(placed) != 1:
+        if not node.is_in(_TERMS) or len(placed) != 1:
             return Unit(start=True)
         factor = self.factors.of(placed[0])
         found = Unit(-factor.batches, factor=factor.number, start=True, explicit=bool(factor.batches))
