@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import tomllib
@@ -65,7 +66,11 @@ def ways(step: Step, error: GoptError) -> Iterator[Step]:
             else:
                 pairs |= table
             continue
-        yield from (_told(step, option, value) for option, value in _options(hint))
+        options = list(_options(hint))
+        if [option for option, _ in options] == ["batch", "states"]:  # to be said together
+            yield functools.reduce(lambda told, each: _told(told, *each), options, step)
+            continue
+        yield from (_told(step, option, value) for option, value in options)
         for found in _LEAVE.finditer(hint):
             yield replace(step, model=without(step.model, found[1].split(", ")))
     if pairs:

@@ -9,7 +9,7 @@ from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
-from gopt.operators.kinds import control_flow
+from gopt.ir.node_kinds import control_flow
 
 
 def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:

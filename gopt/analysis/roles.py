@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gopt.analysis.aliases import without_aliases
+from gopt.analysis.aliases import mark_rewritten, without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.coupling.ring_places import settle_rings
 from gopt.analysis.doubtful_pairs import refuse_doubtful
@@ -74,8 +74,8 @@ def _past_aliases(graph: Graph, roles: RoleMap) -> TrainingGraph:
     graph = in_parameter_shape(graph)
     view = without_aliases(graph, [value for value in roles.params.values() if value])
     if view is None:
-        return _past_calls(graph, roles)
-    return view.restore(_past_calls(view.graph, view.roles(roles)))
+        return mark_rewritten(_past_calls(graph, roles))
+    return mark_rewritten(view.restore(_past_calls(view.graph, view.roles(roles))))
 
 
 def _past_calls(graph: Graph, roles: RoleMap) -> TrainingGraph:

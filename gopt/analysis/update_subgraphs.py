@@ -17,7 +17,8 @@ from gopt.analysis.updates import Mode, ScalarReduction, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
-from gopt.operators.kinds import COMBINERS, CONTROL_FLOW, REDUCTIONS, RESHAPES, control_flow, elementwise
+from gopt.ir.node_kinds import control_flow, elementwise
+from gopt.operators.kinds import COMBINERS, CONTROL_FLOW, REDUCTIONS, RESHAPES
 
 FLATTENING = RESHAPES | {"Transpose"}
 """Layout operators through which a full reduction may look."""

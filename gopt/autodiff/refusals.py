@@ -14,6 +14,15 @@ from gopt.autodiff.operators import Operator, between, bodies
 from gopt.errors import UnsupportedError
 from gopt.ir.nodes import nested, reads
 from gopt.ir.types import FLOATS, TensorType, dtype_name
+from gopt.operators.kinds import (
+    CASTS,
+    EXTREME_REDUCTIONS,
+    NORM_REDUCTIONS,
+    ROUNDED,
+    RUNNING_PRODUCTS,
+    SCATTERS,
+    SEQUENCES,
+)
 from gopt.sanitize import show
 
 
@@ -89,9 +98,8 @@ def _to_narrow(operator: Operator) -> bool:
 def _no_axes(operator: Operator) -> bool:
     """Return whether a reduction has an empty list of axes, which onnx-ad reads as none where it may mean all."""
     axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None
-    composite = operator.node.op_type in ("ReduceL1", "ReduceL2", "ReduceSumSquare")
     if operator.attributes.get("noop_with_empty_axes", 0):
-        return composite and (axes is None or axes.shape == (0,))
+        return operator.node.op_type in NORM_REDUCTIONS and (axes is None or axes.shape == (0,))
     return axes is not None and axes.shape == (0,)
 
 
@@ -128,33 +136,24 @@ REFUSALS: Mapping[str, Refusal] = {
     "Resize": Refusal("the region and the scales are constants", (1, 2)),
     "RoiAlign": Refusal("the boxes are constants", (1,)),
     **dict.fromkeys(("Bernoulli", "Multinomial"), Refusal("it draws samples", steps=True)),
-    **dict.fromkeys(
-        ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Refusal(_ROUNDS, steps=True)
-    ),
-    **dict.fromkeys(("Cast", "CastLike"), Refusal(_ROUNDS, (0,), _to_narrow, True)),
+    **dict.fromkeys(ROUNDED, Refusal(_ROUNDS, steps=True)),
+    **dict.fromkeys(CASTS, Refusal(_ROUNDS, (0,), _to_narrow, True)),
     "BitCast": Refusal("it reads bits", steps=True),
     **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSumSquare"),
+        NORM_REDUCTIONS | EXTREME_REDUCTIONS | {"ReduceMean"} | {"ReduceLogSumExp"},
         Refusal("its list of axes is empty", (0,), _no_axes),
     ),
     **dict.fromkeys(
-        ("ReduceProd", "CumProd"),
+        RUNNING_PRODUCTS,
         Refusal("onnx-ad divides by elements that may be zero, and gopt writes it out where shapes and axes are known, "
                 "outside of control flow", (0,), _divides),
     ),
     "SpaceToDepth": Refusal("onnx-ad assumes mode DCR", (0,), lambda each: each.attributes.get("mode") == "CRD"),
-    **dict.fromkeys(
-        ("ScatterElements", "ScatterND"),
-        Refusal("of its reductions only none and add are linear", (), _is_no_sum),
-    ),
+    **dict.fromkeys(SCATTERS - {"Scatter"}, Refusal("of its reductions only none and add are linear", (), _is_no_sum)),
     "RotaryEmbedding": Refusal(
         "it slices in steps", (), lambda each: bool(each.attributes.get("interleaved", 0)),
     ),
-    **dict.fromkeys(
-        ("SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceMap", "ConcatFromSequence",
-         "SplitToSequence", "Optional", "OptionalGetElement"),
-        Refusal(_SEQUENCE),
-    ),
+    **dict.fromkeys(SEQUENCES | {"SequenceMap"}, Refusal(_SEQUENCE)),
     "AffineGrid": Refusal("its definition drops a batch of one sample", (0,), _one_flat_sample),
     "MaxRoiPool": Refusal("onnx-ad has no rule for it"),
 }  # fmt: skip

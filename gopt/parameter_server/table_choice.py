@@ -11,8 +11,8 @@ from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.artifact.server_entries import Mode as PlanMode
 from gopt.errors import OptionError
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import elementwise
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.table_patterns import chosen, fits
 from gopt.parameter_server.table_planner import plan_tables, row_traffic, table_size

@@ -8,8 +8,8 @@ from itertools import accumulate
 
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
+from gopt.ir.node_kinds import heavy
 from gopt.ir.rewriter import GraphRewriter
-from gopt.operators.kinds import heavy
 from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram

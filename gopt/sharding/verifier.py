@@ -13,8 +13,9 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import draws
 from gopt.opaque.refold import RefoldedCall
-from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES, draws
+from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES
 from gopt.program import SpmdProgram
 from gopt.records.placements import (
     PER_MEMBER,

@@ -12,7 +12,7 @@ from math import prod
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS
+from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS, SMOOTH_MAXIMA
 from gopt.records.placements import Placement, Shard
 from gopt.sharding.links import Operator, axes_of, softmax_axes
 from gopt.tensor_parallel.builder import Builder
@@ -34,7 +34,7 @@ def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -
     first = placements[0] if placements else None
     if not isinstance(first, Shard) or node.domain not in ("", "ai.onnx"):
         return None
-    if node.op_type in ("Softmax", "LogSoftmax"):
+    if node.op_type in SMOOTH_MAXIMA:
         return softmax if first.dim in softmax_axes(operator) else None
     if node.op_type in CLASS_LOSSES:
         return loss if first.dim == 1 else None

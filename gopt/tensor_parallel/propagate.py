@@ -18,7 +18,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.phase import advance_phases
-from gopt.operators.kinds import MOVES, SUMS
+from gopt.operators.kinds import MOVES, RESHAPES, SUMS
 from gopt.records.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Strategy
@@ -213,7 +213,7 @@ class _Sweep:
             return sole and self.others.adds(node, known[0])
         if not node.is_a(*_PASSED):
             return False
-        data = list(zip(node.inputs, known))[: 1 if node.op_type in ("Reshape", "Squeeze", "Unsqueeze") else None]
+        data = list(zip(node.inputs, known))[: 1 if node.is_in(RESHAPES) else None]
         if not all(isinstance(each, Partial) and self.readers[name] == 1 for name, each in data):
             return False
         operands = tuple(Operand(name, each, False, self.graph.types[name].dtype) for name, each in data)

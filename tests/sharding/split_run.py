@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import onnxruntime
 from halo_numbers import summed, windowed
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from operator_forms import Array, Case
 
 from gopt.collectives.reference import reduced
 from gopt.ir.graph import SPMD, Graph, Node
@@ -24,25 +24,11 @@ from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import MASKED
 from gopt.tensor_parallel.window_nodes import pool_member
 
-Array = np.ndarray
 AXIS = "tp"
 REFERENCE = frozenset({"Swish", "HardSwish", "CastLike"})
 """Operators that onnx's reference runs: the runtime has them not, or not for every type."""
 HELD = frozenset({"Resize"})
 """Operators whose operands but the first the graph must hold."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One use of an operator. ``links``: what strategies there are, as ``described`` writes them; ``results``: how many
-    it makes; ``runtime``: whether onnxruntime runs it, or else onnx's reference."""
-
-    inputs: tuple[Array | None, ...]
-    links: str = ""
-    results: int = 1
-    opset: int = 20
-    attributes: dict[str, Any] = field(default_factory=dict)
-    runtime: bool = True
 
 
 def type_of(array: Array) -> TensorType:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from link_cases import CASES, case, flags, ints, places, whole, x
 from link_expected import EXPECTED
+from operator_forms import CASES, case, flags, ints, places, whole, x
 from products import part
 from split_run import Split, described, shards
 

@@ -9,8 +9,8 @@ import numpy as np
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import elementwise, value_reads
 from gopt.ir.opset import opset_of
-from gopt.operators.kinds import elementwise, value_reads
 
 Shape = tuple[int | str | None, ...]
 

@@ -12,7 +12,7 @@ from gopt.analysis.coupling.reduced import reduced
 from gopt.analysis.coupling.transfer_functions import RULES
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.operators.kinds import control_flow, random, value_reads
+from gopt.ir.node_kinds import control_flow, random, value_reads
 
 UNDECIDED = "gopt cannot tell whether it is the step of one large batch"
 

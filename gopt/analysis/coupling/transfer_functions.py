@@ -10,14 +10,18 @@ from gopt.analysis.coupling.marks import DRAWN, Marks, Relation
 from gopt.analysis.coupling.pointwise import pointwise
 from gopt.ir.graph import Node
 from gopt.operators.kinds import (
+    ALL_REDUCTIONS,
+    ARG_EXTREMES,
     ATTENTION,
     CLASS_LOSSES,
     DEPTH_MOVES,
+    DRAWN_LIKE,
     ELEMENTWISE,
     GLOBAL_POOLS,
     LAYER_NORMS,
     PART_NORMS,
     POOLS,
+    SOFTMAXES,
 )
 
 TransferFunction = Callable[[CouplingContext, Node], Marks]
@@ -57,15 +61,14 @@ RULES: dict[str, TransferFunction] = {
     "Einsum": contract.einsum,
     "Conv": contract.conv,
     "ConvTranspose": contract.conv,
-    **dict.fromkeys(
-        ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum"],
-        contract.reduction,
-    ),
-    **dict.fromkeys(["ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin"], contract.reduction),
-    **dict.fromkeys(["Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK"], contract.along),
+    **dict.fromkeys(sorted(ALL_REDUCTIONS | ARG_EXTREMES), contract.reduction),
+    **dict.fromkeys(sorted(SOFTMAXES), contract.along),
+    "LpNormalization": contract.along,
+    "CumSum": contract.along,
+    "TopK": contract.along,
     **dict.fromkeys(sorted(LAYER_NORMS), contract.layer_norm),
     "BatchNormalization": contract.batch_norm,
     **dict.fromkeys(IN_FRONT, contract.in_front),
     **dict.fromkeys(sorted(CLASS_LOSSES), contract.loss_operator),
-    **dict.fromkeys(["RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"], like),
+    **dict.fromkeys(sorted(DRAWN_LIKE), like),
 }

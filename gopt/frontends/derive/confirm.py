@@ -23,8 +23,8 @@ from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
+from gopt.ir.node_kinds import random
 from gopt.ir.tensor import Tensor
-from gopt.operators.kinds import random
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.data import open_data
 from gopt.sanitize import listed, show

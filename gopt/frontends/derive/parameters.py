@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -15,6 +15,7 @@ from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.ir.nodes import nested
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS
+from gopt.operators.table import operator
 from gopt.sanitize import listed, show
 
 MASK = 1e4
@@ -23,13 +24,6 @@ _FEW = 8
 """Elements below which equal values may be chance."""
 _STATISTICS = 3
 """The operand of a BatchNormalization from which on they are running statistics."""
-_NO_WEIGHTS: Mapping[str, tuple[int, ...]] = {
-    "RNN": (5,), "GRU": (5,), "LSTM": (5, 6), "Resize": (1, 2), "Clip": (1, 2), "Pad": (2,), "Where": (0,),
-    "OneHot": (2,), "RotaryEmbedding": (1, 2), "STFT": (2,), "Attention": (3, 4, 5), "CausalConvWithState": (3,),
-    "LinearAttention": (3,), "NegativeLogLikelihoodLoss": (2,), "SoftmaxCrossEntropyLoss": (2,),
-}  # fmt: skip
-"""Operands that are not weights: the state in which a recurrent layer begins, masks and caches of attention, tables of
-angles, windows, weights of classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +106,7 @@ def _no_weights(forward: ForwardModel) -> set[str]:
     return {
         node.input[place]
         for node in nested(forward.model.graph.node)
-        for place in _NO_WEIGHTS.get(node.op_type, ())
+        for place in operator(node.op_type).aside
         if place < len(node.input)
     }
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.operators.kinds import REDUCTIONS, heavy
+from gopt.ir.node_kinds import heavy
+from gopt.operators.kinds import REDUCTIONS
 from gopt.program import SpmdProgram
 
 _REDUCTIONS = frozenset(REDUCTIONS)

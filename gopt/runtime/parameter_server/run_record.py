@@ -24,7 +24,8 @@ from gopt.disk.staging import replace_file
 from gopt.documents.records import OPTIONAL, from_document, key, to_document
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.load import load
-from gopt.operators.kinds import RANDOM, draws
+from gopt.ir.node_kinds import draws
+from gopt.operators.kinds import RANDOM
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind
 from gopt.runtime.messages.order import Arrival

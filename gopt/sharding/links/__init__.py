@@ -17,6 +17,7 @@ from gopt.operators.kinds import (
     GLOBAL_POOLS,
     LAYER_NORMS,
     POOLS,
+    QUANTISED,
     RESHAPES,
     SOFTMAXES,
 )
@@ -51,12 +52,13 @@ _POOLS = POOLS | GLOBAL_POOLS
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, linked(elements.elementwise)),
     "Dropout": linked(elements.dropout),
-    **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], linked(elements.quantised)),
+    **dict.fromkeys(sorted(QUANTISED), linked(elements.quantised)),
     # --- along one dimension ---
     **dict.fromkeys(FULL_REDUCTIONS, linked(elements.reduction)),
     **dict.fromkeys(sorted(ARG_EXTREMES), linked(elements.arg)),
     **dict.fromkeys(sorted(SOFTMAXES), linked(elements.softmax)),
-    **dict.fromkeys(["TopK", "LpNormalization"], linked(beside())),
+    "TopK": linked(beside()),
+    "LpNormalization": linked(beside()),
     **dict.fromkeys(_NORMS, linked(elements.in_front)),
     "CumSum": linked(elements.running),
     "OneHot": linked(elements.one_hot),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gopt.ir.types import FLOATS
+from gopt.operators.table import OPERATORS
 from gopt.sharding.links.link import Link, Operator, all_results, beside, first_of, given_of, kept, meets
 from gopt.sharding.rules import FULL_REDUCTIONS
 
@@ -12,8 +13,9 @@ from gopt.sharding.rules import FULL_REDUCTIONS
 def elementwise(operator: Operator) -> Iterator[Link]:
     """Each dimension of the result, with those of operands that are not broadcast along it."""
     out, count = operator.made(), len(operator.operands)
+    alone = operator.op_type == "Clip" or OPERATORS[operator.op_type].by_type  # bounds have one element
     for dim in range(len(out)):
-        if operator.op_type in ("Clip", "CastLike"):  # bounds have one element; the other gives its type alone
+        if alone:
             yield Link(first_of(operator, dim), (dim,))
         else:
             yield Link(tuple(meets(operator.dims(place), out, dim) for place in range(count)), (dim,))
