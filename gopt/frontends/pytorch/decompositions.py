@@ -155,7 +155,7 @@ def diagonal_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
 
 
 def squeeze(x: Any, dims: Any) -> Any:
-    """Without the dimensions of one element among those: PyTorch leaves the others, and Squeeze of ONNX refuses them."""
+    """Without those dimensions that have one element: PyTorch leaves the others, and Squeeze of ONNX refuses them."""
     for dim in sorted((d % x.dim() for d in dims if x.shape[d] == 1), reverse=True):
         x = aten.squeeze.dim(x, dim)
     return x
