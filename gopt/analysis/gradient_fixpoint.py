@@ -282,19 +282,31 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
     types = step.index.graph.types
     gradients: dict[str, str] = {}
     chosen: set[str] = set()
+    derived: set[str] = set()
     context.of_other_gradients = set()
     _check_named(step, context, wanted)
     for name in wanted:
         if types[name].elements == 1 and not context.of_other_gradients and gradients:
             context.of_other_gradients = descendants(step.index, chosen) - chosen
+            derived = _of_gradients_alone(step, chosen)
         given = step.roles.params.get(name, "")
         gradient = given or find_gradient(context, name, step.updated[name])
         single = types[name].elements == 1 and not given
-        if gradient is None or (single and (gradient in context.of_other_gradients or gradient in chosen)):
+        if gradient is None or (single and (gradient in derived or gradient in chosen)):
             continue
         gradients[name] = gradient
         chosen.add(gradient)
     return gradients
+
+
+def _of_gradients_alone(step: StepSkeleton, gradients: set[str]) -> set[str]:
+    """The gradients, and what depends on the batch through them alone: a backward goes on with the forward."""
+    values = set(gradients)
+    for node in step.index.graph.nodes:
+        moving = step.tainted.intersection(node.reads)
+        if moving and moving <= values:
+            values.update(node.outputs)
+    return values
 
 
 def _check_named(step: StepSkeleton, context: AnalysisContext, wanted: Sequence[str]) -> None:

@@ -34,7 +34,19 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
     _refuse_written(context, parameter, updated)
     if not walk.dominators:
         return None
-    return _DominatorChoice(context, parameter, walk).gradient()
+    choice = _DominatorChoice(context, parameter, walk)
+    try:
+        return choice.gradient()
+    except _ShapeError:
+        ends = next(filter(choice.fits, choice.rising), None)
+        if ends is None:
+            raise
+        return _DominatorChoice(context, parameter, walk_update(context, updated, ends)).gradient()
+
+
+class _ShapeError(UnsupportedError):
+    """No value that may be the gradient has the shape of the parameter: a sum of one sample's adjoint, which has one
+    element, was taken for a factor of the update."""
 
 
 def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> None:
@@ -95,16 +107,19 @@ class _DominatorChoice:
             seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
             if held or (not seen_elsewhere and self._backward(part)):
                 first = number
-        shape = self.types[self.parameter].shape
-        chosen = next((name for name in stretch[first:] if self.types[name].shape == shape), None)
+        chosen = next(filter(self.fits, stretch[first:]), None)
         if chosen is None:
-            raise UnsupportedError(
+            raise _ShapeError(
                 f"no gradient of {self.parameter!r} was found: the nearest value, {self.nearest!r}, has the shape "
                 f"{self.types[self.nearest]}, and the parameter is {self.types[self.parameter]}",
                 f"give the update a gradient of the parameter's shape, or name it: --params {self.parameter}=VALUE",
             )
         self._refuse_open(stretch[-1])
         return chosen
+
+    def fits(self, name: str) -> bool:
+        """Return whether a value has the shape of the parameter."""
+        return self.types[name].shape == self.types[self.parameter].shape
 
     def _stretch(self) -> list[str]:
         """Return the nearest dominator and those that follow it in proportion.

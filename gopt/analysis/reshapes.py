@@ -56,7 +56,7 @@ def _ends(graph: Graph) -> dict[str, Shape]:
     """Values in another layout, made element by element, behind which Reshapes give an update the shape of its output
     -> that shape."""
     types = graph.types
-    states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.elements > 1}
+    states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.dims}
     if not _reshapes_update(graph, {type.shape for type in states}):
         return {}
     toward = {name for name, type in graph.outputs.items() if type in states}

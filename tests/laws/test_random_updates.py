@@ -117,9 +117,11 @@ def test_tensors_of_one_element_are_equal_or_refused(recipe, count, options):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, derandomize=False)
-@given(recipes, ranks, choices(), st.sampled_from([1, 1, 3]))
-def test_many_random_updates(recipe, count, options, micro_steps):
+@pytest.mark.parametrize("turn", range(30))
+@settings(max_examples=50, derandomize=False)
+@given(recipe=recipes, count=ranks, options=choices(), micro_steps=st.sampled_from([1, 1, 3]))
+def test_many_random_updates(turn, recipe, count, options, micro_steps):
+    """In turns, which run beside one another."""
     shard_and_compare(recipe, count, micro_steps=1 if recipe.accumulate else micro_steps, **options)
 
 

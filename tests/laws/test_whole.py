@@ -85,6 +85,11 @@ def test_a_drawn_step(seed, meshes):
     assert found.kind in ("right", "refused"), found
 
 
+def test_a_rate_of_one_dimension_keeps_the_state_of_a_scalar():
+    """The generator once made a state of shape [1] of one without dimensions, and ended there."""
+    assert "s.m" in written(57000357, 4, 1).states
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", STEPS)

@@ -193,7 +193,9 @@ class GradientUnits:
         if not node.is_in(_TERMS) or len(placed) != 1:
             return Unit(start=True)
         factor = self.factors.of(placed[0])
-        return Unit(-factor.batches, factor=factor.number, start=factor.uniform, explicit=bool(factor.batches))
+        found = Unit(-factor.batches, factor=factor.number, start=True, explicit=bool(factor.batches))
+        where = next((name for name in node.inputs if self.context.samples(name) is not None), "")
+        return found if factor.uniform else self._seeded(found, Unit(), factor, where)
 
     def _function(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
         """Any other function: of values that are alike in the large batch."""
@@ -428,12 +430,16 @@ class GradientUnits:
         if samples:
             if found.start and not factor.uniform:
                 seeded = replace(found, factor=found.factor * factor.number**sign, model=False)
-                tried = self.settled(seeded, self._others(samples[0]))
-                seeds = factor.number != 1.0 or factor.batches
-                return tried if seeds and tried.sure else self.settled(found, self._others(samples[0]))
+                return self._seeded(seeded, self.settled(found, self._others(samples[0])), factor, samples[0])
             known = found.factor * (factor.number**sign if found.start else 1.0)
             return replace(found, factor=known, model=found.model and not factor.uniform)
         return replace(found, over=self._over(found, factor.number**sign, found.sizes))
+
+    def _seeded(self, unit: Unit, otherwise: Unit, factor: UniformFactor, samples: str) -> Unit:
+        """The start of a backward behind a factor that holds values of the model beside the derivative of the loss;
+        ``otherwise``: what it is where the constants of the factor do not tell."""
+        tried = self.settled(unit, self._others(samples))
+        return tried if (factor.number != 1.0 or factor.batches) and tried.sure else otherwise
 
     # --- behind the gradient ----------------------------------------------------------------------------------------
 
