@@ -182,10 +182,10 @@ def _late(step: StepSkeleton, gradient: str) -> str:
 
     A state whose new value the gradient is made of is one of the optimizer's.
     """
-    cone = ancestors(step.index, [gradient])[1] | {gradient}
+    cone = ancestors(step.index, [gradient])[1] - set(step.batch) | {gradient}
     late = (
         name for name in step.index.graph.inputs
-        if name in cone and name not in step.forward_values and name not in step.batch and not step.index.one_element(name)
+        if name in cone and name not in step.forward_values and not step.index.one_element(name)
         and step.updated.get(name, "") not in cone
     )  # fmt: skip
     return next((name for name in late if step.updated.get(name, "") in step.tainted or name not in step.updated), "")
