@@ -5,12 +5,13 @@ When an update does read one, the node that combines the two belongs to the back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.analysis_context import AnalysisContext, build_context
 from gopt.analysis.chosen_statistics import without_choices
-from gopt.analysis.gradients import find_gradient
+from gopt.analysis.gradients import LayoutError, find_gradient
+from gopt.analysis.layout_aliases import KEEP_ORDER
 from gopt.analysis.local_taint import LocalTaint, local_taint
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
@@ -85,7 +86,7 @@ def _reads_new(name: str, other: str, new: str) -> UnsupportedError:
     )
 
 
-def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection[str]) -> UnsupportedError:
+def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[str, str]) -> LayoutError:
     """The refusal of a value that a node reads; ``gradients``: the parameters that have one.
 
     What a node without a parameter behind it makes may be no new value at all, but shown, and taken for a constant's.
@@ -93,11 +94,14 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection
     made = descendants(step.index, node.outputs)
     name, new = next(((name, new) for name, new in step.updated.items() if new in made), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
-    return UnsupportedError(
+    behind = {value, *ancestors(step.index, [value])[1]}
+    makers = {name: step.index.producers[name] for name in gradients.values()}
+    return LayoutError(
         f"the update reads {value!r}, a value of one rank's own batch, beside a gradient (in {node.label!r})",
         "an update may depend on the batch through gradients alone",
         *_shared_hint(step, value),
         *shown,
+        turned=[name for name, maker in makers.items() if maker.is_in(KEEP_ORDER) and maker.inputs[0] in behind],
     )
 
 
@@ -119,7 +123,7 @@ def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
 
 
 def _refuse_factor(
-    step: StepSkeleton, context: AnalysisContext, mixed: list[Node], reduced: set[str], gradients: Collection[str]
+    step: StepSkeleton, context: AnalysisContext, mixed: list[Node], reduced: set[str], gradients: Mapping[str, str]
 ) -> None:
     """Refuse a one-element value of one rank that no backward would multiply by.
 
