@@ -5,7 +5,7 @@ When an update does read one, the node that combines the two belongs to the back
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.analysis_context import AnalysisContext, build_context
@@ -13,6 +13,7 @@ from gopt.analysis.chosen_statistics import without_choices
 from gopt.analysis.gradients import LayoutError, find_gradient
 from gopt.analysis.layout_aliases import KEEP_ORDER
 from gopt.analysis.local_taint import LocalTaint, local_taint
+from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
@@ -94,6 +95,11 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
     made = descendants(step.index, node.outputs)
     name, new = next(((name, new) for name, new in step.updated.items() if new in made), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
+    unpaired = _unpaired(step, made)
+    if unpaired:
+        name, new = next(iter(unpaired.items()))
+        more = others(len(unpaired) - 1, "pair")
+        shown.append(f"if {new} is the new value of {name}{more}, say {states_option(unpaired)}")
     behind = {value, *ancestors(step.index, [value])[1]}
     makers = {name: step.index.producers[name] for name in gradients.values()}
     return LayoutError(
@@ -103,6 +109,17 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
         *shown,
         turned=[name for name, maker in makers.items() if maker.is_in(KEEP_ORDER) and maker.inputs[0] in behind],
     )
+
+
+def _unpaired(step: StepSkeleton, made: Collection[str]) -> dict[str, str]:
+    """Inputs that the data flow gives no new value, with outputs among ``made`` that depend on them, of their type."""
+    inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
+    found: dict[str, str] = {}
+    for new, type in step.index.graph.outputs.items():
+        if new in made and new not in step.replaces:
+            behind = ancestors(step.index, [new])[1]
+            found.update((name, new) for name, held in inputs.items() if held == type and name in behind)
+    return found
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:

@@ -240,10 +240,10 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
 def _of_another_loss(error: GoptError, losses: list[str], pairs: Mapping[str, str]) -> GoptError:
     """The refusal of a step whose gradients were not found, which may be those of another output."""
     others = [name for name in losses[1:] if name not in pairs]
-    if not others or type(error) is not UnsupportedError:
+    if not others or type(error) not in (UnsupportedError, LayoutError):
         return error
     taken = f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"
-    return UnsupportedError(error.message, *error.hints, taken)
+    return LayoutError(error.message, *error.hints, taken, turned=getattr(error, "turned", ()))
 
 
 def _refuse_texts(graph: Graph) -> None:
