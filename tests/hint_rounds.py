@@ -52,6 +52,8 @@ def ways(step: Step, error: GoptError) -> Iterator[Step]:
     """The step as each way in a hint has it; all pairs of the hints that continue one another are one way."""
     pairs: dict[str, str] = {}
     for hint in error.hints:
+        if hint.startswith("behind that stands"):  # what follows is to be said beside the pairs
+            step = _told(step, "states", ",".join(f"{old}={new}" for old, new in pairs.items()))
         if hint.startswith(("name the pair", "and --states")):
             for option, value in _options(hint):
                 assert option == "states", hint

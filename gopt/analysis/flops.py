@@ -9,10 +9,11 @@ from gopt.operators.table import operator
 
 def flops(graph: Graph) -> int:
     """Operations of one run; a node whose sizes are not known counts nothing."""
-    return sum(_of_node(graph, node) for node in graph.nodes)
+    return sum(flops_of(graph, node) for node in graph.nodes)
 
 
-def _of_node(graph: Graph, node: Node) -> int:
+def flops_of(graph: Graph, node: Node) -> int:
+    """Operations of one run of a node."""
     work = operator(node.op_type).work if not node.domain else None
     if work is None:
         return 0

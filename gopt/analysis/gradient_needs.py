@@ -35,9 +35,9 @@ from gopt.operators.operator import Slope
 from gopt.operators.table import names
 
 _PRODUCTS = CONTRACTIONS | {"Mul"}
-_CURVED = names(lambda each: each.slope(0) is Slope.CURVED) - POOLS - RECURRENT - ATTENTION - {"BatchNormalization"}
+_CURVED = names(lambda record: record.slope(0) is Slope.CURVED) - POOLS - RECURRENT - ATTENTION - {"BatchNormalization"}
 """Functions whose derivative follows their first operand smoothly, in every form."""
-_BENT = names(lambda each: each.slope(0) is Slope.BENT) - EXTREMES - SCATTERS - {"Clip"}
+_BENT = names(lambda record: record.slope(0) is Slope.BENT) - EXTREMES - SCATTERS - {"Clip"}
 """Functions whose derivative follows comparisons of their first operand. Behind a Clip it may be passed straight
 through."""
 _TERMS = SUMS | CASTS | VIEWS | {"Neg"}

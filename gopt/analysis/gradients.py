@@ -15,6 +15,7 @@ from functools import cached_property
 from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.analysis.dominators import UpdateWalk, walk_update
+from gopt.analysis.layout_aliases import KEEP_ORDER
 from gopt.analysis.linearity import Linearity, propagate_linearity
 from gopt.analysis.partial_losses import is_weighed
 from gopt.errors import UnsupportedError
@@ -37,16 +38,20 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
     choice = _DominatorChoice(context, parameter, walk)
     try:
         return choice.gradient()
-    except _ShapeError:
+    except LayoutError:  # a sum of one sample's adjoint has one element, and looks like a factor of the update
         ends = next(filter(choice.fits, choice.rising), None)
         if ends is None:
             raise
         return _DominatorChoice(context, parameter, walk_update(context, updated, ends)).gradient()
 
 
-class _ShapeError(UnsupportedError):
-    """No value that may be the gradient has the shape of the parameter: a sum of one sample's adjoint, which has one
-    element, was taken for a factor of the update."""
+class LayoutError(UnsupportedError):
+    """No gradient was found, or one that leaves a value of one rank in the update; ``turned``: values that may be
+    gradients where the update turns them back into the layout that they are made in."""
+
+    def __init__(self, message: str, *hints: str, turned: Iterable[str]) -> None:
+        super().__init__(message, *hints)
+        self.turned = tuple(turned)
 
 
 def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> None:
@@ -109,17 +114,19 @@ class _DominatorChoice:
                 first = number
         chosen = next(filter(self.fits, stretch[first:]), None)
         if chosen is None:
-            raise _ShapeError(
+            layouts = self.index.results(self.nearest, lambda node: node.is_in(KEEP_ORDER))
+            raise LayoutError(
                 f"no gradient of {self.parameter!r} was found: the nearest value, {self.nearest!r}, has the shape "
                 f"{self.types[self.nearest]}, and the parameter is {self.types[self.parameter]}",
                 f"give the update a gradient of the parameter's shape, or name it: --params {self.parameter}=VALUE",
+                turned=filter(self.fits, layouts),
             )
         self._refuse_open(stretch[-1])
         return chosen
 
     def fits(self, name: str) -> bool:
         """Return whether a value has the shape of the parameter."""
-        return self.types[name].shape == self.types[self.parameter].shape
+        return self.index.graph.type_of(name).shape == self.types[self.parameter].shape
 
     def _stretch(self) -> list[str]:
         """Return the nearest dominator and those that follow it in proportion.

@@ -18,7 +18,7 @@ from gopt.operators.kinds import ELEMENTWISE
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
 
-_CURVES = names(lambda each: each.elementwise and each.slope(0) is Slope.CURVED)
+_CURVES = names(lambda record: record.elementwise and record.slope(0) is Slope.CURVED)
 """Operators of schedules and bias corrections, which no counter or scale goes through from step to step."""
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.row_values import IN_ORDER, RowValues
+from gopt.analysis.row_values import RowValues
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
-from gopt.operators.kinds import COMPARISONS
+from gopt.operators.kinds import COMPARISONS, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozenset[int]) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozen
         node = values.producer(rows)
         if node is None:
             break
-        if node.is_a(*IN_ORDER, "Cast") or _repeats_nothing(values, node):
+        if node.is_a(*VIEWS, "Cast") or _repeats_nothing(values, node):
             rows = node.inputs[0]
         elif node.is_a("Where", "Mul"):
             mask = _mask(values, node)
@@ -102,7 +102,7 @@ class _Condition:
         """Return the producer of a flag, looking through nodes that keep its elements and their order."""
         while True:
             node = self.values.producer(name)
-            if node is None or not (node.is_in(IN_ORDER) or _repeats_nothing(self.values, node)):
+            if node is None or not (node.is_in(VIEWS) or _repeats_nothing(self.values, node)):
                 return node
             name = node.inputs[0]
 

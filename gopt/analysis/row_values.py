@@ -19,8 +19,6 @@ from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.node_kinds import control_flow, draws
 from gopt.operators.kinds import SPREADS, VIEWS
 
-IN_ORDER = VIEWS
-"""Keep the elements of a value and their order."""
 _WHOLE = frozenset({"int32", "int64"})
 _SMALL = 1 << 16
 """Bytes up to which constants are compared by what they hold."""
@@ -126,7 +124,7 @@ class RowValues:
         while True:
             name = self.root(name)
             node = self.index.producers.get(name)
-            if node is None or not node.is_in(IN_ORDER):
+            if node is None or not node.is_in(VIEWS):
                 return name
             name = node.inputs[0]
 

@@ -21,7 +21,7 @@ from gopt.ir.types import FLOATS
 from gopt.operators.kinds import LAYOUT
 from gopt.operators.table import names
 
-_VANISHING = names(lambda each: each.elementwise and each.zero) | LAYOUT
+_VANISHING = names(lambda record: record.elementwise and record.zero) | LAYOUT
 """Operators whose result is zero where their first operand is; so is a Clip or a Pow by the constants of steps."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from gopt.autodiff.operators import Operator, between, bodies
+from gopt.autodiff.operators import ForwardOperator, between, bodies
 from gopt.errors import UnsupportedError
 from gopt.ir.nodes import nested, reads
 from gopt.ir.types import FLOATS, TensorType, dtype_name
@@ -34,7 +34,7 @@ class Refusal:
 
     why: str
     operands: tuple[int, ...] = ()
-    applies: Callable[[Operator], bool] = lambda operator: True
+    applies: Callable[[ForwardOperator], bool] = lambda operator: True
     steps: bool = False
 
 
@@ -46,7 +46,7 @@ def refuse(model: ModelProto, scalar: str, inputs: Sequence[str], types: Mapping
     for stepwise, (behind, ahead) in ways.items():
         for node, dependent in _between(model.graph.node, behind, ahead):
             refusal = _FOREIGN if _is_foreign(node) else REFUSALS.get(node.op_type)
-            if refusal is not None and refusal.steps == stepwise and refusal.applies(Operator.of(node, types)):
+            if refusal is not None and refusal.steps == stepwise and refusal.applies(ForwardOperator.of(node, types)):
                 _check(node, refusal, dependent)
 
 
@@ -87,7 +87,7 @@ def _inside(body: GraphProto, node: NodeProto, behind: set[str]) -> set[str]:
     return found - {""}
 
 
-def _to_narrow(operator: Operator) -> bool:
+def _to_narrow(operator: ForwardOperator) -> bool:
     """Return whether a Cast goes from a float to one of 8 bits or fewer."""
     made = dtype_name(operator.attributes.get("to", TensorProto.FLOAT))
     if operator.node.op_type == "CastLike":
@@ -95,7 +95,7 @@ def _to_narrow(operator: Operator) -> bool:
     return operator.dtype(operator.node.input[0]) in FLOATS and made.startswith("float") and made not in FLOATS
 
 
-def _no_axes(operator: Operator) -> bool:
+def _no_axes(operator: ForwardOperator) -> bool:
     """Return whether a reduction has an empty list of axes, which onnx-ad reads as none where it may mean all."""
     axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None
     if operator.attributes.get("noop_with_empty_axes", 0):
@@ -103,12 +103,12 @@ def _no_axes(operator: Operator) -> bool:
     return axes is not None and axes.shape == (0,)
 
 
-def _one_flat_sample(operator: Operator) -> bool:
+def _one_flat_sample(operator: ForwardOperator) -> bool:
     kind = operator.types.get(operator.node.input[0])
     return kind is not None and kind.shape == (1, 2, 3)
 
 
-def _divides(operator: Operator) -> bool:
+def _divides(operator: ForwardOperator) -> bool:
     """Return whether onnx-ad divides by the elements of a product, which may be zero. ``gopt.autodiff.rewrites`` leaves
     no such operator where shapes are known, but for bodies of control flow."""
     kind = operator.types.get(operator.node.input[0])
@@ -118,7 +118,7 @@ def _divides(operator: Operator) -> bool:
     return not few and not (none and operator.attributes.get("noop_with_empty_axes", 0))
 
 
-def _is_no_sum(operator: Operator) -> bool:
+def _is_no_sum(operator: ForwardOperator) -> bool:
     return operator.attributes.get("reduction", "none") not in ("none", "add")
 
 

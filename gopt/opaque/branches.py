@@ -21,7 +21,7 @@ from gopt.opaque.inline import inline_branch
 from gopt.opaque.selection import THROUGH, alike
 from gopt.operators.table import names
 
-_TOTAL = names(lambda each: each.total) | {"If"}
+_TOTAL = names(lambda record: record.total) | {"If"}
 """Operators that have a result for all operands of static shapes, but for a Div of whole numbers."""
 _OF_BFLOAT16 = 16
 """The operator set since which Where takes bfloat16."""

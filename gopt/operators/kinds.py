@@ -28,7 +28,7 @@ EXTREMES = frozenset({"Max", "Min"})
 COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 LOGIC = frozenset({"And", "Or", "Xor", "Not"})
 FLOAT_TESTS = frozenset({"IsNaN", "IsInf"})
-STEPWISE = names(lambda each: each.slope(0) is Slope.STEP)
+STEPWISE = names(lambda record: record.slope(0) is Slope.STEP)
 """Constant between steps: their derivative is zero."""
 PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
@@ -70,11 +70,11 @@ SEQUENCES = frozenset({
     "SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt", "ConcatFromSequence", "SplitToSequence",
     "Optional", "OptionalGetElement",
 })  # fmt: skip
-ELEMENTWISE = names(lambda each: each.elementwise)
+ELEMENTWISE = names(lambda record: record.elementwise)
 """Each output element depends on the operand elements at its place alone (after broadcasting)."""
-TERMS = names(lambda each: set(each.slopes) - {Slope.NONE} == {Slope.AFFINE} and not each.work) - {"Pad"}
+TERMS = names(lambda record: set(record.slopes) - {Slope.NONE} == {Slope.AFFINE} and not record.work) - {"Pad"}
 """Each operand is a term: added, joined or chosen. A Pad is linear in its data, mostly."""
-LINEAR_IN_FIRST = names(lambda each: each.linear_in_first) - CASTS
+LINEAR_IN_FIRST = names(lambda record: record.linear_in_first) - CASTS
 """Linear in the first operand; the others are places, axes and sizes. A cast is where its result is a float."""
 RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
@@ -86,28 +86,10 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""
 
-HEAVY = frozenset(
-    [
-        "Attention",
-        "Conv",
-        "ConvInteger",
-        "ConvTranspose",
-        "DeformConv",
-        "Einsum",
-        "GRU",
-        "Gemm",
-        "GroupQueryAttention",
-        "LSTM",
-        "Loop",
-        "MatMul",
-        "MatMulInteger",
-        "MultiHeadAttention",
-        "QLinearConv",
-        "QLinearMatMul",
-        "RNN",
-        "Scan",
-    ]
-)
+HEAVY = CONTRACTIONS | RECURRENT | frozenset({
+    "Attention", "ConvInteger", "DeformConv", "GroupQueryAttention", "Loop", "MatMulInteger", "MultiHeadAttention",
+    "QLinearConv", "QLinearMatMul", "Scan",
+})  # fmt: skip
 """Contractions, whatever their domain: the work that takes long enough for a call to hide behind."""
 
 REDUCTIONS = {name: "sum" if each.pieces == "mean" else each.pieces for name, each in OPERATORS.items() if each.pieces}

@@ -19,7 +19,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.records.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
-from gopt.sharding.links import Operator, Strategy
+from gopt.sharding.links import OperatorUse, Strategy
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import MASKED
 from gopt.tensor_parallel.window_nodes import pool_member
@@ -51,13 +51,15 @@ class Split:
     def node(self) -> Node:
         return Node(self.op_type, self.inputs, self.outputs, attributes=dict(self.case.attributes))
 
-    def operator(self, *, constants: bool = True) -> Operator:
+    def operator(self, *, constants: bool = True) -> OperatorUse:
         """As rules see it; ``constants``: whether the graph holds the operands."""
         types = [type_of(each) if each is not None else None for each in self.case.inputs]
         results = [type_of(each) for each in self.whole]
         known = self.case.inputs if constants else [None] * len(types)
         opset = self.case.opset
-        return Operator(self.op_type, self.case.attributes, tuple(types), tuple(results), lambda at: known[at], opset)
+        return OperatorUse(
+            self.op_type, self.case.attributes, tuple(types), tuple(results), lambda at: known[at], opset
+        )
 
     def run(self, nodes: Sequence[Node], values: dict[str, Array]) -> list[Array]:
         """What nodes make of values."""

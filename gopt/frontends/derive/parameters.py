@@ -27,7 +27,7 @@ _STATISTICS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TrainedConstants:
     """The trained constants.
 
     ``trained``: names in the order of the file. ``asked``: what each pattern of ``--trainable`` names.
@@ -39,7 +39,7 @@ class Choice:
     notes: tuple[str, ...]
 
 
-def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str]) -> Choice:
+def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str]) -> TrainedConstants:
     """Choose parameters: floating-point constants without running statistics, scalars and masks, or those that patterns
     match.
 
@@ -86,7 +86,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
             f"nothing is left to train: no floating constant of one dimension or more matches the options{where}",
             "gopt inspect MODEL --text lists its constants",
         )
-    return Choice(tuple(trained), tuple(patterns), tuple(notes))
+    return TrainedConstants(tuple(trained), tuple(patterns), tuple(notes))
 
 
 def running_statistics(forward: ForwardModel) -> set[str]:

@@ -30,7 +30,7 @@ from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind
 from gopt.runtime.messages.order import Arrival
 from gopt.runtime.messages.roster import Roster
-from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job
@@ -72,7 +72,7 @@ class JobRecord:
     startup: bool
     every: int
     nan: OnNan
-    stop: Stop | None
+    stop: StopFault | None
     staleness: int | None
 
     @classmethod

@@ -24,17 +24,17 @@ from gopt.operators.kinds import (
 from gopt.records.placements import Shard, Window
 from gopt.sharding.links import choices, elements, moves, normalise, products
 from gopt.sharding.links.elements import axes_of, softmax_axes
-from gopt.sharding.links.link import Index, Link, Operator, Rule, Slot, Strategy, beside, linked
+from gopt.sharding.links.link import DimFactor, Index, OperatorUse, Rule, Slot, Strategy, beside, linked
 from gopt.sharding.links.windows import WINDOWED
 from gopt.sharding.rules import FULL_REDUCTIONS
 
-__all__ = ["RULES", "Index", "Link", "Operator", "Slot", "Strategy", "axes_of", "softmax_axes", "strategies"]
+__all__ = ["RULES", "DimFactor", "Index", "OperatorUse", "Slot", "Strategy", "axes_of", "softmax_axes", "strategies"]
 
 OLDEST = 7
 """Lowest opset whose operators broadcast by these rules."""
 
 
-def strategies(operator: Operator, slot: Slot, shard: Shard | Window) -> list[Strategy]:
+def strategies(operator: OperatorUse, slot: Slot, shard: Shard | Window) -> list[Strategy]:
     """The ways to split an operator of which one operand or result is sharded so; none where it has no such link."""
     rule, windowed = RULES.get(operator.op_type), WINDOWED.get(operator.op_type)
     types = (*operator.operands, *operator.results)
