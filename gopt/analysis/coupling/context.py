@@ -122,23 +122,23 @@ class CouplingContext:
         return False
 
     def _alike_product(self, node: Node, axis: int, mark: Mark) -> bool:
-        """Return whether a product is equal for every sample of its rows: those of what stands on the left are."""
-        left, right, *rest = [each for each in node.inputs if each]
+        """Return whether a product is equal for every sample of the rows: the rows on the left are."""
+        rows, columns, *rest = [each for each in node.inputs if each]
         rank = self.rank(node.outputs[0])
-        if axis != rank - 2 or self.rank(left) < 2 or self.rank(right) < 2 or node.attributes.get("transA", 0):
+        if axis != rank - 2 or self.rank(rows) < 2 or self.rank(columns) < 2 or node.attributes.get("transA", 0):
             return False
-        return all(self.alike(each, axis - rank + self.rank(each), mark) for each in (left, *rest))
+        return all(self.alike(name, axis - rank + self.rank(name), mark) for name in (rows, *rest))
 
     def _alike_before(self, name: str, axis: int, shape: Shape, mark: Mark) -> bool:
-        """Return whether what becomes ``shape`` is equal for every sample of ``axis``, which stands in it as it is."""
+        """Return whether the value that a Reshape gives ``shape`` is equal for every sample of a kept ``axis``."""
         before = self.shape(name)
         if before[: axis + 1] == shape[: axis + 1]:
             return self.alike(name, axis, mark)
         if any(not isinstance(size, int) for size in (*before, *shape)):
             return False
         front = prod(shape[:axis])  # type: ignore[arg-type]
-        places = [place for place, size in enumerate(before) if size == shape[axis] and prod(before[:place]) == front]  # type: ignore[arg-type]
-        return len(places) == 1 and self.alike(name, places[0], mark)
+        fits = [at for at, size in enumerate(before) if size == shape[axis] and prod(before[:at]) == front]  # type: ignore[arg-type]
+        return len(fits) == 1 and self.alike(name, fits[0], mark)
 
     def _of_data(self, node: Node, axis: int) -> bool:
         """Return whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""

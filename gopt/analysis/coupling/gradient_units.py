@@ -75,7 +75,7 @@ class GradientUnits:
     """Reduced values of the forward that single samples read."""
     squared: set[str] = field(default_factory=set)
     zeros: set[str] = field(default_factory=set)
-    """Values of samples times zero, such as the state that a recurrence begins with, and what is made of them alone."""
+    """Values of samples times zero, as of a recurrence's first state, and linear functions of such values."""
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -51,8 +51,7 @@ def gather_elements(context: CouplingContext, node: Node) -> Marks:
 
 
 def gather_nd(context: CouplingContext, node: Node) -> Marks:
-    """GatherND: rows looked up by samples, by batch dimensions alone where they are of samples; or a part of every
-    sample."""
+    """GatherND: rows looked up by samples; of samples, by batch dimensions alone; or a part of every sample."""
     data, indices = node.inputs
     mark, by = context.samples(data), context.samples(indices)
     batch_dims, named = int(node.attributes.get("batch_dims", 0)), context.shape(indices)[-1]
