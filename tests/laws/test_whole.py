@@ -90,6 +90,14 @@ def test_a_rate_of_one_dimension_keeps_the_state_of_a_scalar():
     assert "s.m" in written(57000357, 4, 1).states
 
 
+def test_a_check_that_adds_up_a_gradient_times_zero_reads_the_gradient(tmp_path):
+    """Behind it a mean over rows is taken off: that was called the gradient, and the check a value of one rank."""
+    w = written(59700055, 4, 1)
+    onnx.save(w.model(), tmp_path / "step.onnx")
+    found = gopt.load(tmp_path / "step.onnx").training.gradients
+    assert found == {name: value.name for name, value in w.gradients.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", STEPS)
