@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt.operators.dims import elements
 from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope, of_operands
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
@@ -27,6 +28,7 @@ def binary(
 ) -> Operator:  # fmt: skip
     """A function of several operands."""
     computed = None if kernel is None else of_operands(kernel)
+    facts = {"dims": elements.elementwise, **facts}
     return Operator(name, slopes, elementwise=True, zero=zero, total=total, kernel=computed, **facts)
 
 
@@ -34,7 +36,7 @@ def with_attributes(
     name: str, slope: Slope, kernel: Kernel | None = None, *, zero: bool = False, total: bool = True
 ) -> Operator:
     """A function of one operand that attributes, or constants behind it, shape further."""
-    return Operator(name, (slope, NONE), elementwise=True, zero=zero, total=total, kernel=kernel)
+    return Operator(name, (slope, NONE), True, zero, total, kernel=kernel, dims=elements.elementwise)
 
 
 def _divided(left: Array, right: Array) -> Array:
@@ -78,10 +80,10 @@ OPERATORS = (
     unary("Atanh", CURVED, np.arctanh, zero=True),
     unary("BitwiseNot", NONE, np.bitwise_not),
     unary("Cast", LINEAR),
-    binary("CastLike", (LINEAR, NONE), zero=True, by_type=(1,)),
+    binary("CastLike", (LINEAR, NONE), zero=True, by_type=(1,), dims=elements.of_first),
     unary("Ceil", STEP, np.ceil, zero=True),
     with_attributes("Celu", CURVED, zero=True),
-    Operator("Clip", (BENT,), elementwise=True, zero=True, total=True, kernel=_clipped, aside=(1, 2)),
+    Operator("Clip", (BENT,), True, zero=True, total=True, kernel=_clipped, aside=(1, 2), dims=elements.of_first),
     unary("Cos", CURVED, np.cos),
     unary("Cosh", CURVED, np.cosh),
     with_attributes("Elu", CURVED, zero=True),
@@ -141,4 +143,8 @@ OPERATORS = (
     binary("BitwiseAnd", (NONE,), np.bitwise_and),
     binary("BitwiseOr", (NONE,), np.bitwise_or),
     binary("BitwiseXor", (NONE,), np.bitwise_xor),
+    # --- element by element where nothing is drawn, or along one axis ---
+    Operator("Dropout", dims=elements.dropout),
+    Operator("QuantizeLinear", dims=elements.quantised),
+    Operator("DequantizeLinear", dims=elements.quantised),
 )

@@ -93,8 +93,7 @@ HEAVY = CONTRACTIONS | RECURRENT | frozenset({
 """Contractions, whatever their domain: the work that takes long enough for a call to hide behind."""
 
 REDUCTIONS = {name: "sum" if each.pieces == "mean" else each.pieces for name, each in OPERATORS.items() if each.pieces}
-"""Full reductions that can be taken piece by piece -> how the pieces' results are joined; of a mean, gopt divides the
-pieces' sums."""
+"""Full reductions of pieces -> how the results of pieces are joined; of a mean, gopt divides the sums of pieces."""
 COMBINERS = {
     "sum": SUMS, "mean": SUMS, "max": frozenset({"Max"}), "min": frozenset({"Min"}), "any": frozenset({"Or"}),
     "all": frozenset({"And"}), "count": SUMS - {"Sub"},

@@ -1,4 +1,4 @@
-"""The record of an operator: what is true of it wherever it stands."""
+"""The record of an operator: facts that hold wherever the operator stands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+
+from gopt.operators.dims.link import DimFactors
 
 Array = np.ndarray
 Attributes = Mapping[str, Any]
@@ -31,7 +33,7 @@ class Slope(IntEnum):
     LINEAR = 2
     """In proportion."""
     AFFINE = 3
-    """In proportion, but for a term that the operand does not change."""
+    """In proportion, but for a constant term."""
     BENT = 4
     """Piecewise affine: the derivative follows comparisons of the operand."""
     CURVED = 5
@@ -42,16 +44,16 @@ class Slope(IntEnum):
 class Operator:
     """The facts of a standard operator, true of all its versions.
 
-    ``slopes``: of each operand; the last one is that of all behind it. ``elementwise``: an element of the result
+    ``slopes``: one for each operand; the last stands for all operands behind. ``elementwise``: an element of the result
     depends on the operands' elements at its place alone, after broadcasting. ``zero``: the result is zero where the
     first operand is; for a bound or an exponent, with those that steps have (bounds around zero, exponents above it).
     ``total``: there is a result for every value of operands whose types and shapes fit (of whole numbers, Div has
     none). ``shape``: the operand that is the shape of the result; ``lengths``: those that hold other lengths or places
     of dimensions. ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read
-    as indices or conditions alone. ``aside``: floating operands that are no
-    weights, such as the state in which a recurrent layer begins, masks, tables of angles. ``pieces``: how the
-    results of a full reduction of pieces make that of the whole ('l2': the root of the sum of squares; '': they do
-    not). ``kernel``: computes it. ``work``: counts multiplications of a product.
+    as indices or conditions alone. ``aside``: floating operands that are no weights, such as the state in which a
+    recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of pieces make the
+    result of the whole ('l2': the root of the sum of squares; '': they do not). ``dims``: along which dimensions it is
+    split; None: members compute it whole. ``kernel``: computes it. ``work``: counts multiplications of a product.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Operator:
     choosers: tuple[int, ...] = ()
     aside: tuple[int, ...] = ()
     pieces: str | None = None
+    dims: DimFactors | None = None
     kernel: Kernel | None = None
     work: Work | None = None
 

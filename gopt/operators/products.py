@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from gopt.operators.dims import products as dims
 from gopt.operators.operator import Attributes, Operator, Shape, Slope
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
@@ -33,13 +34,13 @@ def _of_equation(attributes: Attributes, operands: Sequence[Shape], out: Shape) 
 
 
 OPERATORS = (
-    Operator("MatMul", (LINEAR,), zero=True, total=True, work=_of_matrices),
-    Operator("Gemm", (AFFINE,), total=True, work=_of_matrices),
-    Operator("Einsum", (LINEAR,), zero=True, total=True, work=_of_equation),
-    Operator("Conv", (AFFINE,), total=True, work=_of_windows),
-    Operator("ConvTranspose", (AFFINE,), total=True, work=_of_spread_windows),
-    Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5)),
-    Operator("RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2)),
+    Operator("MatMul", (LINEAR,), zero=True, total=True, work=_of_matrices, dims=dims.matmul),
+    Operator("Gemm", (AFFINE,), total=True, work=_of_matrices, dims=dims.gemm),
+    Operator("Einsum", (LINEAR,), zero=True, total=True, work=_of_equation, dims=dims.einsum),
+    Operator("Conv", (AFFINE,), total=True, work=_of_windows, dims=dims.convolution),
+    Operator("ConvTranspose", (AFFINE,), total=True, work=_of_spread_windows, dims=dims.convolution),
+    Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention),
+    Operator("RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary),
     Operator("RNN", (CURVED,), aside=(5,)),
     Operator("GRU", (CURVED,), aside=(5,)),
     Operator("LSTM", (CURVED,), aside=(5, 6)),

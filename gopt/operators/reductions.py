@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gopt.operators.dims import elements, normalise
+from gopt.operators.dims.link import beside
 from gopt.operators.moves import axes_of
 from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope
 
@@ -25,7 +27,8 @@ def _over(function: Callable[..., Any]) -> Kernel:
 
 
 def _reduction(name: str, slope: Slope, pieces: str, function: Callable[..., Any], *, zero: bool = True) -> Operator:
-    return Operator(name, (slope, NONE), zero=zero, total=True, pieces=pieces, kernel=_over(function))
+    dims = elements.reduction(pieces)
+    return Operator(name, (slope, NONE), zero=zero, total=True, pieces=pieces, dims=dims, kernel=_over(function))
 
 
 def _logarithm(x: Array, **how: Any) -> Array:
@@ -49,26 +52,28 @@ OPERATORS = (
     _reduction("ReduceProd", CURVED, "", np.prod),
     _reduction("ReduceLogSum", CURVED, "", _logarithm, zero=False),
     _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, zero=False),
-    Operator("ArgMax", (NONE,), total=True),
-    Operator("ArgMin", (NONE,), total=True),
-    Operator("TopK", (BENT, NONE), lengths=(1,), zero=True),
-    Operator("Softmax", (CURVED,), total=True),
-    Operator("LogSoftmax", (CURVED,), total=True),
-    Operator("Hardmax", (STEP,), total=True),
-    Operator("LpNormalization", (CURVED,), total=True, zero=True),
-    Operator("LayerNormalization", (CURVED, AFFINE), total=True),
-    Operator("RMSNormalization", (CURVED, LINEAR), total=True, zero=True),
-    Operator("BatchNormalization", (CURVED, AFFINE, AFFINE, AFFINE, CURVED), total=True),
-    Operator("InstanceNormalization", (CURVED, AFFINE), total=True),
-    Operator("GroupNormalization", (CURVED, AFFINE), total=True),
-    Operator("MeanVarianceNormalization", (CURVED,), total=True, zero=True),
-    Operator("LRN", (CURVED,), total=True, zero=True),
-    Operator("AveragePool", (LINEAR, NONE), total=True, zero=True),
-    Operator("MaxPool", (BENT,), total=True, zero=True),
-    Operator("LpPool", (CURVED,), total=True, zero=True),
-    Operator("GlobalAveragePool", (LINEAR, NONE), total=True, zero=True),
-    Operator("GlobalMaxPool", (BENT,), total=True, zero=True),
-    Operator("GlobalLpPool", (CURVED,), total=True, zero=True),
-    Operator("SoftmaxCrossEntropyLoss", (CURVED, NONE, CURVED), aside=(2,)),
-    Operator("NegativeLogLikelihoodLoss", (LINEAR, NONE, CURVED), aside=(2,), zero=True),
+    Operator("ArgMax", (NONE,), total=True, dims=elements.arg),
+    Operator("ArgMin", (NONE,), total=True, dims=elements.arg),
+    Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside()),
+    Operator("Softmax", (CURVED,), total=True, dims=elements.softmax),
+    Operator("LogSoftmax", (CURVED,), total=True, dims=elements.softmax),
+    Operator("Hardmax", (STEP,), total=True, dims=elements.softmax),
+    Operator("LpNormalization", (CURVED,), total=True, zero=True, dims=beside()),
+    Operator("LayerNormalization", (CURVED, AFFINE), total=True, dims=elements.in_front),
+    Operator("RMSNormalization", (CURVED, LINEAR), total=True, zero=True, dims=elements.in_front),
+    Operator(
+        "BatchNormalization", (CURVED, AFFINE, AFFINE, AFFINE, CURVED), total=True, dims=normalise.batch_normalization
+    ),
+    Operator("InstanceNormalization", (CURVED, AFFINE), total=True, dims=normalise.instance_normalization),
+    Operator("GroupNormalization", (CURVED, AFFINE), total=True, dims=normalise.group_normalization),
+    Operator("MeanVarianceNormalization", (CURVED,), total=True, zero=True, dims=normalise.mean_variance),
+    Operator("LRN", (CURVED,), total=True, zero=True, dims=normalise.across_channels),
+    Operator("AveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
+    Operator("MaxPool", (BENT,), total=True, zero=True, dims=normalise.pool),
+    Operator("LpPool", (CURVED,), total=True, zero=True, dims=normalise.pool),
+    Operator("GlobalAveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
+    Operator("GlobalMaxPool", (BENT,), total=True, zero=True, dims=normalise.pool),
+    Operator("GlobalLpPool", (CURVED,), total=True, zero=True, dims=normalise.pool),
+    Operator("SoftmaxCrossEntropyLoss", (CURVED, NONE, CURVED), aside=(2,), dims=normalise.loss),
+    Operator("NegativeLogLikelihoodLoss", (LINEAR, NONE, CURVED), aside=(2,), zero=True, dims=normalise.loss),
 )

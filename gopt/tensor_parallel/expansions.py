@@ -74,7 +74,7 @@ def _contracted(operator: OperatorUse) -> int | None:
 def softmax(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write exp(x - max) / sum(exp(x - max)), or its logarithm."""
     out, type = node.outputs[0], operator.results[0]
-    assert type is not None
+    assert isinstance(type, TensorType)
     root = f"gopt.tensor-parallel.{out}"
     value = _wide(build, node.inputs[0], root)
     logs = node.op_type == "LogSoftmax"

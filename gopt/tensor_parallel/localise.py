@@ -13,12 +13,12 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
+from gopt.operators.dims.choices import run_written
+from gopt.operators.dims.elements import axes_of
+from gopt.operators.dims.moves import run_taken
 from gopt.operators.kinds import POOLS
 from gopt.records.placements import PARTS, Shard, Sharding
 from gopt.sharding.links import OperatorUse
-from gopt.sharding.links.choices import run_written
-from gopt.sharding.links.elements import axes_of
-from gopt.sharding.links.moves import run_taken
 from gopt.sharding.links.windows import paddings, pads, slices
 from gopt.sharding.rules import FULL_REDUCTIONS
 from gopt.tensor_parallel.builder import PASS, ExpansionBuilder

@@ -171,8 +171,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py", "lower/test_member_operators.py"),
     **_each(
-        "sharding.links.choices sharding.links.elements sharding.links.link sharding.links.moves "
-        "sharding.links.normalise sharding.links.products sharding.links.windows",
+        "operators.dims.choices operators.dims.elements operators.dims.link operators.dims.moves "
+        "operators.dims.normalise operators.dims.products sharding.links.windows",
         "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),

@@ -17,10 +17,10 @@ from products import part
 from split_run import Split, described, shards
 
 from gopt.ir.types import TensorType
+from gopt.operators.dims.link import DimFactor, DimFactors, all_results, beside, linked
+from gopt.operators.dims.moves import sliced
 from gopt.records.placements import REPLICATED, Partial, Shard, Window
 from gopt.sharding.links import RULES, OperatorUse, Slot, Strategy, strategies
-from gopt.sharding.links.link import DimFactor, Links, all_results, beside, linked
-from gopt.sharding.links.moves import sliced
 
 
 def slots(operator: OperatorUse) -> Iterator[tuple[Slot, Shard]]:
@@ -186,7 +186,7 @@ def first_two(operator: OperatorUse) -> Iterator[DimFactor]:
         yield DimFactor((dim,), all_results(operator, dim))
 
 
-WRONG: dict[str, Links] = {
+WRONG: dict[str, DimFactors] = {
     "CumSum": beside(), "Pad": sliced, "MaxPool": first_two, "Softmax": beside(), "LogSoftmax": beside(),
     "Trilu": first_two,
 }  # fmt: skip

@@ -25,7 +25,8 @@ from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIR
 
 FACTORS = CONTRACTIONS | SCALES | QUOTIENTS
 _TERMS = TERMS | SCATTERS
-LINEAR = LINEAR_IN_FIRST | CASTS | {"Pad"}
+_KEEPING = LINEAR_IN_FIRST | CASTS
+LINEAR = _KEEPING | {"Pad"}
 """Operators that are linear in their first operand."""
 
 
@@ -74,7 +75,7 @@ class GradientUnits:
     """Reduced values of the forward that single samples read."""
     squared: set[str] = field(default_factory=set)
     zeros: set[str] = field(default_factory=set)
-    """Values of samples times zero: a hand's way to write zeros of their shape."""
+    """Values of samples times zero, as of a recurrence's first state, and linear functions of such values."""
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -96,7 +97,8 @@ class GradientUnits:
             node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared
         ):
             self.squared.update(node.outputs)
-        if node.is_a("Mul") and any(self.context.index.constants.zero(name) for name in node.inputs):
+        factors = node.inputs if node.is_a("Mul", "MatMul") else node.inputs[:1] if node.is_in(_KEEPING) else []
+        if any(name in self.zeros or self.context.index.constants.zero(name) for name in factors):
             self.zeros.update(node.outputs)
         for name in node.outputs:
             if name in marks and not self._is_count_of(node, name):

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from gopt.operators.dims.link import OperatorUse, Slot, Strategy
 from gopt.operators.kinds import CONVOLUTIONS
 from gopt.records.placements import REPLICATED, Partial, Placement, Ranges, Shard, Window, WindowTerms
 from gopt.sharding.halo import shared_like, window
-from gopt.sharding.links.link import OperatorUse, Slot, Strategy
 
 _LOWEST = frozenset({"float16", "float32", "float64", "int8", "uint8"})
 """Types with a lowest number that a border may hold."""

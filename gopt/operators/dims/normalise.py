@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gopt.sharding.links.link import DimFactor, Index, OperatorUse, all_results, given_of, kept, made_of
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse, all_results, given_of, kept, made_of
 
 
 def pool(operator: OperatorUse) -> Iterator[DimFactor]:

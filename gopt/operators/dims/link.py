@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from gopt.ir.types import TensorType
 from gopt.records.placements import REPLICATED, Partial, Placement, Shard
+
+OLDEST = 7
+"""Lowest operator set whose operators broadcast by these rules."""
+
+
+class ValueType(Protocol):
+    """The type of a value, as far as rules read it."""
+
+    @property
+    def dims(self) -> tuple[Any, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def static(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +32,8 @@ class OperatorUse:
 
     op_type: str
     attributes: Mapping[str, Any]
-    operands: tuple[TensorType | None, ...]
-    results: tuple[TensorType | None, ...]
+    operands: tuple[ValueType | None, ...]
+    results: tuple[ValueType | None, ...]
     constant: Callable[[int], np.ndarray | None]
     opset: int = 20
 
@@ -103,10 +116,10 @@ class Strategy:
 
 
 Rule = Callable[[OperatorUse, Slot, Shard], Iterator[Strategy]]
-Links = Callable[[OperatorUse], Iterator[DimFactor]]
+DimFactors = Callable[[OperatorUse], Iterator[DimFactor]]
 
 
-def linked(links: Links) -> Rule:
+def linked(links: DimFactors) -> Rule:
     """The rule of an operator that is split along one of its links."""
 
     def rule(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strategy]:
@@ -179,7 +192,7 @@ def kept(operator: OperatorUse, dims: Sequence[int]) -> Iterator[DimFactor]:
         yield DimFactor(first_of(operator, dim), all_results(operator, dim))
 
 
-def beside(default: int = -1) -> Links:
+def beside(default: int = -1) -> DimFactors:
     """All dimensions but the one along which the operator acts, which the attribute ``axis`` names."""
 
     def links(operator: OperatorUse) -> Iterator[DimFactor]:

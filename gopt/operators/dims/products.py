@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gopt.sharding.links.link import DimFactor, Index, OperatorUse, Where, given_of, made_of, meets
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse, Where, given_of, made_of, meets
 
 
 def matmul(operator: OperatorUse) -> Iterator[DimFactor]:

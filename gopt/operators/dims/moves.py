@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse, Slot, Strategy, first_of, meets
 from gopt.records.placements import REPLICATED, Placement, Shard
-from gopt.sharding.links.link import DimFactor, Index, OperatorUse, Slot, Strategy, first_of, meets
 
 
 def transpose(operator: OperatorUse) -> Iterator[DimFactor]:

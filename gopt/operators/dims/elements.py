@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from gopt.ir.types import FLOATS
-from gopt.operators.table import OPERATORS
-from gopt.sharding.links.link import DimFactor, OperatorUse, all_results, beside, first_of, given_of, kept, meets
-from gopt.sharding.rules import FULL_REDUCTIONS
+from gopt.operators.dims.link import (
+    DimFactor,
+    DimFactors,
+    OperatorUse,
+    all_results,
+    beside,
+    first_of,
+    given_of,
+    kept,
+    meets,
+)
 
 
 def elementwise(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension of the result, with those of operands that are not broadcast along it."""
     out, count = operator.made(), len(operator.operands)
-    alone = operator.op_type == "Clip" or OPERATORS[operator.op_type].by_type  # bounds have one element
     for dim in range(len(out)):
-        if alone:
-            yield DimFactor(first_of(operator, dim), (dim,))
-        else:
-            yield DimFactor(tuple(meets(operator.dims(place), out, dim) for place in range(count)), (dim,))
+        yield DimFactor(tuple(meets(operator.dims(place), out, dim) for place in range(count)), (dim,))
+
+
+def of_first(operator: OperatorUse) -> Iterator[DimFactor]:
+    """Each dimension of the first operand: bounds have one element, and of what gives a type that alone is read."""
+    return kept(operator, range(operator.rank(0)))
 
 
 def dropout(operator: OperatorUse) -> Iterator[DimFactor]:
@@ -61,18 +70,22 @@ def axes_of(operator: OperatorUse) -> tuple[int, ...] | None:
     return tuple(sorted(axis % rank for axis in given)) if rank else ()
 
 
-def reduction(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Kept dimensions stay; what is reduced away is reduced over members too."""
+def reduction(pieces: str) -> DimFactors:
+    """Kept dimensions stay; what is reduced away is reduced over members too, where ``pieces`` says how."""
+    return partial(_reduction, "" if pieces == "l2" else pieces)
+
+
+def _reduction(op: str, operator: OperatorUse) -> Iterator[DimFactor]:
     axes = axes_of(operator)
     if axes is None:
         return
     keep = bool(operator.attributes.get("keepdims", 1))  # else runtimes give nothing a wrong shape
-    type, op = operator.operands[0], FULL_REDUCTIONS[operator.op_type]
+    type = operator.operands[0]
     for dim in range(operator.rank(0)):
         if dim not in axes:
             out = dim if keep else dim - sum(axis < dim for axis in axes)
             yield DimFactor(first_of(operator, dim), (out,), filled=not keep)
-        elif op and (op != "mean" or (type is not None and type.dtype in FLOATS)):  # that of whole numbers is cut off
+        elif op and (op != "mean" or (type is not None and "float" in type.dtype)):  # that of whole numbers is cut off
             yield DimFactor(first_of(operator, dim), (None,), op, filled=not keep)
 
 

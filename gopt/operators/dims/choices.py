@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gopt.sharding.links.link import DimFactor, Index, OperatorUse
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse
 
 
 def gather(operator: OperatorUse) -> Iterator[DimFactor]:

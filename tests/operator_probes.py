@@ -1,4 +1,4 @@
-"""A use of an operator, computed by onnx's reference in float64 for any value of one operand."""
+"""A use of an operator, computed by onnx's reference, with gopt's kernels where that is wrong, for any operands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from operator_forms import Array, Case, forms
 
 from gopt.operators.operator import Slope
+from gopt.runtime.fallback_kernels import operators
 
 NEAR = 1e-6
 """Size of a small move, in units of the value's own."""
@@ -34,7 +35,7 @@ class Probe:
         ends = [helper.make_empty_tensor_value_info(name) for name in outputs]
         graph = helper.make_graph([node], "probe", infos, ends)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)])
-        self._evaluator = ReferenceEvaluator(model)
+        self._evaluator = ReferenceEvaluator(model, new_ops=list(operators()))
 
     def result(self, changed: dict[int, Array] | None = None) -> Array:
         """The first result, with other values of some operands."""
