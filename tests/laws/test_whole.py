@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 from products import part
 from split_gen.judge import Setting as SplitSetting
@@ -11,6 +12,8 @@ from whole_gen.odd import load_all
 from whole_gen.splits import drawn_split, judged_split
 from whole_gen.steps import written
 from whole_gen.writer import Writer
+
+import gopt
 
 STEPS = load_all()
 TELLS = {
