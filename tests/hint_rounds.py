@@ -128,7 +128,8 @@ def faults(step: Step, folder: Path) -> list[str]:
             continue
         if after.message == error.message:
             found.append(f"a hint changes nothing: {said} ({way.roles})")
-        if way.roles.states.keys() - step.roles.states and "--states" in " ".join(after.hints):
+        beside = way.roles.params == step.roles.params  # else another refusal stands between the rounds
+        if beside and way.roles.states.keys() - step.roles.states and "--states" in " ".join(after.hints):
             found.append(f"a second round of pairs: {said} || {after.message} | {after.hints}")
     return found
 

@@ -23,7 +23,7 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, walk
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import LAYOUT, SCALES
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -144,7 +144,12 @@ class _DominatorChoice:
         """
         walked = {id(node) for node in self.nodes}
         for node in self.index.users.get(name, ()):
-            if id(node) not in walked and not self._linear_in(node, name):
+            if id(node) in walked:
+                continue
+            scaled = node.is_in(SCALES) and all(
+                n == name or self.index.constants.number(n) is not None for n in node.inputs
+            )
+            if not self._linear_in(node, name) or (scaled and self._read_elsewhere(node.outputs[0])):
                 return True
         return False
 

@@ -249,7 +249,7 @@ class _Finder:
                 continue
             users = [reader for name in node.outputs for reader in self.index.users.get(name, ())]
             shown = any(name in self.graph.outputs for name in node.outputs)
-            if users and not shown and all(member.get(id(reader)) == of for reader in users):
+            if not shown and all(member.get(id(reader)) == of for reader in users):
                 member[id(node)] = of
                 self.subgraphs[of].nodes.append(node)
         place = self.index.position

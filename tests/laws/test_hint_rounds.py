@@ -72,7 +72,7 @@ def test_a_relative_step_by_a_kept_gradient_is_asked_for_once(rules, scrambled: 
     assert Step(made.model, RoleMap(states=told)).refusal(tmp_path) is None
 
 
-@pytest.mark.parametrize("seed", [*range(4), 1000, 1119, 2311])
+@pytest.mark.parametrize("seed", [*range(4), 1000, 1119, 2311, 2685])
 def test_drawn_steps(seed: int, tmp_path: Path) -> None:
     hold_drawn(seed, tmp_path)
 

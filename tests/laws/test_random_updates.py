@@ -267,6 +267,9 @@ MENDED = {
     "means of tensors of unequal size": Recipe(widths=(3, 5, 2), norm="mean-square"),
     "adam under a mask": Recipe(widths=(3, 5), mask=True),
     "a value clip under a mask": Recipe(clip_value=True, direction=("gradient",), mask=True),
+    "a frozen weight whose gradient of one element is dead": Recipe(
+        widths=(2, 1, 2), batch=1, bias=False, frozen=0, direction=("gradient",)
+    ),
     "a batch of one element": Recipe(widths=(7, 1, 3), batch=1, direction=("gradient",)),
 }
 
