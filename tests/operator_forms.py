@@ -405,7 +405,10 @@ BEYOND: dict[str, list[Case]] = {
     "CenterCropPad": [case(x(5, 4), ints(3, 6)), case(x(5, 4, 3), ints(7), axes=[-2])],
     "Compress": [case(x(5, 4), np.array([1, 0, 1], bool), axis=-2), case(x(3, 2), np.array([0, 1, 1, 0, 1], bool))],
     "ConstantOfShape": [case(ints(2, 3)), case(ints())],
-    "Range": [case(np.array(1), np.array(9), np.array(3)), case(np.array(5), np.array(-2), np.array(-2))],
+    "Clip": [case(x(5, 4), None, x()), case(whole(5), np.array(3), None, opset=13)],
+        "Range": [
+        case(np.array(0.5), np.array(3.1), np.array(0.7)), case(np.array(2.5), np.array(-1.0), np.array(-0.5)),
+        case(np.array(1), np.array(9), np.array(3)), case(np.array(5), np.array(-2), np.array(-2))],
     "Shape": [case(x(2, 3)), case(x(2, 3, 4), start=-2, end=3)],
     "Size": [case(x(2, 3)), case(x())],
     "Upsample": [case(x(1, 2, 3, 4), np.array([1, 1, 2, 2], np.float32), opset=9)],

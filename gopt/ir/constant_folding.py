@@ -30,7 +30,7 @@ _DEPTH = 64
 """Nodes in a row through which a constant is followed."""
 _INTEGERS = frozenset({"int32", "int64", "bool"})
 _KEEP_ZEROS = LINEAR_IN_FIRST | CASTS
-_MALFORMED = (ValueError, IndexError, TypeError, KeyError, OverflowError)
+_MALFORMED = (AttributeError, ValueError, IndexError, TypeError, KeyError, OverflowError)
 """Errors of kernels for a malformed node."""
 _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 """Attributes of Constant that are numbers and no tensors, with the type of the result."""
@@ -40,7 +40,7 @@ def fold_small(
     nodes: Sequence[Node], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
 ) -> dict[str, np.ndarray]:
     """Values of at most 64 integers that nodes make of constants alone, by name; Constant nodes themselves left out."""
-    known: dict[str, np.ndarray] = {}
+    known: dict[str, np.ndarray | None] = {"": None}
     folded: dict[str, np.ndarray] = {}
     constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}
     for node in nodes:
@@ -55,11 +55,9 @@ def fold_small(
                 known[node.outputs[0]] = value
                 constants.add(node.outputs[0])
             continue
-        if not node.inputs:
-            continue
-        operands = [known[name] if name in known else initializers[name].numpy() for name in node.inputs if name]
+        operands = [known[name] if name in known else initializers[name].numpy() for name in node.inputs]
         try:
-            result = np.asarray(rule(node.attributes, [np.asarray(operand) for operand in operands]))
+            result = np.asarray(rule(node.attributes, operands))
         except _MALFORMED:
             continue  # code that needs its type reports it
         if result.size <= _SMALL and result.dtype.name in _INTEGERS:
@@ -185,18 +183,18 @@ class Constants:
             return np.array(sizes[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
         if (rule is None and node.op_type != "CastLike") or (made.static and made.elements > limits.FOLDED_ELEMENTS):
             return None
-        operands: list[np.ndarray] = []
-        for name in node.inputs[:1] if rule is None else filter(None, node.inputs):
-            operand = self._value(name, depth)
-            if operand is None or operand.size > (limits.FOLDED_ELEMENTS if made.static else _SMALL):
+        operands: list[Any] = []
+        for name in node.inputs[:1] if rule is None else node.inputs:
+            operand = self._value(name, depth) if name else None
+            if name and (operand is None or operand.size > (limits.FOLDED_ELEMENTS if made.static else _SMALL)):
                 return None
             operands.append(operand)
-        if not operands:
+        if not operands or operands[0] is None:
             return None
         try:
             with np.errstate(all="ignore"):
                 if rule is None:
-                    return operands[0].astype(numpy_dtype(made.dtype))
+                    return np.asarray(operands[0].astype(numpy_dtype(made.dtype)))
                 result = np.asarray(rule(node.attributes, operands))
         except _MALFORMED:
             return None  # code that needs its type reports it

@@ -19,7 +19,8 @@ _FIRST = (LINEAR, NONE)
 
 def axes_of(attributes: Attributes, operands: Sequence[Any], operand: int = 1) -> tuple[int, ...] | None:
     """The axes that an attribute or an operand names; None where none does."""
-    axes = operands[operand].reshape(-1).tolist() if len(operands) > operand else attributes.get("axes")
+    named = operands[operand] if len(operands) > operand else None
+    axes = attributes.get("axes") if named is None else named.reshape(-1).tolist()
     return None if axes is None else tuple(int(axis) for axis in axes)
 
 
@@ -89,9 +90,10 @@ def filled(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 
 def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
-    numbers = range(*(int(each) for each in operands))
-    _bounded(len(numbers))
-    return np.array(numbers, operands[0].dtype)
+    start, limit, step = (each.reshape(-1)[0] for each in operands)
+    count = max(math.ceil((float(limit) - float(start)) / float(step)), 0) if step else 0
+    _bounded(count)
+    return np.asarray(start + step * np.arange(count, dtype=start.dtype), start.dtype)
 
 
 def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
@@ -128,7 +130,7 @@ OPERATORS = (
     Operator("CumSum", _FIRST, zero=True, dims=elements.running),
     Operator("Constant", total=True),
     Operator("ConstantOfShape", (NONE,), total=True, shape=0, kernel=filled),
-    Operator("Range", (NONE,), kernel=_range),
+    Operator("Range", (NONE,), lengths=(0, 1, 2), kernel=_range),
     Operator("Shape", (NONE,), total=True, by_type=(0,)),
     Operator("Size", (NONE,), total=True, by_type=(0,)),
 )

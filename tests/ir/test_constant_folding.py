@@ -177,3 +177,23 @@ def test_whole_numbers_are_divided_towards_zero(left, right, quotient, tmp_path)
     b.output("out", b.op("Add", made, "x"), (2,), "int64")
     value = constants(b, tmp_path).value(made)
     assert (None if value is None else value.tolist()) == quotient
+
+
+def test_absent_operands_keep_the_places_of_others(tmp_path):
+    """A Clip without a lower bound took the upper one for it, and a Slice without axes its steps for axes."""
+    b = Builder()
+    b.input("x", (2,))
+    value = b.const([1.0, 5.0])
+    clipped = b.op("Clip", b.op("Neg", b.op("Neg", value)), "", b.const(3.0))
+    places = [b.const(each, "int64") for each in ([0], [4], [2])]
+    sliced = b.op("Slice", b.const([1, 2, 3, 4], "int64"), *places[:2], "", places[2])
+    ranged = b.op("Range", b.const(0.5), b.const(2.6), b.const(1.0))
+    b.output("out", b.op("Add", "x", clipped), (2,))
+    for name in (sliced, ranged):
+        b.output(f"{name}.out", b.op("Identity", name), (None,), "int64" if name == sliced else "float32")
+    graph = load(b.save(tmp_path / "g.onnx"))
+    constants = Constants(graph)
+    assert constants.value(clipped).tolist() == [1.0, 3.0]
+    assert constants.value(sliced).tolist() == [1, 3]
+    assert constants.value(ranged).tolist() == [0.5, 1.5, 2.5]
+    assert fold_small(graph.nodes, graph.initializers, graph.inputs)[sliced].tolist() == [1, 3]
