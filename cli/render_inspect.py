@@ -16,7 +16,7 @@ from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
     from gopt.documents.draws import Draw
-    from gopt.offline.inspect import Inspection, NamedValue, Optimizer, Parameter
+    from gopt.offline.inspect import Inspection, NamedValue, OptimizerEntry, Parameter
     from gopt.offline.inspect_folder import FolderInspection
     from gopt.offline.optimizer.clips import Clip
     from gopt.offline.optimizer.controls import Controls
@@ -74,7 +74,7 @@ def _print_draws(out: Console, draws: Mapping[str, Draw] | None) -> None:
         out.print(Text(f"drawn where the data does not give them: {listed(texts, 8)}"))
 
 
-def _optimizer(optimizer: Optimizer) -> Text:
+def _optimizer(optimizer: OptimizerEntry) -> Text:
     constants = [
         key.replace("_", " ") + ("" if value is True else f" {_value(value)}")
         for key, value in optimizer.hyper.items()

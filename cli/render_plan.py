@@ -11,7 +11,7 @@ from gopt.pass_records import format_bytes
 from .render import SafeConsole, console, describe, few, print_left, table
 
 if TYPE_CHECKING:
-    from gopt.offline.plan import Choice, ShardSettings
+    from gopt.offline.plan import PlanChoice, ShardSettings
     from gopt.offline.plan_ranking import RankedChoice
 
 WIDTH = 160
@@ -131,7 +131,7 @@ def _described(settings: ShardSettings) -> str:
     return describe(settings.stage, settings.partition, settings.bucket_mb)
 
 
-def _line(choice: Choice, columns: Sequence[str]) -> list[str]:
+def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
     settings, costs, axes = choice.settings, choice.costs, dict(choice.mesh.axes)
     cells = {
         "shard": str(axes.get("shard", 1)),

@@ -9,8 +9,8 @@ from pathlib import Path
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.external_data import show
+from gopt.ir.node_kinds import draws
 from gopt.ir.types import known
-from gopt.operators.kinds import draws
 from gopt.passes import PASSES
 from gopt.program import SpmdProgram
 from gopt.records.mesh import SHARD, Mesh

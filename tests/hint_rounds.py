@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import tomllib
@@ -51,6 +52,8 @@ def ways(step: Step, error: GoptError) -> Iterator[Step]:
     """The step as each way in a hint has it; all pairs of the hints that continue one another are one way."""
     pairs: dict[str, str] = {}
     for hint in error.hints:
+        if hint.startswith("behind that stands"):  # what follows is to be said beside the pairs
+            step = _told(step, "states", ",".join(f"{old}={new}" for old, new in pairs.items()))
         if hint.startswith(("name the pair", "and --states")):
             for option, value in _options(hint):
                 assert option == "states", hint
@@ -65,7 +68,11 @@ def ways(step: Step, error: GoptError) -> Iterator[Step]:
             else:
                 pairs |= table
             continue
-        yield from (_told(step, option, value) for option, value in _options(hint))
+        options = list(_options(hint))
+        if [option for option, _ in options] == ["batch", "states"]:  # to be said together
+            yield functools.reduce(lambda told, each: _told(told, *each), options, step)
+            continue
+        yield from (_told(step, option, value) for option, value in options)
         for found in _LEAVE.finditer(hint):
             yield replace(step, model=without(step.model, found[1].split(", ")))
     if pairs:
@@ -121,7 +128,8 @@ def faults(step: Step, folder: Path) -> list[str]:
             continue
         if after.message == error.message:
             found.append(f"a hint changes nothing: {said} ({way.roles})")
-        if way.roles.states.keys() - step.roles.states and "--states" in " ".join(after.hints):
+        beside = way.roles.params == step.roles.params  # else another refusal stands between the rounds
+        if beside and way.roles.states.keys() - step.roles.states and "--states" in " ".join(after.hints):
             found.append(f"a second round of pairs: {said} || {after.message} | {after.hints}")
     return found
 

@@ -15,7 +15,7 @@ from gopt.offline.inspect import inspect_model
 from gopt.offline.inspect_folder import inspect_folder
 from gopt.offline.plan import choices
 from gopt.offline.plan_ranking import rank_choices
-from gopt.passes.shard.plan import Plan
+from gopt.passes.shard.plan import ShardPlan
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 
@@ -37,7 +37,7 @@ def objects(folder: Path) -> Iterator[tuple[str, Any]]:
         "source": source, "training": source.training, "graph": source.training.graph,
         "tensor": next(iter(source.training.graph.initializers.values())), "sharded": sharded,
         "program": sharded.program,
-        "rank": sharded.ranks[0], "plan": Plan((), 4), "folder": inspect_folder(folder),
+        "rank": sharded.ranks[0], "plan": ShardPlan((), 4), "folder": inspect_folder(folder),
         "verification": gopt.verify(folder, steps=1), "inspection": inspect_model(source),
         "verifier": Verifier(folder), "mesh": sharded.program.mesh,
         "diff": diff(FIXTURES / "mlp_sgd.onnx", FIXTURES / "gpt_adamw.onnx"),

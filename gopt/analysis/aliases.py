@@ -97,6 +97,24 @@ class AliasFreeView:
         return phases
 
 
+def mark_rewritten(training: TrainingGraph) -> TrainingGraph:
+    """Mark the nodes of the update that stand where the file has another operator, and note that operator as looked
+    through."""
+    graph = training.graph
+    kept = set(map(id, graph.file_nodes or graph.nodes))
+    made = {
+        node.outputs[0]: node for node in graph.nodes
+        if id(node) not in kept and node.origin is None and node.made_by in ("", MOVED)
+    }  # fmt: skip
+    for old in graph.file_nodes or () if made else ():
+        new = made.get(old.first_output)
+        if new is not None and (new.made_by or new.op_type != old.op_type):
+            new.made_by, new.proto = MOVED, None
+            new.proto = new.to_proto()
+            training.looked_through.append(old)
+    return training
+
+
 def _same(new: Node, old: Node) -> bool:
     return new.op_type == old.op_type and new.inputs == old.inputs and new.outputs == old.outputs
 

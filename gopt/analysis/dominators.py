@@ -17,8 +17,9 @@ from gopt.analysis.analysis_context import AnalysisContext
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, elementwise
+from gopt.operators.kinds import LAYOUT
 
 
 @dataclass(slots=True)
@@ -31,8 +32,11 @@ class UpdateWalk:
     places: list[int]
 
 
-def walk_update(context: AnalysisContext, updated: str) -> UpdateWalk:
-    """Walk back from the new value ``updated`` to the batch; raises UnsupportedError beyond UPDATE_VALUES."""
+def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> UpdateWalk:
+    """Walk back from the new value ``updated`` to the batch; raises UnsupportedError beyond UPDATE_VALUES.
+
+    ``ends``: what the backward makes last, where that is known.
+    """
     index, types, tainted_values = context.index, context.index.graph.types, context.tainted
     producers, places, scalars = index.producers, index.definitions, index.scalars
     forward, later, barrier = context.forward, context.later, context.barrier
@@ -41,7 +45,7 @@ def walk_update(context: AnalysisContext, updated: str) -> UpdateWalk:
     walk = UpdateWalk([], [], [])
     heap = [(-index.defined_at(updated), updated)]
     queued = {updated}
-    backward: set[str] = set()
+    backward = {ends}
     """Values in front of nodes that are known to belong to the backward."""
     for _ in range(limits.UPDATE_VALUES):
         if not heap:

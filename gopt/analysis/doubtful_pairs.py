@@ -16,8 +16,8 @@ from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import walk
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS, TensorType
-from gopt.operators.kinds import elementwise
 
 
 def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import LAYOUT, QUOTIENTS
 
 NOTE = (
     "{label}{more} divides by the square root of {state} with no epsilon: where that is zero, as in an embedding row "
     "that no batch has used, the update is 0/0"
 )
-
-
-_DIVISIONS = ("Div", "Reciprocal")
 
 
 def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) -> list[str]:
@@ -26,7 +23,7 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
     found: list[tuple[str, str]] = []
     for node in training.graph.nodes:
-        if node.op_type not in _DIVISIONS or node.phase is not Phase.UPDATE:
+        if node.op_type not in QUOTIENTS or node.phase is not Phase.UPDATE:
             continue
         divisor = _divisor(node)
         if divisor and not index.one_element(divisor):

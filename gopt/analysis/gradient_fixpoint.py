@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from gopt.analysis.analysis_context import AnalysisContext, build_context
 from gopt.analysis.chosen_statistics import without_choices
-from gopt.analysis.gradients import find_gradient
+from gopt.analysis.gradients import LayoutError, find_gradient
+from gopt.analysis.layout_aliases import KEEP_ORDER
 from gopt.analysis.local_taint import LocalTaint, local_taint
+from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
@@ -85,7 +87,7 @@ def _reads_new(name: str, other: str, new: str) -> UnsupportedError:
     )
 
 
-def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection[str]) -> UnsupportedError:
+def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[str, str]) -> LayoutError:
     """The refusal of a value that a node reads; ``gradients``: the parameters that have one.
 
     What a node without a parameter behind it makes may be no new value at all, but shown, and taken for a constant's.
@@ -93,12 +95,31 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Collection
     made = descendants(step.index, node.outputs)
     name, new = next(((name, new) for name, new in step.updated.items() if new in made), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
-    return UnsupportedError(
+    unpaired = _unpaired(step, made)
+    if unpaired:
+        name, new = next(iter(unpaired.items()))
+        more = others(len(unpaired) - 1, "pair")
+        shown.append(f"if {new} is the new value of {name}{more}, say {states_option(unpaired)}")
+    behind = {value, *ancestors(step.index, [value])[1]}
+    makers = {name: step.index.producers[name] for name in gradients.values()}
+    return LayoutError(
         f"the update reads {value!r}, a value of one rank's own batch, beside a gradient (in {node.label!r})",
         "an update may depend on the batch through gradients alone",
         *_shared_hint(step, value),
         *shown,
+        turned=[name for name, maker in makers.items() if maker.is_in(KEEP_ORDER) and maker.inputs[0] in behind],
     )
+
+
+def _unpaired(step: StepSkeleton, made: Collection[str]) -> dict[str, str]:
+    """Inputs that the data flow gives no new value, with outputs among ``made`` that depend on them, of their type."""
+    inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
+    found: dict[str, str] = {}
+    for new, type in step.index.graph.outputs.items():
+        if new in made and new not in step.replaces:
+            behind = ancestors(step.index, [new])[1]
+            found.update((name, new) for name, held in inputs.items() if held == type and name in behind)
+    return found
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
@@ -119,7 +140,7 @@ def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
 
 
 def _refuse_factor(
-    step: StepSkeleton, context: AnalysisContext, mixed: list[Node], reduced: set[str], gradients: Collection[str]
+    step: StepSkeleton, context: AnalysisContext, mixed: list[Node], reduced: set[str], gradients: Mapping[str, str]
 ) -> None:
     """Refuse a one-element value of one rank that no backward would multiply by.
 
@@ -182,7 +203,7 @@ def _late(step: StepSkeleton, gradient: str) -> str:
 
     A state whose new value the gradient is made of is one of the optimizer's.
     """
-    cone = ancestors(step.index, [gradient])[1] | {gradient}
+    cone = ancestors(step.index, [gradient])[1] - set(step.batch) | {gradient}
     late = (
         name for name in step.index.graph.inputs
         if name in cone and name not in step.forward_values and not step.index.one_element(name)
@@ -282,19 +303,31 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
     types = step.index.graph.types
     gradients: dict[str, str] = {}
     chosen: set[str] = set()
+    derived: set[str] = set()
     context.of_other_gradients = set()
     _check_named(step, context, wanted)
     for name in wanted:
         if types[name].elements == 1 and not context.of_other_gradients and gradients:
             context.of_other_gradients = descendants(step.index, chosen) - chosen
+            derived = _of_gradients_alone(step, chosen)
         given = step.roles.params.get(name, "")
         gradient = given or find_gradient(context, name, step.updated[name])
         single = types[name].elements == 1 and not given
-        if gradient is None or (single and (gradient in context.of_other_gradients or gradient in chosen)):
+        if gradient is None or (single and (gradient in derived or gradient in chosen)):
             continue
         gradients[name] = gradient
         chosen.add(gradient)
     return gradients
+
+
+def _of_gradients_alone(step: StepSkeleton, gradients: set[str]) -> set[str]:
+    """The gradients, and what depends on the batch through them alone: a backward goes on with the forward."""
+    values = set(gradients)
+    for node in step.index.graph.nodes:
+        moving = step.tainted.intersection(node.reads)
+        if moving and moving <= values:
+            values.update(node.outputs)
+    return values
 
 
 def _check_named(step: StepSkeleton, context: AnalysisContext, wanted: Sequence[str]) -> None:

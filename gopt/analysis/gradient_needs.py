@@ -14,23 +14,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import ARG_EXTREMES, CONTRACTIONS, GATHERS, STEPWISE
+from gopt.operators.kinds import (
+    ARG_EXTREMES,
+    ATTENTION,
+    CASTS,
+    CONTRACTIONS,
+    EXTREMES,
+    GATHERS,
+    MOVES,
+    POOLS,
+    PRODUCTS,
+    RECURRENT,
+    SCALES,
+    SCATTERS,
+    STEPWISE,
+    SUMS,
+    VIEWS,
+)
+from gopt.operators.operator import Slope
+from gopt.operators.table import names
 
 _PRODUCTS = CONTRACTIONS | {"Mul"}
-_CURVED = frozenset(
-    [
-        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "Log",
-        "Mish", "Pow", "Reciprocal", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare",
-        "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "Softmax",
-        "LogSoftmax", "SoftmaxCrossEntropyLoss",
-    ]
-)  # fmt: skip
-"""Functions whose derivative follows their first operand smoothly."""
-_TERMS = ("Add", "Sub", "Sum", "Neg", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-_BENT = frozenset(["Abs", "LeakyRelu", "PRelu", "ReduceL1", "ReduceMax", "ReduceMin", "Relu", "MaxPool"])
-"""Functions whose derivative follows comparisons of their first operand."""
-
-_FACTORS = ("Mul", "Div", "MatMul", "Gemm", "Neg", "Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
+_CURVED = names(lambda record: record.slope(0) is Slope.CURVED) - POOLS - RECURRENT - ATTENTION - {"BatchNormalization"}
+"""Functions whose derivative follows their first operand smoothly, in every form."""
+_BENT = names(lambda record: record.slope(0) is Slope.BENT) - EXTREMES - SCATTERS - {"Clip"}
+"""Functions whose derivative follows comparisons of their first operand. Behind a Clip it may be passed straight
+through."""
+_TERMS = SUMS | CASTS | VIEWS | {"Neg"}
+_FACTORS = SCALES | PRODUCTS | CASTS | MOVES | {"Neg"}
 _CHAIN = 16
 _MOST = 256
 """Groups of leaves: more would make the masks of a deep network grow with its depth."""
@@ -62,7 +73,7 @@ def multiplied(index: GraphIndex, value: str) -> str:
     """The product that the readers of a value make, one behind the other: a derivative's last factors stand there."""
     for _ in range(_CHAIN):
         users = index.users.get(value, [])
-        if len(users) != 1 or not users[0].is_a(*_FACTORS):
+        if len(users) != 1 or not users[0].is_in(_FACTORS):
             break
         value = users[0].outputs[0]
     return value
@@ -92,10 +103,10 @@ def _only_added(index: GraphIndex, forward: set[int], losses: Iterable[str], upd
             continue
         found.add(name)
         node = index.producers.get(name)
-        if node is None or not node.is_a(*_TERMS, "Mul", "Div"):
+        if node is None or not (node.is_in(_TERMS) or node.is_in(SCALES)):
             continue
         terms = list(node.inputs)
-        if node.is_a("Mul", "Div"):
+        if node.is_in(SCALES):
             terms = [each for each in terms if not _fixed(index, each, updated)]
             if len(terms) != 1 or (node.is_a("Div") and terms[0] != node.inputs[0]):
                 continue

@@ -15,13 +15,15 @@ from functools import cached_property
 from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.analysis.dominators import UpdateWalk, walk_update
+from gopt.analysis.layout_aliases import KEEP_ORDER
 from gopt.analysis.linearity import Linearity, propagate_linearity
 from gopt.analysis.partial_losses import is_weighed
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, walk
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, elementwise
+from gopt.operators.kinds import LAYOUT, SCALES
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -33,7 +35,23 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
     _refuse_written(context, parameter, updated)
     if not walk.dominators:
         return None
-    return _DominatorChoice(context, parameter, walk).gradient()
+    choice = _DominatorChoice(context, parameter, walk)
+    try:
+        return choice.gradient()
+    except LayoutError:  # a sum of one sample's adjoint has one element, and looks like a factor of the update
+        ends = next(filter(choice.fits, choice.rising), None)
+        if ends is None:
+            raise
+        return _DominatorChoice(context, parameter, walk_update(context, updated, ends)).gradient()
+
+
+class LayoutError(UnsupportedError):
+    """No gradient was found, or one that leaves a value of one rank in the update; ``turned``: values that may be
+    gradients where the update turns them back into the layout that they are made in."""
+
+    def __init__(self, message: str, *hints: str, turned: Iterable[str]) -> None:
+        super().__init__(message, *hints)
+        self.turned = tuple(turned)
 
 
 def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> None:
@@ -94,16 +112,21 @@ class _DominatorChoice:
             seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
             if held or (not seen_elsewhere and self._backward(part)):
                 first = number
-        shape = self.types[self.parameter].shape
-        chosen = next((name for name in stretch[first:] if self.types[name].shape == shape), None)
+        chosen = next(filter(self.fits, stretch[first:]), None)
         if chosen is None:
-            raise UnsupportedError(
+            layouts = self.index.results(self.nearest, lambda node: node.is_in(KEEP_ORDER))
+            raise LayoutError(
                 f"no gradient of {self.parameter!r} was found: the nearest value, {self.nearest!r}, has the shape "
                 f"{self.types[self.nearest]}, and the parameter is {self.types[self.parameter]}",
                 f"give the update a gradient of the parameter's shape, or name it: --params {self.parameter}=VALUE",
+                turned=filter(self.fits, layouts),
             )
         self._refuse_open(stretch[-1])
         return chosen
+
+    def fits(self, name: str) -> bool:
+        """Return whether a value has the shape of the parameter."""
+        return self.index.graph.type_of(name).shape == self.types[self.parameter].shape
 
     def _stretch(self) -> list[str]:
         """Return the nearest dominator and those that follow it in proportion.
@@ -121,7 +144,12 @@ class _DominatorChoice:
         """
         walked = {id(node) for node in self.nodes}
         for node in self.index.users.get(name, ()):
-            if id(node) not in walked and not self._linear_in(node, name):
+            if id(node) in walked:
+                continue
+            scaled = node.is_in(SCALES) and all(
+                n == name or self.index.constants.number(n) is not None for n in node.inputs
+            )
+            if not self._linear_in(node, name) or (scaled and self._read_elsewhere(node.outputs[0])):
                 return True
         return False
 

@@ -8,8 +8,9 @@ from onnx import NodeProto
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
+from gopt.ir.node_kinds import control_flow
 from gopt.ir.nodes import nested
-from gopt.operators.kinds import RANDOM, control_flow
+from gopt.operators.kinds import RANDOM
 from gopt.sanitize import show
 
 

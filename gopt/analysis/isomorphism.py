@@ -7,9 +7,9 @@ from functools import cached_property
 
 from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
-from gopt.operators.kinds import control_flow
+from gopt.ir.node_kinds import control_flow
 
 
 def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:
@@ -19,7 +19,7 @@ def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[
     known: dict[Hashable, tuple[list[int], int]] = {}
     """Structure of an update with its states as listed -> their order, by their places, and its class."""
     for subgraph in updates.subgraphs.values():
-        if subgraph.mode is not Mode.SPLIT:
+        if subgraph.mode is not UpdateMode.SPLIT:
             order.sort(subgraph)
             continue
         keys, outside = numbers.structure(subgraph)

@@ -15,15 +15,13 @@ import numpy as np
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 from gopt.opaque.origin import Origin
-from gopt.operators.kinds import CASTS, PARTS, RESHAPES
+from gopt.operators.kinds import CASTS, PARTS, RESHAPES, VARIADIC
 
 COPIES = CASTS | {"Identity"}
-OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
-"""Operators over any number of operands: over one, they copy it."""
 SHAPE_CHANGES = RESHAPES | {"Expand"}
 KEEP_ORDER = frozenset((*SHAPE_CHANGES, "Transpose"))
 """Operators that may keep all elements in their order."""
-LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *SHAPE_CHANGES, *PARTS, "Transpose"))
+LAYOUT_OPERATORS = frozenset((*COPIES, *VARIADIC, *SHAPE_CHANGES, *PARTS, "Transpose"))
 
 
 def find_aliases(graph: Graph, named: Collection[str] = ()) -> dict[str, str]:
@@ -111,7 +109,7 @@ class _Finder:
         if node.is_in(COPIES):
             known = self.graph.type_of(source).dtype
             return known != "undefined" and known == self.graph.type_of(output).dtype
-        return node.is_in(OF_ONE) and len(node.inputs) == 1
+        return node.is_in(VARIADIC) and len(node.inputs) == 1
 
     def _changes_nothing(self, layout: _Layout, output: str) -> bool:
         if layout.perm is not None:

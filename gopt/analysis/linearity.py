@@ -6,13 +6,15 @@ through them, so the first operator that is affine or nonlinear in a gradient be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CONTRACTIONS, LINEAR_IN_FIRST
+from gopt.operators.kinds import CASTS, SCATTERS, TERMS
+from gopt.operators.operator import Slope
+from gopt.operators.table import UNKNOWN, operator
 
 
 class Linearity(IntEnum):
@@ -32,8 +34,7 @@ CONSTANT = -1
 """An operand that does not depend on the batch."""
 OUTSIDE = -2
 """An operand that depends on the batch past the candidate."""
-
-_BILINEAR = CONTRACTIONS - {"Gemm"} | {"Mul"}
+_SUMS = TERMS | SCATTERS | {"Pad"}
 
 
 def propagate_linearity(
@@ -60,20 +61,23 @@ def propagate_linearity(
 
 def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     """Return how results depend on the operands that move; ``levels``: of each operand, or CONSTANT or OUTSIDE."""
-    moving = [level for level in levels if level >= 0]
-    highest = _LEVELS[max(moving)]
-    if highest is Linearity.NONLINEAR or node.captures:
+    highest = _LEVELS[max(levels)]
+    record = operator(node.op_type) if node.domain in ("", "ai.onnx") and not node.captures else UNKNOWN
+    slopes = [record.slope(place) for place, name in enumerate(node.inputs) if name]
+    moving = {slope for slope, level in zip(slopes, levels) if level >= 0}
+    if node.is_in(SCATTERS) and node.attributes.get("reduction", "none") in ("none", "add"):
+        slopes, moving = [Slope.AFFINE, Slope.NONE, Slope.AFFINE], moving - {Slope.BENT, Slope.CURVED}
+    cut = node.is_in(CASTS) and index.graph.type_of(node.outputs[0]).dtype not in FLOATS
+    if highest is Linearity.NONLINEAR or cut or not moving <= {Slope.LINEAR, Slope.AFFINE}:
         return Linearity.NONLINEAR
-    if node.is_in(LINEAR_IN_FIRST):
-        return highest if levels[0] >= 0 and all(level == CONSTANT for level in levels[1:]) else Linearity.NONLINEAR
-    if node.is_a("Cast", "CastLike"):
-        return highest if index.graph.type_of(node.outputs[0]).dtype in FLOATS else Linearity.NONLINEAR
-    rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if rule is not None:
-        return rule(index, node, levels)
-    if node.is_in(_BILINEAR):
-        return _product(levels) if node.is_a("Mul") or len(levels) == 2 else Linearity.NONLINEAR
-    return Linearity.NONLINEAR
+    if record.work is not None and Slope.AFFINE in slopes:
+        return _with_bias(index, node, levels)
+    if node.is_in(_SUMS):
+        terms = [(name, level) for name, slope, level in zip(filter(None, node.inputs), slopes, levels) if slope]
+        return _sum(index, terms, OUTSIDE in levels)
+    if record.linear_in_first:
+        return highest if all(level == CONSTANT for level in levels[1:]) else Linearity.NONLINEAR
+    return _product(levels) if moving == {Slope.LINEAR} else Linearity.NONLINEAR
 
 
 def _product(levels: list[int]) -> Linearity:
@@ -83,59 +87,23 @@ def _product(levels: list[int]) -> Linearity:
     return _LEVELS[max(moving[0], Linearity.SCALED)] if OUTSIDE in levels else _LEVELS[moving[0]]
 
 
-def _quotient(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
-    return _product(levels) if levels[0] >= 0 else Linearity.NONLINEAR
-
-
-def _sum(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
-    if OUTSIDE in levels:
+def _sum(index: GraphIndex, terms: Sequence[tuple[str, int]], chosen: bool) -> Linearity:
+    """A sum of terms; ``chosen``: a condition, or places, that follow the batch past the candidate."""
+    if any(level == OUTSIDE for _, level in terms):
         return Linearity.NONLINEAR
-    highest = max(levels)
-    names = [name for name in node.inputs if name]
-    shifted = any(level == CONSTANT and not index.constants.zero(name) for name, level in zip(names, levels))
-    return _LEVELS[max(highest, Linearity.AFFINE)] if shifted else _LEVELS[highest]
+    highest = max(level for _, level in terms)
+    if any(level == CONSTANT and not index.constants.zero(name) for name, level in terms):
+        return Linearity.NONLINEAR if chosen else _LEVELS[max(highest, Linearity.AFFINE)]
+    if chosen:
+        return Linearity.SCALED if highest <= Linearity.SCALED else Linearity.NONLINEAR
+    return _LEVELS[highest]
 
 
-def _chosen(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
-    """``Where``: a choice that does not follow the candidate."""
-    if levels[0] >= 0:
-        return Linearity.NONLINEAR
-    summed = _sum(index, Node("Sum", node.inputs[1:], node.outputs), levels[1:])
-    if levels[0] == CONSTANT:
-        return summed
-    return Linearity.SCALED if summed <= Linearity.SCALED else Linearity.NONLINEAR
-
-
-def _gemm(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
+def _with_bias(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
+    """A product of two operands, with a term behind them."""
     if OUTSIDE in levels[2:] or not any(level >= 0 for level in levels[:2]):
         return Linearity.NONLINEAR
     product = _product(levels[:2])
     if len(levels) < 3 or index.constants.zero(node.inputs[2]):
         return product
     return Linearity(max(product, levels[2], Linearity.AFFINE))
-
-
-def _padded(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
-    constant = node.attributes.get("mode", "constant") == "constant"
-    if levels[0] < 0 or any(level >= 0 for level in levels[1:]) or not constant:
-        return Linearity.NONLINEAR
-    fill = node.inputs[2] if len(node.inputs) > 2 else ""
-    zeros = not fill or index.constants.zero(fill)
-    return Linearity(levels[0] if zeros else max(levels[0], Linearity.AFFINE))
-
-
-def _scattered(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
-    """Scatter: places that do not follow the candidate, summed or put over what is there."""
-    if len(levels) != 3 or levels[1] >= 0 or node.attributes.get("reduction", "none") not in ("none", "add"):
-        return Linearity.NONLINEAR
-    names = [node.inputs[0], node.inputs[2]]
-    summed = _sum(index, Node("Sum", names, node.outputs), [levels[0], levels[2]])
-    return (
-        summed if levels[1] == CONSTANT or summed is Linearity.NONLINEAR else Linearity(max(summed, Linearity.SCALED))
-    )
-
-
-_RULES: dict[str, Callable[[GraphIndex, Node, list[int]], Linearity]] = {
-    "Add": _sum, "Sub": _sum, "Sum": _sum, "Mean": _sum, "Concat": _sum, "Div": _quotient, "Where": _chosen,
-    "Gemm": _gemm, "Pad": _padded, "ScatterND": _scattered, "ScatterElements": _scattered,
-}  # fmt: skip

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.ir.graph import Node
-from gopt.operators.kinds import MAY_DRAW, random
+from gopt.ir.node_kinds import random
+from gopt.operators.kinds import MAY_DRAW
 
 
 @dataclass(slots=True)

@@ -15,8 +15,9 @@ from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants, parts_of, walk
+from gopt.ir.node_kinds import elementwise, value_reads
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CONTRACTIONS, LAYOUT, STEPWISE, elementwise, value_reads
+from gopt.operators.kinds import CONTRACTIONS, LAYOUT, STEPWISE
 
 _STEPS = STEPWISE | {"ArgMax"}
 """Operators of floating values through which no gradient comes."""

@@ -41,14 +41,21 @@ class OpenPairsError(UnsupportedError):
     ) -> None:
         self.pairs, self.shown, self.fed, self.instead = dict(pairs), tuple(shown), tuple(fed), instead
         self.other, self.rather_fed, self.by_name = other, rather_fed, by_name
-        super().__init__(message, *self.hints_with(self.pairs, self.shown, self.fed, instead))
+        super().__init__(message, *self.hints_with(self.pairs, self.shown, self.fed, instead, {}))
 
     def hints_with(
-        self, pairs: Mapping[str, str], shown: Collection[str], fed: Collection[str], instead: Mapping[str, str]
+        self,
+        pairs: Mapping[str, str],
+        shown: Collection[str],
+        fed: Collection[str],
+        instead: Mapping[str, str],
+        beside: Mapping[str, str],
     ) -> list[str]:
-        """The hints of this refusal for all pairs, outputs and inputs that are open."""
+        """The hints of this refusal for all pairs, outputs and inputs that are open; ``beside``: the pairs that there
+        are where the inputs are fed, which this refusal needs to be told with them."""
         states = states_hints(pairs)
-        other = [batch_hint(fed)] * bool(fed) + [leave_out(list(shown))] * bool(shown) + [*self.other]
+        told = [batch_hint(fed)] * bool(fed) + [states_option(beside)] * bool(beside)
+        other = [" ".join(told)] * bool(told) + [leave_out(list(shown))] * bool(shown) + [*self.other]
         other += [f"or as the data flow has it: {states_option(instead)}"] if instead else []
         return [*other, *states] if self.rather_fed else [*states, *other]
 
@@ -91,7 +98,13 @@ def _whole(first: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap],
     instead = _followed(first, first.instead, roles, recovered)[0] if first.instead else {}
     more = len(pairs) - len(first.pairs)
     message = first.message + (f"; nor of {more} more pair{'s' * (more > 1)}" if more > 0 else "")
-    hints = first.hints_with(pairs, shown, fed, instead)
+    beside: dict[str, str] = {}
+    if fed and not first.fed:
+        as_fed = replace(roles, batch=(*roles.batch, *fed))
+        beside = _followed(first, {old: new for old, new in first.pairs.items() if old not in fed}, as_fed, recovered)[
+            0
+        ]
+    hints = first.hints_with(pairs, shown, fed, instead, beside)
     if error is not first and not isinstance(error, OpenPairsError):
         hints += [f"behind that stands another refusal: {error.message}", *error.hints]
     return UnsupportedError(message, *hints)

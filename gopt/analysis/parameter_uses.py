@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import reads_value
 from gopt.ir.types import LOW_PRECISION, nbytes
-from gopt.operators.kinds import reads_value
 
 
 def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:

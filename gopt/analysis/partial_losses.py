@@ -13,9 +13,9 @@ from gopt.analysis.analysis_context import AnalysisContext
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, MEANS, SCALES, SUMS
+from gopt.operators.kinds import LAYOUT, MEANS, SCALES, TERMS
 
-_SUMS = SUMS | MEANS | {"Concat", "Neg"}
+_SUMS = TERMS - {"Where"} | MEANS | {"Neg"}
 
 
 def is_weighed(context: AnalysisContext, parameter: str, value: str) -> bool:

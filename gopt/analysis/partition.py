@@ -35,7 +35,7 @@ class Owners(str, Enum):
     HASH = "hash"
 
 
-class Rule(str, Enum):
+class PartitionRule(str, Enum):
     """Rule that places cuts.
 
     ``balanced``: near equal shares of the bucket. ``ceil``: each tensor by itself, in equal pieces of whole rows, as

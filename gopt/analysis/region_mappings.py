@@ -13,8 +13,7 @@ from typing import Any
 
 from gopt.analysis.look_through import data_axes, look_through, spans_data_axes
 from gopt.analysis.training import TrainingGraph
-from gopt.importers.collectives import COPIES
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import COMM, COPIES, Graph, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, parts_of
 from gopt.ir.types import FLOATS
 

@@ -15,9 +15,10 @@ import numpy as np
 from gopt.analysis.layout_aliases import KEEP_ORDER, SHAPE_CHANGES, identity, keeps_order
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
-from gopt.operators.kinds import REDUCTIONS, elementwise
+from gopt.operators.kinds import REDUCTIONS
 
 Shape = tuple[int, ...]
 MOVED = "load"
@@ -55,7 +56,7 @@ def _ends(graph: Graph) -> dict[str, Shape]:
     """Values in another layout, made element by element, behind which Reshapes give an update the shape of its output
     -> that shape."""
     types = graph.types
-    states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.elements > 1}
+    states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.dims}
     if not _reshapes_update(graph, {type.shape for type in states}):
         return {}
     toward = {name for name, type in graph.outputs.items() if type in states}

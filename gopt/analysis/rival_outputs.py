@@ -15,8 +15,10 @@ from gopt.analysis.state_matching import FACTOR_COST, reaches, uncopied
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.operators.kinds import ELEMENTWISE
+from gopt.operators.operator import Slope
+from gopt.operators.table import names
 
-_CURVES = frozenset(["Pow", "Exp", "Log", "Sqrt", "Cos", "Sin", "Tanh", "Sigmoid", "Reciprocal"])
+_CURVES = names(lambda record: record.elementwise and record.slope(0) is Slope.CURVED)
 """Operators of schedules and bias corrections, which no counter or scale goes through from step to step."""
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gopt.analysis.aliases import without_aliases
+from gopt.analysis.aliases import mark_rewritten, without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.coupling.ring_places import settle_rings
 from gopt.analysis.doubtful_pairs import refuse_doubtful
 from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
+from gopt.analysis.gradients import LayoutError
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
@@ -72,10 +73,18 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
 def _past_aliases(graph: Graph, roles: RoleMap) -> TrainingGraph:
     roles.check(graph)
     graph = in_parameter_shape(graph)
-    view = without_aliases(graph, [value for value in roles.params.values() if value])
-    if view is None:
-        return _past_calls(graph, roles)
-    return view.restore(_past_calls(view.graph, view.roles(roles)))
+    gradients = [value for value in roles.params.values() if value]
+    while True:
+        view = without_aliases(graph, gradients)
+        if view is None:
+            return mark_rewritten(_past_calls(graph, roles))
+        try:
+            return mark_rewritten(view.restore(_past_calls(view.graph, view.roles(roles))))
+        except LayoutError as error:  # an update that turns the gradient back is to read it as the parameter is
+            turned = [name for name in error.turned if name not in gradients]
+            if not turned:
+                raise
+            gradients += turned
 
 
 def _past_calls(graph: Graph, roles: RoleMap) -> TrainingGraph:
@@ -231,10 +240,10 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
 def _of_another_loss(error: GoptError, losses: list[str], pairs: Mapping[str, str]) -> GoptError:
     """The refusal of a step whose gradients were not found, which may be those of another output."""
     others = [name for name in losses[1:] if name not in pairs]
-    if not others or type(error) is not UnsupportedError:
+    if not others or type(error) not in (UnsupportedError, LayoutError):
         return error
     taken = f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"
-    return UnsupportedError(error.message, *error.hints, taken)
+    return LayoutError(error.message, *error.hints, taken, turned=getattr(error, "turned", ()))
 
 
 def _refuse_texts(graph: Graph) -> None:

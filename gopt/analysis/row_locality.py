@@ -6,7 +6,8 @@ from gopt.analysis.row_reads import keeps_rows
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.ir.graph import Node
-from gopt.operators.kinds import REDUCTIONS, elementwise
+from gopt.ir.node_kinds import elementwise
+from gopt.operators.kinds import REDUCTIONS
 
 
 def mixes_rows(values: RowValues, subgraph: UpdateSubgraph) -> str:

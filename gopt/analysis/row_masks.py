@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gopt.analysis.row_values import IN_ORDER, RowValues
-from gopt.ir.graph import Node
+import numpy as np
 
-_COMPARE = {
-    "Equal": lambda a, b: a == b,
-    "Less": lambda a, b: a < b,
-    "LessOrEqual": lambda a, b: a <= b,
-    "Greater": lambda a, b: a > b,
-    "GreaterOrEqual": lambda a, b: a >= b,
-}
+from gopt.analysis.row_values import RowValues
+from gopt.ir.constant_folding import as_folded
+from gopt.ir.graph import Node
+from gopt.operators.kinds import COMPARISONS, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozenset[int]) -> tuple[int, ...]:
@@ -31,7 +27,7 @@ def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozen
         node = values.producer(rows)
         if node is None:
             break
-        if node.is_a(*IN_ORDER, "Cast") or _repeats_nothing(values, node):
+        if node.is_a(*VIEWS, "Cast") or _repeats_nothing(values, node):
             rows = node.inputs[0]
         elif node.is_a("Where", "Mul"):
             mask = _mask(values, node)
@@ -106,7 +102,7 @@ class _Condition:
         """Return the producer of a flag, looking through nodes that keep its elements and their order."""
         while True:
             node = self.values.producer(name)
-            if node is None or not (node.is_in(IN_ORDER) or _repeats_nothing(self.values, node)):
+            if node is None or not (node.is_in(VIEWS) or _repeats_nothing(self.values, node)):
                 return node
             name = node.inputs[0]
 
@@ -151,7 +147,7 @@ class _Condition:
             if decides in parts:
                 return decides
             return None if None in parts else not decides
-        if node.is_in(_COMPARE):
+        if node.is_in(COMPARISONS):
             for left, number in self._sides(node, id):
-                return bool(_COMPARE[node.op_type](*((id, number) if left else (number, id))))
+                return bool(as_folded(node, [np.array(id), np.array(number)][:: 1 if left else -1]))
         return None

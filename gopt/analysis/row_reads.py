@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import reads_value
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import reads_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from gopt.analysis.row_reads import keeps_rows, repeated_ids
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
+from gopt.operators.kinds import CASTS, SCALES
 
-_PASSED = ("Cast", "Neg", "Mul", "Div", "Where")
+_PASSED = SCALES | CASTS | {"Neg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class RowSums:
         """The gradient as a node reads it that acts on single rows, and keeps a row of zeros."""
         if keeps_rows(self.values, node):
             return node.inputs[0]
-        if not node.is_in(_PASSED):
+        if not (node.is_in(_PASSED) or node.is_a("Where")):
             raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is not a sum of rows")
         out = self.values.shape(node.outputs[0])
         type_of = self.values.graph.type_of

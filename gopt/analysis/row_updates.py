@@ -19,7 +19,7 @@ import numpy as np
 from gopt.analysis.row_locality import mixes_rows
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
-from gopt.analysis.updates import Mode, UpdateSubgraph
+from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.operators.kinds import MEANS, NORM_REDUCTIONS
@@ -86,8 +86,8 @@ def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
     read = dict.fromkeys(name for node in subgraph.nodes for name in node.reads)
     others = {name: values.shape(name) or () for name in read if name not in own}
     operands = tuple(name for name, other in others.items() if other[:1] == (rows,) and len(other) == len(shape or ()))
-    by_element = subgraph.mode is Mode.SPLIT
-    mixed = mixes_rows(values, subgraph) if subgraph.mode is Mode.WHOLE else subgraph.why
+    by_element = subgraph.mode is UpdateMode.SPLIT
+    mixed = mixes_rows(values, subgraph) if subgraph.mode is UpdateMode.WHOLE else subgraph.why
     by_row = by_element or not mixed
     why = "" if by_element else mixed or subgraph.why
     held = {state.tensor: _RowContent(same=state.tensor) for state in aligned} | {subgraph.gradient: _RowContent(0.0)}

@@ -16,12 +16,9 @@ from gopt.analysis.isomorphism import signature
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.operators.kinds import VIEWS, control_flow, draws
+from gopt.ir.node_kinds import control_flow, draws
+from gopt.operators.kinds import SPREADS, VIEWS
 
-IN_ORDER = VIEWS
-"""Keep the elements of a value and their order."""
-_REPEATED = (*IN_ORDER, "Transpose", "Expand", "Tile")
-"""Make no element that the operand has not."""
 _WHOLE = frozenset({"int32", "int64"})
 _SMALL = 1 << 16
 """Bytes up to which constants are compared by what they hold."""
@@ -127,7 +124,7 @@ class RowValues:
         while True:
             name = self.root(name)
             node = self.index.producers.get(name)
-            if node is None or not node.is_in(IN_ORDER):
+            if node is None or not node.is_in(VIEWS):
                 return name
             name = node.inputs[0]
 
@@ -136,7 +133,7 @@ class RowValues:
         or repetition.
         """
         node = self.index.producers.get(name)
-        if node is None or not (node.is_a("Concat") or node.is_in(_REPEATED)):
+        if node is None or not (node.is_a("Concat") or node.is_in(SPREADS)):
             return []
         return list(node.inputs) if node.is_a("Concat") else node.inputs[:1]
 

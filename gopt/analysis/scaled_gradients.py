@@ -16,16 +16,13 @@ from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, elementwise
+from gopt.operators.kinds import LAYOUT
+from gopt.operators.table import names
 
-_VANISHING = frozenset(
-    [
-        "Abs", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Clip", "Elu", "Erf", "Floor", "Gelu", "HardSwish",
-        "LeakyRelu", "Mish", "Neg", "Pow", "Relu", "Round", "Sign", "Sin", "Sinh", "Softsign", "Sqrt", "Tan", "Tanh",
-    ]
-)  # fmt: skip
-"""Operators whose result is zero where their first operand is, for the constants that steps have."""
+_VANISHING = names(lambda record: record.elementwise and record.zero) | LAYOUT
+"""Operators whose result is zero where their first operand is; so is a Clip or a Pow by the constants of steps."""
 
 
 def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
@@ -92,7 +89,7 @@ def _vanishes(index: GraphIndex, node: Node, found: AbstractSet[str]) -> bool:
         return _all_vanish(index, node.inputs, found)
     if node.is_a("Where"):
         return _all_vanish(index, node.inputs[1:], found)
-    return node.inputs[0] in found and (node.is_a("Div") or node.is_in(_VANISHING) or node.is_in(LAYOUT))
+    return node.inputs[0] in found and (node.is_in(_VANISHING) or node.is_a("Clip", "Pow"))
 
 
 def _all_vanish(index: GraphIndex, names: Iterable[str], found: AbstractSet[str]) -> bool:

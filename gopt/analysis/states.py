@@ -18,6 +18,7 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import LAYOUT
+from gopt.sanitize import listed
 
 
 def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) -> TrainingGraph:
@@ -228,10 +229,14 @@ def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
             notes.append(
                 f"input {name} is read by the update alone, and replaced by no output: all ranks are fed the same"
             )
+    tensors = [name for name in training.metrics if not step.index.one_element(name)]
+    if tensors:
+        verbs = "replace no input and are taken as metrics" if len(tensors) > 1 else (
+            "replaces no input and is taken as a metric"
+        )  # fmt: skip
+        notes.append(f"output{'s' * (len(tensors) > 1)} {listed(tensors)} {verbs}")
     for name in training.metrics:
-        if not step.index.one_element(name):
-            notes.append(f"output {name} replaces no input and is taken as a metric")
-        elif name not in step.tainted:
+        if name not in tensors and name not in step.tainted:
             notes.append(f"output {name} follows no batch, replaces no input, and is taken as a metric")
     return notes
 

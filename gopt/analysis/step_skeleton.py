@@ -9,7 +9,8 @@ from gopt.analysis.gradient_needs import multiplied, without_needs
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
-from gopt.operators.kinds import LAYOUT, MAY_DRAW, elementwise, random
+from gopt.ir.node_kinds import elementwise, random
+from gopt.operators.kinds import LAYOUT, MAY_DRAW
 
 _NEAR = 16
 

@@ -13,11 +13,12 @@ from functools import cached_property
 from gopt.analysis import isomorphism
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
-from gopt.analysis.updates import Mode, ScalarReduction, Updates, UpdateSubgraph
+from gopt.analysis.updates import ScalarReduction, UpdateMode, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
-from gopt.operators.kinds import COMBINERS, CONTROL_FLOW, REDUCTIONS, RESHAPES, control_flow, elementwise
+from gopt.ir.node_kinds import control_flow, elementwise
+from gopt.operators.kinds import COMBINERS, CONTROL_FLOW, REDUCTIONS, RESHAPES
 
 FLATTENING = RESHAPES | {"Transpose"}
 """Layout operators through which a full reduction may look."""
@@ -41,7 +42,7 @@ def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool | froze
     finder.settle()
     for name, subgraph in finder.subgraphs.items():
         if uncut is True or (uncut and name in uncut):
-            subgraph.weaken(Mode.WHOLE, "its owner updates it whole")
+            subgraph.weaken(UpdateMode.WHOLE, "its owner updates it whole")
     finder.localise()
     updates = Updates(finder.subgraphs, *finder.scalar_reductions())
     isomorphism.assign_classes(training, updates, finder.unowned)
@@ -96,11 +97,11 @@ class _Finder:
         full[name] = name
         subgraph.whole_gradient = whole_gradient
         if self.graph.types[name].elements == 1:
-            subgraph.weaken(Mode.REPLICATED, "it has one element")
+            subgraph.weaken(UpdateMode.REPLICATED, "it has one element")
         if self.first.setdefault(gradient, name) != name:
             first = self.subgraphs[self.first[gradient]]
             for each in (subgraph, first):
-                each.weaken(Mode.REPLICATED, f"it shares its gradient {gradient}")
+                each.weaken(UpdateMode.REPLICATED, f"it shares its gradient {gradient}")
         elif not subgraph.whole_gradient:
             full[gradient] = name
 
@@ -115,10 +116,10 @@ class _Finder:
                 continue
             if len(owners) > 1:
                 for of in owners:
-                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} mixes it with another parameter")
+                    self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} mixes it with another parameter")
             if own and id(node) not in self._needed:  # a metric, which every rank has its own of
                 for of in owners:
-                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} reads it beside a rank's own batch")
+                    self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} reads it beside a rank's own batch")
             subgraph = self.subgraphs[owners[0]]
             subgraph.nodes.append(node)
             if not self.told.isdisjoint(node.outputs):
@@ -130,7 +131,7 @@ class _Finder:
         """Judge a node that may be no standard operator."""
         if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
             for of in owners:
-                self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
+                self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} joins or cuts parts of it")
         elif (node.domain not in ("", "ai.onnx") or control_flow(node)) and (owners or id(node) in self._needed):
             self._refuse_unknown(node)
 
@@ -178,9 +179,9 @@ class _Finder:
         """Judge a node that makes what others read."""
         for name in node.outputs:
             if name in self.held_by_all:
-                subgraph.weaken(Mode.REPLICATED, f"{name}, a state of all ranks, is made of it")
+                subgraph.weaken(UpdateMode.REPLICATED, f"{name}, a state of all ranks, is made of it")
             if name in self.shown:
-                subgraph.weaken(Mode.REPLICATED, f"output {name} is computed in its update")
+                subgraph.weaken(UpdateMode.REPLICATED, f"output {name} is computed in its update")
 
     def _by_element(self, node: Node, shape: object) -> bool:
         """Return whether a node acts element by element on values of a shape, and on scalars."""
@@ -203,7 +204,7 @@ class _Finder:
         if node.is_in(REDUCTIONS) and whole and all(map(self.index.one_element, filter(None, node.outputs))):
             subgraph.reductions.append(node)
             return
-        subgraph.weaken(Mode.WHOLE, f"{node.op_type} {node.label} is not elementwise")
+        subgraph.weaken(UpdateMode.WHOLE, f"{node.op_type} {node.label} is not elementwise")
 
     def _have_shape(self, names: Iterable[str], shape: object) -> bool:
         types = self.graph.types
@@ -234,21 +235,21 @@ class _Finder:
             made = {name for node in subgraph.nodes for name in node.outputs}
             for state in subgraph.states:
                 if state.updated not in made:
-                    subgraph.weaken(Mode.REPLICATED, f"{state.updated} is not computed from it")
+                    subgraph.weaken(UpdateMode.REPLICATED, f"{state.updated} is not computed from it")
 
     def localise(self) -> None:
         """Scalars that a whole subgraph computes for itself alone belong to it and need no call."""
-        whole = [subgraph for subgraph in self.subgraphs.values() if subgraph.mode is Mode.WHOLE]
+        whole = [subgraph for subgraph in self.subgraphs.values() if subgraph.mode is UpdateMode.WHOLE]
         if not whole:
             return
         member = {id(node): of for of, subgraph in self.subgraphs.items() for node in subgraph.nodes}
         for node in reversed(self.unowned):
             of = self.owners.reduced.get(node.outputs[0], "")
-            if not of or self.subgraphs[of].mode is not Mode.WHOLE:
+            if not of or self.subgraphs[of].mode is not UpdateMode.WHOLE:
                 continue
             users = [reader for name in node.outputs for reader in self.index.users.get(name, ())]
             shown = any(name in self.graph.outputs for name in node.outputs)
-            if users and not shown and all(member.get(id(reader)) == of for reader in users):
+            if not shown and all(member.get(id(reader)) == of for reader in users):
                 member[id(node)] = of
                 self.subgraphs[of].nodes.append(node)
         place = self.index.position
@@ -268,13 +269,13 @@ class _Finder:
         """Group the reductions' outputs by the sums, maxima … they flow into."""
         kind: dict[str, str] = {}
         for subgraph in self.subgraphs.values():
-            if subgraph.mode is not Mode.REPLICATED:
+            if subgraph.mode is not UpdateMode.REPLICATED:
                 for node in subgraph.reductions:
                     kind[node.outputs[0]] = self._kind(node, subgraph.mode)
         if not kind:
             return {}, {}
         leaves = dict(kind)
-        whole = [subgraph for subgraph in self.subgraphs.values() if subgraph.mode is Mode.WHOLE]
+        whole = [subgraph for subgraph in self.subgraphs.values() if subgraph.mode is UpdateMode.WHOLE]
         owned = {id(node) for subgraph in whole for node in subgraph.nodes}  # by ``localise``
         joins: list[Node] = []
         for node in self.unowned:
@@ -310,9 +311,9 @@ class _Finder:
     def _scalars(self, node: Node) -> bool:
         return all(self.index.one_element(name) for name in (*node.inputs, *node.outputs))
 
-    def _kind(self, node: Node, mode: Mode) -> str:
+    def _kind(self, node: Node, mode: UpdateMode) -> str:
         dtype = self.graph.type_of(node.outputs[0]).dtype
         if dtype == "bool":
             return "all" if node.is_a("ReduceMin") else "any"
         # A whole subgraph's scalar is complete on its owner; the others add nothing to it.
-        return REDUCTIONS[node.op_type] if mode is Mode.SPLIT else "sum"
+        return REDUCTIONS[node.op_type] if mode is UpdateMode.SPLIT else "sum"

@@ -13,7 +13,7 @@ from gopt.analysis.training import State
 from gopt.ir.graph import Node
 
 
-class Mode(str, Enum):
+class UpdateMode(str, Enum):
     """How a parameter's update is distributed."""
 
     SPLIT = "split"
@@ -31,15 +31,15 @@ class UpdateSubgraph:
     states: list[State]
     nodes: list[Node] = field(default_factory=list)
     reductions: list[Node] = field(default_factory=list)
-    mode: Mode = Mode.SPLIT
+    mode: UpdateMode = UpdateMode.SPLIT
     why: str = "elementwise"
     whole_gradient: bool = False
     """The full reduced gradient is needed on every rank (an accumulator that stays whole reads it)."""
     equivalence_class: int = -1
     """Split subgraphs with the same number are equal by structure: one run serves neighbouring pieces of all."""
 
-    def weaken(self, mode: Mode, why: str) -> None:
-        if self.mode is Mode.SPLIT or mode is Mode.REPLICATED:
+    def weaken(self, mode: UpdateMode, why: str) -> None:
+        if self.mode is UpdateMode.SPLIT or mode is UpdateMode.REPLICATED:
             self.mode, self.why = mode, why
 
 
@@ -66,7 +66,7 @@ class Updates:
     def replicated(self, why: str, names: Collection[str] | None = None) -> Updates:
         """The same updates, all of them or those of ``names`` run by every rank."""
         subgraphs = {
-            name: replace(subgraph, mode=Mode.REPLICATED, why=why) if names is None or name in names else subgraph
+            name: replace(subgraph, mode=UpdateMode.REPLICATED, why=why) if names is None or name in names else subgraph
             for name, subgraph in self.subgraphs.items()
         }
         return replace(self, subgraphs=subgraphs)

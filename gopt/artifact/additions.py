@@ -12,7 +12,7 @@ from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
-from gopt.lower.rank_graph import Block, RankGraph
+from gopt.lower.rank_graph import RankBlock, RankGraph
 from gopt.pass_records import rank_ranges
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import CallContent, CollectiveCall
@@ -83,7 +83,7 @@ class _Added:
         self.variables: dict[str, _AddedVar] = {}
         self._known: set[int] = set()
         """Nodes that all ranks have, whose values are the same on all."""
-        self._renamed: dict[Block, list[Node]] = {}
+        self._renamed: dict[RankBlock, list[Node]] = {}
 
     def shared_nodes(self, program: SpmdProgram, members: Sequence[int]) -> None:
         """Nodes that all ranks of a variant run on values that are alike on all."""
@@ -150,7 +150,7 @@ class _Added:
                 self._renamed[block] = list(self._unknown(block))
             yield from self._renamed[block]
 
-    def _unknown(self, block: Block) -> Iterator[Node]:
+    def _unknown(self, block: RankBlock) -> Iterator[Node]:
         """Nodes of passes, and nodes of the source whose results have new names."""
         return (
             node for node in block.nodes

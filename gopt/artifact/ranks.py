@@ -20,8 +20,8 @@ from gopt.ir.graph import COMM
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import encoded_values, value_info
 from gopt.ir.wire_format import field, head
-from gopt.lower.phases import STEP, Phase
-from gopt.lower.rank_graph import Block, RankGraph, RankState
+from gopt.lower.phases import STEP, LoweredPhase
+from gopt.lower.rank_graph import RankBlock, RankGraph, RankState
 from gopt.opaque.function_export import prepare
 from gopt.program import SpmdProgram
 from gopt.progress import ProgressCallback, no_progress
@@ -69,7 +69,7 @@ class RankFiles:
     role: str = "rank"
     alone: bool = False
 
-    def of(self, rank: int, phase: Phase) -> str:
+    def of(self, rank: int, phase: LoweredPhase) -> str:
         """The file of a phase of a rank."""
         stem = self.role if self.alone else f"{self.role}_{rank:04d}"
         return f"{stem}.onnx" if phase.name == STEP else f"{stem}.{phase.name}.onnx"
@@ -82,7 +82,7 @@ class RankFiles:
         return entries if self.alone else entries | {"gopt.server": str(rank)}
 
 
-def rank_file(rank: int, phase: Phase) -> str:
+def rank_file(rank: int, phase: LoweredPhase) -> str:
     return RankFiles().of(rank, phase)
 
 
@@ -90,10 +90,15 @@ class _RankWriter:
     """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
 
     def __init__(
-        self, program: SpmdProgram, phase: Phase, values: StatesFile, common: Sequence[RankState], names: RankFiles
+        self,
+        program: SpmdProgram,
+        phase: LoweredPhase,
+        values: StatesFile,
+        common: Sequence[RankState],
+        names: RankFiles,
     ) -> None:
         self.program, self.values, self.graph, self.names = program, values, phase.graph, names
-        self._blocks: dict[Block, bytes] = {}
+        self._blocks: dict[RankBlock, bytes] = {}
         """The bytes of blocks that several ranks may have."""
         graph, types = phase.graph, program.training.graph.types
         header = onnx.ModelProto()
@@ -154,7 +159,7 @@ class _RankWriter:
     def _initial(self, state: RankState) -> TensorProto:
         return external_tensor(state.input, state.type, self.values.start_of(state))
 
-    def _block(self, block: Block) -> bytes:
+    def _block(self, block: RankBlock) -> bytes:
         data = self._blocks.get(block)
         if data is None:
             encoded: Iterator[bytes] = (node.to_bytes() for node in block.nodes)

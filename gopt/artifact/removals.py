@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gopt.analysis.training import TrainingGraph
@@ -11,6 +11,7 @@ from gopt.artifact.report_tables import Head, OpTables, RemovedVarTables
 from gopt.ir.graph import Node, origin
 from gopt.ir.phase import Phase
 from gopt.ir.rewriter import Removal
+from gopt.ir.symbol_table import RESERVED
 from gopt.ir.types import TensorType
 from gopt.pass_records import PassRun, rank_ranges
 from gopt.program import ShardedState, SpmdProgram
@@ -26,6 +27,7 @@ class RemovalReason(NamedTuple):
 
 
 LOOKED_THROUGH = RemovalReason("load", "it changes nothing: its readers read what it reads")
+REWRITTEN = RemovalReason("load", "a simpler operator makes the same value")
 UNKNOWN = TensorType("undefined", None)
 _ROLES: dict[Phase | None, str] = {None: "unread", **{phase: phase.value for phase in Phase}}
 UNREAD = RemovalReason("prune", "nothing reads it any more")
@@ -76,6 +78,22 @@ def roles(training: TrainingGraph) -> dict[str, str]:
     found = dict.fromkeys(training.gradients.values(), "gradient")
     found.update((state.tensor, state.kind.value) for state in training.states)
     return found
+
+
+def looked_through(training: TrainingGraph) -> Iterator[tuple[Node, RemovalReason, tuple[str, ...], list[str]]]:
+    """Yield the file's operators that are gone since load: each with the reason, what its readers read instead, and the
+    values that went with it."""
+    roots: dict[str, str] = {}
+    made = {name for node in training.graph.nodes for name in node.outputs} if training.looked_through else set()
+    for node in training.looked_through:
+        if node.first_output in made:
+            yield node, REWRITTEN, (node.first_output,), []
+            continue
+        first = node.inputs[0] if node.inputs else ""
+        root = roots.get(first, first)
+        gone = [name for name in node.outputs if name]
+        roots.update(dict.fromkeys(gone, root))
+        yield node, LOOKED_THROUGH, (root,) if root else (), gone
 
 
 def role_of(node: Node) -> str:
@@ -183,7 +201,7 @@ class _Removed:
         role = role_of(node)
         now: tuple[str, ...] = ()
         for name, new in zip(node.outputs, node.outputs if kept is None else kept.outputs):
-            if not name:
+            if not name or (node.added and name.startswith(RESERVED)):
                 continue
             by, again = replaced.get(name, ()), name in self.made  # again: another node makes it
             if by and not self.known.issuperset(by):
@@ -194,7 +212,7 @@ class _Removed:
             lacking = where if new == name else self.on_every
             if lacking and not again and name not in inputs:
                 self._value(name, reason, lacking, self.roles.get(name, role), by if new == name else by or (new,))
-        if where:
+        if where and not node.added:
             self.ops.add(self._head(reason, where, role), reason.of, node.label, node.op_type, now)
 
     def _value(self, name: str, reason: RemovalReason, where: str, role: str, by: tuple[str, ...]) -> None:
@@ -206,16 +224,11 @@ class _Removed:
 
     def aliases(self) -> None:
         """Nodes that were looked through on load."""
-        roots: dict[str, str] = {}
-        for node in self.program.source.looked_through:
-            first = node.inputs[0] if node.inputs else ""
-            root = roots.get(first, first)
-            by = (root,) if root else ()
-            role = Phase.UPDATE.value  # no other phase loses its aliases
-            self.ops.add(self._head(LOOKED_THROUGH, self.on_every, role), None, node.label, node.op_type, by)
-            for name in filter(None, node.outputs):
-                roots[name] = root
-                self._value(name, LOOKED_THROUGH, self.on_every, self.roles.get(name, role), by)
+        role = Phase.UPDATE.value  # no other phase loses its aliases
+        for node, reason, by, gone in looked_through(self.program.source):
+            self.ops.add(self._head(reason, self.on_every, role), None, node.label, node.op_type, by)
+            for name in gone:
+                self._value(name, reason, self.on_every, self.roles.get(name, role), by)
 
     def states(self) -> None:
         """States that some ranks do not hold, or that all hold as parts of a bucket."""

@@ -28,6 +28,7 @@ from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.pass_records import balance
 from gopt.program import SpmdProgram
+from gopt.sanitize import listed
 from gopt.sharding.traffic import calls_of
 
 
@@ -58,10 +59,6 @@ def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
             variables.add(value[:4], value.of, value.name, value, value.replaced_by)
     find_removals(program, program.passes, classes, ops, variables)
     return RemovedItems(ops.groups(), variables.groups())
-
-
-NAMED = 4
-"""Statistics that a note names."""
 
 
 def build_report(
@@ -117,10 +114,9 @@ def _notes(program: SpmdProgram) -> list[str]:
     if any(each.record.options.get("loss_reduction") == "auto" for each in program.passes):
         notes.append(f"--loss-reduction auto: {program.loss_reduction}")
     if program.micro_steps > 1 and moving:
-        named = ", ".join(moving[:NAMED]) + (f" and {len(moving) - NAMED} more" if len(moving) > NAMED else "")
         notes.append(
             f"with --accumulate {program.micro_steps} a statistic moves {program.micro_steps} times a step, once by "
-            f"each micro-step: {named}"
+            f"each micro-step: {listed(moving)}"
         )
     behind: set[str] = set()
     for node in program.graph.nodes:
@@ -128,9 +124,13 @@ def _notes(program: SpmdProgram) -> list[str]:
         reduces = node.domain == COMM and node.made_by and COLLECTIVES[node.op_type].reduces
         if reduces or any(name in behind for name in node.reads):
             behind.update(node.outputs)
-    for name in program.source.metrics:
-        what = "follows the reduced gradients" if name in behind else "is the rank's own"
-        notes.append(f"metric {name} {what}")
+    for inside, said in (
+        (True, ("follows", "follow", "the reduced gradients")),
+        (False, ("is", "are", "the rank's own")),
+    ):
+        names = [name for name in program.source.metrics if (name in behind) is inside]
+        if names:
+            notes.append(f"metric{'s' * (len(names) > 1)} {listed(names)} {said[len(names) > 1]} {said[2]}")
     return notes
 
 

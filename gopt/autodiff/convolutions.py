@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.autodiff.operators import Operator
+from gopt.autodiff.operators import ForwardOperator
 from gopt.errors import UnsupportedError
 from gopt.ir.tape import ProtoTape
 from gopt.sanitize import show
@@ -44,7 +44,7 @@ class ConvolutionSizes:
         return self.strides[axis] * (self.small[axis] - 1) + self.dilations[axis] * (self.kernel[axis] - 1) + 1
 
 
-def window_of(operator: Operator) -> ConvolutionSizes:
+def window_of(operator: ForwardOperator) -> ConvolutionSizes:
     """The sizes of a Conv or ConvTranspose, with explicit pads. Raises UnsupportedError where shapes are unknown, or a
     transposed convolution crops less than nothing."""
     node, given = operator.node, operator.attributes
@@ -72,7 +72,9 @@ def window_of(operator: Operator) -> ConvolutionSizes:
     return ConvolutionSizes(given.get("group", 1), strides, dilations, pads, tuple(kernel), tuple(large), tuple(small))
 
 
-def differentiate_convolution(operator: Operator, emit: ProtoTape, adjoint: str, wanted: set[int]) -> dict[int, str]:
+def differentiate_convolution(
+    operator: ForwardOperator, emit: ProtoTape, adjoint: str, wanted: set[int]
+) -> dict[int, str]:
     """Emit the derivatives by the operands ``wanted``, from that by the result; returns them by operand."""
     node, window = operator.node, window_of(operator)
     x, weight, made = node.input[0], node.input[1], {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from onnx import ModelProto, NodeProto, helper
 
 from gopt.autodiff.convolutions import differentiate_convolution
-from gopt.autodiff.operators import Operator, between
+from gopt.autodiff.operators import ForwardOperator, between
 from gopt.autodiff.pools import ADDS, differentiate_max_pool
 from gopt.ir.graph import Node
 from gopt.ir.nodes import reads
@@ -24,7 +24,7 @@ from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import CONVOLUTIONS, RECURRENT
 
-Rule = Callable[[Operator, ProtoTape, str, set[int]], dict[int, str]]
+Rule = Callable[[ForwardOperator, ProtoTape, str, set[int]], dict[int, str]]
 """(operator, emitter, derivative by the result, wanted operands) -> derivative by each wanted operand."""
 
 RULES: Mapping[str, Rule] = {
@@ -42,7 +42,7 @@ class Cut:
     """An operator that is cut out. ``outputs``: operand that is differentiated by -> the output that stands for it;
     none for an operator that no derivative goes through."""
 
-    operator: Operator
+    operator: ForwardOperator
     outputs: Mapping[int, str]
 
     @property
@@ -70,7 +70,7 @@ def find_cuts(
     cuts: list[Cut] = []
     for node in candidates:
         wanted = [place for place, name in enumerate(node.input) if name in behind]
-        is_between, operator = bool(wanted) and not ahead.isdisjoint(node.output), Operator.of(node, types)
+        is_between, operator = bool(wanted) and not ahead.isdisjoint(node.output), ForwardOperator.of(node, types)
         if node.op_type in rules and is_between:
             cuts.append(Cut(operator, {place: f"{prefix}{len(cuts)}.{place}" for place in wanted}))
         elif node.op_type in ASIDE and not is_between and all(name in types for name in node.output if name):

@@ -18,7 +18,7 @@ from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class ForwardOperator:
     """A node with its attributes and the known types of values."""
 
     node: NodeProto
@@ -26,8 +26,8 @@ class Operator:
     types: Mapping[str, TensorType]
 
     @staticmethod
-    def of(node: NodeProto, types: Mapping[str, TensorType]) -> Operator:
-        return Operator(node, {each.name: attribute_value(each) for each in node.attribute}, types)
+    def of(node: NodeProto, types: Mapping[str, TensorType]) -> ForwardOperator:
+        return ForwardOperator(node, {each.name: attribute_value(each) for each in node.attribute}, types)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The dimensions of an operand or result; raises UnsupportedError unless all are known."""

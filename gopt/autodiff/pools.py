@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from onnx import TensorProto, helper
 
-from gopt.autodiff.operators import Operator
+from gopt.autodiff.operators import ForwardOperator
 from gopt.ir.tape import ProtoTape
 
 ADDS = 16
@@ -20,7 +20,9 @@ _WIDE = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 """Types in which ONNX Runtime adds scattered elements."""
 
 
-def differentiate_max_pool(operator: Operator, emit: ProtoTape, adjoint: str, wanted: set[int]) -> dict[int, str]:
+def differentiate_max_pool(
+    operator: ForwardOperator, emit: ProtoTape, adjoint: str, wanted: set[int]
+) -> dict[int, str]:
     """Emit the derivative by the operand, from that by the result (N, C, places of windows); returns it by operand."""
     node, name = operator.node, operator.node.input[0]
     shape, made = operator.shape(name), operator.shape(node.output[0])

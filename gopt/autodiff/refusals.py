@@ -10,10 +10,19 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from gopt.autodiff.operators import Operator, between, bodies
+from gopt.autodiff.operators import ForwardOperator, between, bodies
 from gopt.errors import UnsupportedError
 from gopt.ir.nodes import nested, reads
 from gopt.ir.types import FLOATS, TensorType, dtype_name
+from gopt.operators.kinds import (
+    CASTS,
+    EXTREME_REDUCTIONS,
+    NORM_REDUCTIONS,
+    ROUNDED,
+    RUNNING_PRODUCTS,
+    SCATTERS,
+    SEQUENCES,
+)
 from gopt.sanitize import show
 
 
@@ -25,7 +34,7 @@ class Refusal:
 
     why: str
     operands: tuple[int, ...] = ()
-    applies: Callable[[Operator], bool] = lambda operator: True
+    applies: Callable[[ForwardOperator], bool] = lambda operator: True
     steps: bool = False
 
 
@@ -37,7 +46,7 @@ def refuse(model: ModelProto, scalar: str, inputs: Sequence[str], types: Mapping
     for stepwise, (behind, ahead) in ways.items():
         for node, dependent in _between(model.graph.node, behind, ahead):
             refusal = _FOREIGN if _is_foreign(node) else REFUSALS.get(node.op_type)
-            if refusal is not None and refusal.steps == stepwise and refusal.applies(Operator.of(node, types)):
+            if refusal is not None and refusal.steps == stepwise and refusal.applies(ForwardOperator.of(node, types)):
                 _check(node, refusal, dependent)
 
 
@@ -78,7 +87,7 @@ def _inside(body: GraphProto, node: NodeProto, behind: set[str]) -> set[str]:
     return found - {""}
 
 
-def _to_narrow(operator: Operator) -> bool:
+def _to_narrow(operator: ForwardOperator) -> bool:
     """Return whether a Cast goes from a float to one of 8 bits or fewer."""
     made = dtype_name(operator.attributes.get("to", TensorProto.FLOAT))
     if operator.node.op_type == "CastLike":
@@ -86,21 +95,20 @@ def _to_narrow(operator: Operator) -> bool:
     return operator.dtype(operator.node.input[0]) in FLOATS and made.startswith("float") and made not in FLOATS
 
 
-def _no_axes(operator: Operator) -> bool:
+def _no_axes(operator: ForwardOperator) -> bool:
     """Return whether a reduction has an empty list of axes, which onnx-ad reads as none where it may mean all."""
     axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None
-    composite = operator.node.op_type in ("ReduceL1", "ReduceL2", "ReduceSumSquare")
     if operator.attributes.get("noop_with_empty_axes", 0):
-        return composite and (axes is None or axes.shape == (0,))
+        return operator.node.op_type in NORM_REDUCTIONS and (axes is None or axes.shape == (0,))
     return axes is not None and axes.shape == (0,)
 
 
-def _one_flat_sample(operator: Operator) -> bool:
+def _one_flat_sample(operator: ForwardOperator) -> bool:
     kind = operator.types.get(operator.node.input[0])
     return kind is not None and kind.shape == (1, 2, 3)
 
 
-def _divides(operator: Operator) -> bool:
+def _divides(operator: ForwardOperator) -> bool:
     """Return whether onnx-ad divides by the elements of a product, which may be zero. ``gopt.autodiff.rewrites`` leaves
     no such operator where shapes are known, but for bodies of control flow."""
     kind = operator.types.get(operator.node.input[0])
@@ -110,7 +118,7 @@ def _divides(operator: Operator) -> bool:
     return not few and not (none and operator.attributes.get("noop_with_empty_axes", 0))
 
 
-def _is_no_sum(operator: Operator) -> bool:
+def _is_no_sum(operator: ForwardOperator) -> bool:
     return operator.attributes.get("reduction", "none") not in ("none", "add")
 
 
@@ -128,33 +136,24 @@ REFUSALS: Mapping[str, Refusal] = {
     "Resize": Refusal("the region and the scales are constants", (1, 2)),
     "RoiAlign": Refusal("the boxes are constants", (1,)),
     **dict.fromkeys(("Bernoulli", "Multinomial"), Refusal("it draws samples", steps=True)),
-    **dict.fromkeys(
-        ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Refusal(_ROUNDS, steps=True)
-    ),
-    **dict.fromkeys(("Cast", "CastLike"), Refusal(_ROUNDS, (0,), _to_narrow, True)),
+    **dict.fromkeys(ROUNDED, Refusal(_ROUNDS, steps=True)),
+    **dict.fromkeys(CASTS, Refusal(_ROUNDS, (0,), _to_narrow, True)),
     "BitCast": Refusal("it reads bits", steps=True),
     **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSumSquare"),
+        NORM_REDUCTIONS | EXTREME_REDUCTIONS | {"ReduceMean"} | {"ReduceLogSumExp"},
         Refusal("its list of axes is empty", (0,), _no_axes),
     ),
     **dict.fromkeys(
-        ("ReduceProd", "CumProd"),
+        RUNNING_PRODUCTS,
         Refusal("onnx-ad divides by elements that may be zero, and gopt writes it out where shapes and axes are known, "
                 "outside of control flow", (0,), _divides),
     ),
     "SpaceToDepth": Refusal("onnx-ad assumes mode DCR", (0,), lambda each: each.attributes.get("mode") == "CRD"),
-    **dict.fromkeys(
-        ("ScatterElements", "ScatterND"),
-        Refusal("of its reductions only none and add are linear", (), _is_no_sum),
-    ),
+    **dict.fromkeys(SCATTERS - {"Scatter"}, Refusal("of its reductions only none and add are linear", (), _is_no_sum)),
     "RotaryEmbedding": Refusal(
         "it slices in steps", (), lambda each: bool(each.attributes.get("interleaved", 0)),
     ),
-    **dict.fromkeys(
-        ("SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceMap", "ConcatFromSequence",
-         "SplitToSequence", "Optional", "OptionalGetElement"),
-        Refusal(_SEQUENCE),
-    ),
+    **dict.fromkeys(SEQUENCES | {"SequenceMap"}, Refusal(_SEQUENCE)),
     "AffineGrid": Refusal("its definition drops a batch of one sample", (0,), _one_flat_sample),
     "MaxRoiPool": Refusal("onnx-ad has no rule for it"),
 }  # fmt: skip

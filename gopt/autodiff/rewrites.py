@@ -13,7 +13,7 @@ import numpy as np
 import onnx.inliner
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from gopt.autodiff.operators import Operator, between, types_of
+from gopt.autodiff.operators import ForwardOperator, between, types_of
 from gopt.ir.attributes import attribute_value
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.opset import opset_of
@@ -22,7 +22,7 @@ from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.operators.kinds import ALL_REDUCTIONS, POOLS
 
 Constants = Mapping[str, np.ndarray]
-Rewrite = Callable[[Operator, Constants, ProtoTape], "str | None"]
+Rewrite = Callable[[ForwardOperator, Constants, ProtoTape], "str | None"]
 """(operator, known values, emitter) -> the value that equals the first result; None to leave the operator."""
 
 
@@ -38,7 +38,7 @@ def rewrite(model: ModelProto, scalar: str, inputs: Sequence[str], prefix: str) 
         known = all(name not in types or types[name].static for name in (*node.input, *node.output))
         used = not behind.isdisjoint(node.input) and not ahead.isdisjoint(node.output)
         emit = ProtoTape(f"{prefix}{node.output[0]}", opset_of(model))
-        made = rule(Operator.of(node, types), constants, emit) if rule is not None and used and known else None
+        made = rule(ForwardOperator.of(node, types), constants, emit) if rule is not None and used and known else None
         if made is None:
             nodes.append(node)
             continue
@@ -80,7 +80,7 @@ def constants_of(model: ModelProto) -> dict[str, np.ndarray]:
     return found
 
 
-def _integers(operator: Operator, constants: Constants, place: int) -> list[int] | None:
+def _integers(operator: ForwardOperator, constants: Constants, place: int) -> list[int] | None:
     """A constant operand of whole numbers; None where it is absent or computed."""
     inputs = operator.node.input
     if place >= len(inputs) or inputs[place] not in constants:
@@ -88,7 +88,7 @@ def _integers(operator: Operator, constants: Constants, place: int) -> list[int]
     return [int(each) for each in constants[inputs[place]].reshape(-1)]
 
 
-def _given(operator: Operator, place: int) -> bool:
+def _given(operator: ForwardOperator, place: int) -> bool:
     return place < len(operator.node.input) and operator.node.input[place] != ""
 
 
@@ -96,7 +96,7 @@ def _gathered(emit: ProtoTape, value: str, axis: int, places: np.ndarray) -> str
     return emit.op("Gather", value, emit.ints(places), axis=axis)
 
 
-def _slice(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _slice(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """Elements at steps are gathered."""
     starts, ends, axes, steps = (_integers(operator, constants, place) for place in range(1, 5))
     if starts is None or ends is None or steps is None or set(steps) == {1} or (axes is None and _given(operator, 3)):
@@ -107,7 +107,7 @@ def _slice(operator: Operator, constants: Constants, emit: ProtoTape) -> str | N
     return value
 
 
-def _pad(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _pad(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """Values at the edge, reflected or repeated ones are gathered."""
     mode, pads, axes = operator.attributes.get("mode", "constant"), *(_integers(operator, constants, i) for i in (1, 3))
     if not pads or (min(pads) < 0) != (mode == "constant") or (axes is None and _given(operator, 3)):
@@ -125,7 +125,7 @@ def _pad(operator: Operator, constants: Constants, emit: ProtoTape) -> str | Non
     return value
 
 
-def _cropped(operator: Operator, emit: ProtoTape, axes: Sequence[int], pads: Sequence[int]) -> str:
+def _cropped(operator: ForwardOperator, emit: ProtoTape, axes: Sequence[int], pads: Sequence[int]) -> str:
     """A Slice of the elements that negative pads drop, and a Pad of the rest."""
     value, count = operator.node.input[0], len(axes)
     shape = operator.shape(value)
@@ -136,7 +136,7 @@ def _cropped(operator: Operator, emit: ProtoTape, axes: Sequence[int], pads: Seq
     return emit.op("Pad", value, emit.ints(max(pad, 0) for pad in pads), *rest)
 
 
-def _pool(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _pool(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """Automatic pads, and windows that begin inside and end behind the input, become pads in numbers."""
     given, same = dict(operator.attributes), operator.attributes.get("auto_pad", "NOTSET")
     ceils = given.get("ceil_mode", 0) and operator.node.op_type != "MaxPool" and not given.get("count_include_pad", 0)
@@ -159,7 +159,7 @@ def _pool(operator: Operator, constants: Constants, emit: ProtoTape) -> str | No
     return emit.op(operator.node.op_type, *operator.node.input, **{**given, "pads": pads})
 
 
-def _reduction(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _reduction(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """An empty list of axes, which stands for all, is left out; a product is one of halves."""
     node, given = operator.node, operator.attributes
     axes, noop = _integers(operator, constants, 1), given.get("noop_with_empty_axes", 0)
@@ -191,7 +191,7 @@ def _product(emit: ProtoTape, value: str, axis: int, size: int) -> str:
     return value
 
 
-def _cumulative_product(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _cumulative_product(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """Each element times the product of those before it, in doubling distances. No quotient: an element may be zero."""
     axes, value = _integers(operator, constants, 1), operator.node.input[0]
     kind = operator.types.get(value)
@@ -217,7 +217,7 @@ def _cumulative_product(operator: Operator, constants: Constants, emit: ProtoTap
     return _gathered(emit, value, axis, back) if given.get("reverse", 0) else emit.op("Identity", value)
 
 
-def _space_to_depth(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _space_to_depth(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """Blocks behind channels: two regroupings around a transposition."""
     if operator.attributes.get("mode", "DCR") != "CRD":
         return None
@@ -228,7 +228,7 @@ def _space_to_depth(operator: Operator, constants: Constants, emit: ProtoTape) -
     return emit.reshape(value, [samples, channels * block * block, height // block, width // block])
 
 
-def _batch_norm(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _batch_norm(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """Operands of two types, as in a model in half precision, are brought into the type of the statistics."""
     node, kinds = operator.node, [operator.dtype(name) for name in operator.node.input]
     if len(set(kinds)) == 1 or "undefined" in kinds or any(node.output[1:]):
@@ -238,7 +238,7 @@ def _batch_norm(operator: Operator, constants: Constants, emit: ProtoTape) -> st
     return emit.cast(made, kinds[0])
 
 
-def _power(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _power(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """A whole exponent is brought into the type of its base."""
     base, exponent = operator.node.input
     kinds = operator.dtype(base), operator.dtype(exponent)
@@ -247,7 +247,7 @@ def _power(operator: Operator, constants: Constants, emit: ProtoTape) -> str | N
     return emit.op("Pow", base, emit.cast(exponent, kinds[0]))
 
 
-def _gru(operator: Operator, constants: Constants, emit: ProtoTape) -> str | None:
+def _gru(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """A bias of zeros: without one onnx-ad takes the reset gate before the product, whatever the attribute says."""
     node = operator.node
     if _given(operator, 3) or not operator.attributes.get("linear_before_reset", 0):

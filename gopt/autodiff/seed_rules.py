@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from gopt.autodiff.seed_axis import Remover, Rules
 from gopt.ir.graph import Graph, Node
+from gopt.operators.kinds import ELEMENTWISE, EXTREME_REDUCTIONS, MEANS, RESHAPES
 
 
 def remove_seed_axis(graph: Graph, seeds: Collection[str], ends: Collection[str]) -> None:
@@ -209,17 +210,12 @@ def _scatter_nd(remover: Remover, node: Node) -> bool:
 
 
 RULES: Rules = {
-    **dict.fromkeys(
-        ("Add", "Sub", "Mul", "Div", "Sum", "Neg", "Cast", "Where", "Pow", "Max", "Min", "Identity", "Abs", "Sign",
-         "Exp", "Log", "Sqrt", "Reciprocal", "Tanh", "Sigmoid", "Relu", "Equal", "Greater", "Less", "GreaterOrEqual",
-         "LessOrEqual", "And", "Or", "Not"),
-        _elementwise,
-    ),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "MatMul": _matmul,
     "Expand": _expand,
-    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _regroup),
+    **dict.fromkeys(RESHAPES, _regroup),
     "Transpose": _transpose,
-    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax"), _reduce),
+    **dict.fromkeys(MEANS | EXTREME_REDUCTIONS, _reduce),
     "Concat": _concat,
     "Slice": _slice,
     "Pad": _pad,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from gopt.autodiff.operators import FreeNames, Operator, bodies, names_of, types_of
+from gopt.autodiff.operators import ForwardOperator, FreeNames, bodies, names_of, types_of
 from gopt.autodiff.rewrites import Constants, constants_of
 from gopt.ir.nodes import reads
 from gopt.ir.types import TensorType
@@ -29,7 +29,7 @@ def split_without_sequences(model: ModelProto) -> ModelProto:
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         if node.op_type == "SplitToSequence" and node.output[0] not in kept:
-            sizes = _sizes(Operator.of(node, types), constants, types)
+            sizes = _sizes(ForwardOperator.of(node, types), constants, types)
             if sizes is not None and all(_at(reader, len(sizes), constants) for reader in readers[node.output[0]]):
                 parts[node.output[0]] = [names.take(f"{node.output[0]}.{place}") for place in range(len(sizes))]
                 nodes += _split(node, sizes, parts[node.output[0]], names)
@@ -46,7 +46,7 @@ def split_without_sequences(model: ModelProto) -> ModelProto:
     return made
 
 
-def _sizes(operator: Operator, constants: Constants, types: Mapping[str, TensorType]) -> list[int] | None:
+def _sizes(operator: ForwardOperator, constants: Constants, types: Mapping[str, TensorType]) -> list[int] | None:
     """The sizes of the parts; None where they are not constant, or a part loses its dimension."""
     node = operator.node
     kind, given = types.get(node.input[0]), constants.get(node.input[1]) if len(node.input) > 1 else None

@@ -20,7 +20,7 @@ Results: TypeAlias = list[list[Array] | None]
 """Outputs of every member in group order; None where a member's outputs are undefined."""
 
 
-class Kind(Enum):
+class CallKind(Enum):
     """Type of an attribute; the value is ONNX's word for it."""
 
     INT = "INT"
@@ -34,7 +34,7 @@ class Attribute:
     """One attribute: neither required nor with a default means it belongs to one of the record's forms."""
 
     name: str
-    kind: Kind
+    kind: CallKind
     doc: str
     required: bool = False
     default: Any = None
@@ -42,8 +42,8 @@ class Attribute:
 
     def read(self, op: str, value: Any) -> Any:
         """The value as int, str or a tuple of them; raises InputError where it has another type."""
-        one = int if self.kind in (Kind.INT, Kind.INTS) else str
-        many = self.kind in (Kind.INTS, Kind.STRINGS)
+        one = int if self.kind in (CallKind.INT, CallKind.INTS) else str
+        many = self.kind in (CallKind.INTS, CallKind.STRINGS)
         items = value if many else [value]
         if not isinstance(items, (list, tuple)) or not all(isinstance(item, one) for item in items):
             raise InputError(f"{op}: attribute {self.name} is not of type {self.kind.value}: {value!r:.80}")

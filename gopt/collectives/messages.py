@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gopt.collectives.call import Attribute, Kind, PartialType
+from gopt.collectives.call import Attribute, CallKind, PartialType
 from gopt.collectives.layout import ITEM_BYTES, parse_shapes
 from gopt.collectives.spec import resolve_attributes
 from gopt.errors import InputError, UnsupportedError
@@ -24,20 +24,22 @@ ROUND_INPUT = "gopt.round"
 WEIGHT = ("float32", ())
 """The type of a trainer's weight in a merge."""
 
-_SERVER = Attribute("server", Kind.INT, "Number of the server at the other end.", required=True)
-_BUCKET = Attribute("bucket", Kind.INT, "Number of the bucket: what travels in one message.", required=True)
-_KEYS = Attribute("keys", Kind.STRINGS, "Names of the keys in the bucket, in order.", required=True)
-_TABLE = Attribute("table", Kind.INT, "Number of the table.", required=True)
-_NAME = Attribute("parameter", Kind.STRING, "Name of the parameter that the table is.", required=True)
-_DTYPE = Attribute("dtype", Kind.STRING, "Element type of the results, such as float16.", required=True)
-_SHAPES = Attribute("shapes", Kind.STRINGS, 'Shapes of the results, such as "64,32"; a scalar is "".', required=True)
-_WIDTH = Attribute("width", Kind.INT, "Elements of a row; 0: rows are scalars.", required=True)
+_SERVER = Attribute("server", CallKind.INT, "Number of the server at the other end.", required=True)
+_BUCKET = Attribute("bucket", CallKind.INT, "Number of the bucket: what travels in one message.", required=True)
+_KEYS = Attribute("keys", CallKind.STRINGS, "Names of the keys in the bucket, in order.", required=True)
+_TABLE = Attribute("table", CallKind.INT, "Number of the table.", required=True)
+_NAME = Attribute("parameter", CallKind.STRING, "Name of the parameter that the table is.", required=True)
+_DTYPE = Attribute("dtype", CallKind.STRING, "Element type of the results, such as float16.", required=True)
+_SHAPES = Attribute(
+    "shapes", CallKind.STRINGS, 'Shapes of the results, such as "64,32"; a scalar is "".', required=True
+)
+_WIDTH = Attribute("width", CallKind.INT, "Elements of a row; 0: rows are scalars.", required=True)
 _VERSION = Attribute(
-    "version", Kind.STRING, "Whether values are those before or after the update of the round.",
+    "version", CallKind.STRING, "Whether values are those before or after the update of the round.",
     required=True, choices=("before", "after"),
 )  # fmt: skip
 _REDUCE = Attribute(
-    "reduce", Kind.STRING, "How the contributions of trainers are merged, in the order of trainers.",
+    "reduce", CallKind.STRING, "How the contributions of trainers are merged, in the order of trainers.",
     required=True, choices=("mean", "sum", "weighted"),
 )  # fmt: skip
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from gopt.collectives import reference, rules
-from gopt.collectives.call import Attribute, Kind
+from gopt.collectives.call import Attribute, CallKind
 from gopt.collectives.spec import Collective
 
-_GROUP = Attribute("group", Kind.STRING, "Mesh axes in mesh order, such as shard or dp+shard.", required=True)
+_GROUP = Attribute("group", CallKind.STRING, "Mesh axes in mesh order, such as shard or dp+shard.", required=True)
 _REDUCE = Attribute(
-    "reduce", Kind.STRING, "How elements are combined.", default="sum", choices=("sum", "mean", "max", "min")
+    "reduce", CallKind.STRING, "How elements are combined.", default="sum", choices=("sum", "mean", "max", "min")
 )
-_ROOT = Attribute("root", Kind.INT, "Index of the root in the group.", required=True)
-_PEER = Attribute("peer", Kind.INT, "Rank of the other end.", required=True)
-_TAG = Attribute("tag", Kind.INT, "Pairs a Send with the Recv of the same tag, in file order.", required=True)
-_DTYPE = Attribute("dtype", Kind.STRING, "Element type, such as float16.", required=True)
-_SHAPES = Attribute("shapes", Kind.STRINGS, 'Shapes of the outputs, such as "64,32"; a scalar is "".', required=True)
-_CUTS = Attribute("cuts", Kind.INTS, "Element offsets that share the bucket out, one more than members.")
-_TENSORS = Attribute("shapes", Kind.STRINGS, "Shapes into which the bucket is cut up, as for Broadcast.")
-_AXIS = Attribute("axis", Kind.INT, "Axis along which slices are taken or joined, from 0.")
-_SIZES = Attribute("sizes", Kind.INTS, "Length of each member's slice of the axis.")
-_SPLIT_AXIS = Attribute("split_axis", Kind.INT, "Axis of X that is shared out among the members.", required=True)
-_CONCAT_AXIS = Attribute("concat_axis", Kind.INT, "Another axis, along which the pieces are joined.", required=True)
-_SPLIT_SIZES = Attribute("split_sizes", Kind.INTS, "Each member's part of the split axis of Y.", required=True)
-_CONCAT_SIZES = Attribute("concat_sizes", Kind.INTS, "Each member's part of the concat axis of X.", required=True)
+_ROOT = Attribute("root", CallKind.INT, "Index of the root in the group.", required=True)
+_PEER = Attribute("peer", CallKind.INT, "Rank of the other end.", required=True)
+_TAG = Attribute("tag", CallKind.INT, "Pairs a Send with the Recv of the same tag, in file order.", required=True)
+_DTYPE = Attribute("dtype", CallKind.STRING, "Element type, such as float16.", required=True)
+_SHAPES = Attribute(
+    "shapes", CallKind.STRINGS, 'Shapes of the outputs, such as "64,32"; a scalar is "".', required=True
+)
+_CUTS = Attribute("cuts", CallKind.INTS, "Element offsets that share the bucket out, one more than members.")
+_TENSORS = Attribute("shapes", CallKind.STRINGS, "Shapes into which the bucket is cut up, as for Broadcast.")
+_AXIS = Attribute("axis", CallKind.INT, "Axis along which slices are taken or joined, from 0.")
+_SIZES = Attribute("sizes", CallKind.INTS, "Length of each member's slice of the axis.")
+_SPLIT_AXIS = Attribute("split_axis", CallKind.INT, "Axis of X that is shared out among the members.", required=True)
+_CONCAT_AXIS = Attribute("concat_axis", CallKind.INT, "Another axis, along which the pieces are joined.", required=True)
+_SPLIT_SIZES = Attribute("split_sizes", CallKind.INTS, "Each member's part of the split axis of Y.", required=True)
+_CONCAT_SIZES = Attribute("concat_sizes", CallKind.INTS, "Each member's part of the concat axis of X.", required=True)
 
 ALL_REDUCE = Collective(
     name="AllReduce",

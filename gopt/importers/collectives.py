@@ -16,13 +16,11 @@ import onnx
 from gopt.collectives import schemas
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InputError, OptionError, UnsupportedError
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import COMM, COPIES, Graph, Node
 from gopt.ir.inference import infer_types
 
 MICROSOFT = "com.microsoft"
 TORCH = "_c10d_functional"
-COPIES = "gopt.copies"
-"""Key of a loaded source's metadata: a line ``VALUE=GROUP`` for each value that a MegatronF copies to a region."""
 HORIZONTAL = 4
 """The ``group_type`` of MegatronF and MegatronG; some of their schemas omit it."""
 DECLARED = "gopt.group_type"

@@ -7,7 +7,7 @@ behind it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,15 +19,19 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import dtype_name, numpy_dtype
+from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SIZES, SPREADS
+from gopt.operators.moves import filled
+from gopt.operators.operator import Kernel
+from gopt.operators.table import operator
 
 _SMALL = 64
 """Elements up to which a constant may be a shape, axes, or a place."""
 _DEPTH = 64
 """Nodes in a row through which a constant is followed."""
 _INTEGERS = frozenset({"int32", "int64", "bool"})
-_LAYOUT = frozenset({"Expand", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Identity"})
-"""Operators whose result has the elements of their first operand, none changed."""
-_KEEP_ZEROS = _LAYOUT | {"Cast", "Neg"}
+_KEEP_ZEROS = LINEAR_IN_FIRST | CASTS
+_MALFORMED = (ValueError, IndexError, TypeError, KeyError, OverflowError)
+"""Errors of kernels for a malformed node."""
 _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 """Attributes of Constant that are numbers and no tensors, with the type of the result."""
 
@@ -40,7 +44,7 @@ def fold_small(
     folded: dict[str, np.ndarray] = {}
     constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}
     for node in nodes:
-        rule = _RULES.get(node.op_type)
+        rule = _kernel(node)
         if rule is None and node.op_type != "Constant":
             continue
         if not constants.issuperset(node.inputs) or len(node.outputs) != 1 or not node.is_a(node.op_type):
@@ -55,9 +59,9 @@ def fold_small(
             continue
         operands = [known[name] if name in known else initializers[name].numpy() for name in node.inputs if name]
         try:
-            result = np.asarray(rule(node, [np.asarray(operand) for operand in operands]))
-        except (ValueError, IndexError, TypeError, KeyError):
-            continue  # a malformed node: code that needs its type reports it
+            result = np.asarray(rule(node.attributes, [np.asarray(operand) for operand in operands]))
+        except _MALFORMED:
+            continue  # code that needs its type reports it
         if result.size <= _SMALL and result.dtype.name in _INTEGERS:
             known[node.outputs[0]] = folded[node.outputs[0]] = result
             constants.add(node.outputs[0])
@@ -88,14 +92,6 @@ def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
         if name in _PLAIN:
             return np.array(value, _PLAIN[name])
     return None
-
-
-def filled(sizes: Sequence[int], attributes: Mapping[str, Any]) -> np.ndarray | None:
-    """The result of a ConstantOfShape by its attributes; None where it would be too large."""
-    if math.prod(sizes) > limits.FOLDED_ELEMENTS:
-        return None
-    value = attributes.get("value")
-    return np.full(sizes, np.float32(0) if value is None else onnx.numpy_helper.to_array(value).reshape(-1)[0])
 
 
 class Constants:
@@ -151,10 +147,10 @@ class Constants:
         return self.uniform(name) == 0
 
     def _only_number(self, name: str) -> float | None:
-        while (node := self._producers.get(name)) is not None and node.is_in(_LAYOUT):
+        while (node := self._producers.get(name)) is not None and node.is_in(SPREADS):
             name = node.inputs[0]
         fill = node is not None and node.is_a("ConstantOfShape")
-        value = filled([1], node.attributes) if node is not None and fill else self.value(name)
+        value = filled(node.attributes, [np.ones(1)]) if node is not None and fill else self.value(name)
         if value is None or not value.size or value.dtype.kind not in "biufV":
             return None
         flat = value.reshape(-1)
@@ -181,16 +177,16 @@ class Constants:
             return None if value is None or value.dtype == object else value
         if node.op_type == "Identity":
             return self._value(node.inputs[0], depth)
-        rule, made = _RULES.get(node.op_type) or _TYPED.get(node.op_type), self._graph.type_of(node.outputs[0])
-        if rule is None or (made.static and made.elements > limits.FOLDED_ELEMENTS):
-            return None
-        if node.op_type in ("Shape", "Size"):
+        rule, made = _kernel(node), self._graph.type_of(node.outputs[0])
+        if node.is_in(SIZES):
             sizes = self.sizes(node.inputs[0])
-            if sizes is None or node.op_type == "Size":
+            if sizes is None or node.is_a("Size"):
                 return None if sizes is None else np.array(math.prod(sizes), np.int64)
             return np.array(sizes[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+        if (rule is None and node.op_type != "CastLike") or (made.static and made.elements > limits.FOLDED_ELEMENTS):
+            return None
         operands: list[np.ndarray] = []
-        for name in node.inputs[:1] if node.op_type == "CastLike" else filter(None, node.inputs):
+        for name in node.inputs[:1] if rule is None else filter(None, node.inputs):
             operand = self._value(name, depth)
             if operand is None or operand.size > (limits.FOLDED_ELEMENTS if made.static else _SMALL):
                 return None
@@ -199,11 +195,11 @@ class Constants:
             return None
         try:
             with np.errstate(all="ignore"):
-                if node.op_type == "CastLike":
+                if rule is None:
                     return operands[0].astype(numpy_dtype(made.dtype))
-                result = np.asarray(rule(node, operands))
-        except (ValueError, IndexError, TypeError, KeyError, OverflowError):
-            return None  # a malformed node: code that needs its type reports it
+                result = np.asarray(rule(node.attributes, operands))
+        except _MALFORMED:
+            return None  # code that needs its type reports it
         return result if result.size <= limits.FOLDED_ELEMENTS else None
 
     def sizes(self, name: str) -> tuple[int, ...] | None:
@@ -214,11 +210,11 @@ class Constants:
 
 def as_folded(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray | None:
     """The result of a node for some operands; None where there is no rule for its operator."""
-    rule = _RULES.get(node.op_type) or _TYPED.get(node.op_type)
+    rule = _kernel(node)
     try:
-        return None if rule is None else np.asarray(rule(node, operands))
-    except (ValueError, IndexError, TypeError, KeyError):
-        return None  # a malformed node
+        return None if rule is None else np.asarray(rule(node.attributes, operands))
+    except _MALFORMED:
+        return None
 
 
 def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
@@ -230,97 +226,10 @@ def _may_be_shape(tensor: Tensor) -> bool:
     return tensor.type.dtype in _INTEGERS and tensor.type.elements <= _SMALL
 
 
-def _reshaped(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
-    old = operands[0].shape
-    wanted = [int(size) for size in operands[1]]
-    if not node.attributes.get("allowzero", 0):
-        wanted = [old[place] if size == 0 else size for place, size in enumerate(wanted)]
-    return operands[0].reshape(wanted)
+def _kernel(node: Node) -> Kernel | None:
+    """The kernel of a node's operator; ``_cast`` of a Cast, whose type is an attribute."""
+    return _cast if node.op_type == "Cast" else operator(node.op_type).kernel
 
 
-def _axes(node: Node, operands: Sequence[np.ndarray]) -> tuple[int, ...] | None:
-    given = operands[1].tolist() if len(operands) > 1 else node.attributes.get("axes")
-    return None if given is None else tuple(int(axis) for axis in given)
-
-
-def _cast(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
-    return operands[0].astype(numpy_dtype(dtype_name(node.attributes["to"])))
-
-
-def _filled(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
-    result = filled([int(size) for size in operands[0].reshape(-1)], node.attributes)
-    if result is None:
-        raise ValueError("large")
-    return result
-
-
-def _range(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
-    numbers = range(*(int(each) for each in operands))
-    if len(numbers) > _SMALL:
-        raise ValueError("large")
-    return np.array(numbers, operands[0].dtype)
-
-
-_RULES: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
-    "Identity": lambda node, operands: operands[0],
-    "Cast": _cast,
-    "Reshape": _reshaped,
-    "Squeeze": lambda node, operands: np.squeeze(operands[0], _axes(node, operands)),
-    "Unsqueeze": lambda node, operands: np.expand_dims(operands[0], _axes(node, operands) or ()),
-    "Concat": lambda node, operands: np.concatenate(operands, int(node.attributes["axis"])),
-    "ConstantOfShape": _filled,
-    "Range": _range,
-    "Neg": lambda node, operands: -operands[0],
-    "Add": lambda node, operands: operands[0] + operands[1],
-    "Sub": lambda node, operands: operands[0] - operands[1],
-    "Mul": lambda node, operands: operands[0] * operands[1],
-    "Gather": lambda node, operands: np.take(operands[0], operands[1], int(node.attributes.get("axis", 0))),
-}
-
-_TYPED: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
-    "Shape": lambda node, operands: operands[0],
-    "Size": lambda node, operands: operands[0],
-    "CastLike": lambda node, operands: operands[0],
-    "Expand": lambda node, operands: np.broadcast_to(
-        operands[0], np.broadcast_shapes(operands[0].shape, tuple(operands[1].tolist()))
-    ),
-    "Div": lambda node, operands: _divided(*operands),
-    "Sqrt": lambda node, operands: np.sqrt(operands[0]),
-    "Reciprocal": lambda node, operands: 1 / operands[0],
-    "Log": lambda node, operands: np.log(operands[0]),
-    "Max": lambda node, operands: np.maximum.reduce(operands),
-    "Min": lambda node, operands: np.minimum.reduce(operands),
-    "ReduceSum": lambda node, operands: _reduced(np.sum, node, operands),
-    "ReduceProd": lambda node, operands: _reduced(np.prod, node, operands),
-    "Slice": lambda node, operands: _sliced(*operands),
-    "Transpose": lambda node, operands: np.transpose(operands[0], node.attributes.get("perm")),
-}
-"""Operators that only ``Constants`` folds: they need types, or make floating numbers."""
-
-
-def _divided(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    if left.dtype.kind not in "iu":
-        return np.asarray(left / right)
-    if not right.all():
-        raise ValueError("divided by zero")
-    return np.asarray(np.sign(left) * np.sign(right) * (np.abs(left) // np.abs(right)))
-
-
-def _reduced(how: Callable[..., np.ndarray], node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
-    axes = _axes(node, operands)
-    if not axes and node.attributes.get("noop_with_empty_axes", 0):
-        return operands[0]
-    made = how(operands[0], axis=axes or None, keepdims=bool(node.attributes.get("keepdims", 1)))
-    return np.asarray(made, operands[0].dtype)
-
-
-def _sliced(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None = None,
-    steps: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
-    places = range(len(starts)) if axes is None else axes.tolist()
-    by = np.ones(len(starts), np.int64) if steps is None else steps
-    cut = [slice(None)] * data.ndim
-    for axis, start, end, step in zip(places, starts.tolist(), ends.tolist(), by.tolist(), strict=True):
-        cut[axis] = slice(start, None if step < 0 and end < -data.shape[axis] else end, step)
-    return data[tuple(cut)]
+def _cast(attributes: Mapping[str, Any], operands: Sequence[np.ndarray]) -> np.ndarray:
+    return operands[0].astype(numpy_dtype(dtype_name(attributes["to"])))

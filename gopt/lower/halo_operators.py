@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, dtype_code, numpy_dtype
 from gopt.lower.lowered import Lowered, LoweringContext, bounds, make, stand_in
-from gopt.sharding.halo import Halo, Piece
+from gopt.sharding.halo import Halo, HaloPiece
 from gopt.tensor_parallel.builder import inner
 
 
@@ -57,7 +57,7 @@ class _HaloNodes:
         self.nodes.append(make(self.node, op_type, inputs, output, **attributes))
         return output
 
-    def slice(self, piece: Piece, role: str) -> str:
+    def slice(self, piece: HaloPiece, role: str) -> str:
         """Some places of what the member has, or of the joined strips."""
         name = inner(self.output, role)
         cut = bounds(name, piece.at, piece.at + piece.stop - piece.start)
@@ -93,7 +93,7 @@ def strips(node: Node, context: LoweringContext) -> Lowered:
     made = _HaloNodes.of(node, context)
     pieces = made.halo.strip_pieces(made.member)
     if not pieces:
-        pieces = [Piece(0, 0, 0)]
+        pieces = [HaloPiece(0, 0, 0)]
     return made.joined([made.slice(each, f"strip{number}") for number, each in enumerate(pieces)])
 
 
@@ -104,7 +104,7 @@ def join(node: Node, context: LoweringContext) -> Lowered:
     runs = [pieces[0] for _, pieces in halo.runs(member)]
     before, behind = halo.border(member)
     size = context.types[node.inputs[0]].dims[made.axis]
-    if not before and not behind and len(runs) == 1 and runs[0] == Piece(runs[0].start, runs[0].start + size, 0):
+    if not before and not behind and len(runs) == 1 and runs[0] == HaloPiece(runs[0].start, runs[0].start + size, 0):
         return made.joined(node.inputs[:1])  # not an alias: it may be a result of the step
     dtype = context.types[node.inputs[0]].dtype
     value = lowest(dtype) if node.attributes["border"] == "lowest" else np.zeros(1, numpy_dtype(dtype))

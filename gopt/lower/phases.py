@@ -17,7 +17,7 @@ STEP, MICRO, UPDATE = "step", "micro", "update"
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LoweredPhase:
     """One file of every rank: how often it runs in a step, and the graph that it is."""
 
     name: str
@@ -25,13 +25,13 @@ class Phase:
     graph: Graph
 
 
-def phases(program: SpmdProgram) -> list[Phase]:
+def phases(program: SpmdProgram) -> list[LoweredPhase]:
     """The phases of a step in the order in which they run.
 
     Raises UnsupportedError when the update depends on a batch by another way than gradients and statistics.
     """
     if program.micro_steps == 1:
-        return [Phase(STEP, 1, program.graph)]
+        return [LoweredPhase(STEP, 1, program.graph)]
     micro, update = program.phase_results()
     found = [_phase(program, MICRO, program.micro_steps, micro), _phase(program, UPDATE, 1, update)]
     for state in program.states:  # a state that nothing reads is held all the same, where its new value is made
@@ -41,7 +41,7 @@ def phases(program: SpmdProgram) -> list[Phase]:
     return found
 
 
-def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, str]) -> Phase:
+def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, str]) -> LoweredPhase:
     """The part of the step's graph that makes ``results`` (output -> the value that it is)."""
     graph = program.graph
     needed = set(results.values())
@@ -55,7 +55,7 @@ def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, st
     named = {value: output for output, value in results.items() if output != value}
     nodes = list(_renamed(reversed(nodes), named)) if named else nodes[::-1]
     types = graph.types | {output: graph.types[value] for output, value in results.items()}
-    return Phase(
+    return LoweredPhase(
         name,
         times,
         Graph(

@@ -13,7 +13,7 @@ from onnx import FunctionProto
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.lower.phases import Phase
+from gopt.lower.phases import LoweredPhase
 from gopt.records.boxes import Box
 
 
@@ -54,7 +54,7 @@ class RankAccumulator:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class RankBlock:
     """Nodes one after the other. Ranks that have the same nodes there have the same block."""
 
     nodes: tuple[Node, ...]
@@ -64,7 +64,7 @@ class Block:
     """The collectives among the nodes."""
 
     @classmethod
-    def of(cls, nodes: tuple[Node, ...], *, shared: bool) -> Block:
+    def of(cls, nodes: tuple[Node, ...], *, shared: bool) -> RankBlock:
         return cls(nodes, shared, tuple(node for node in nodes if node.domain == COMM))
 
 
@@ -74,8 +74,8 @@ class RankGraph:
     ``accumulators`` its sums. A phase reads and writes those that its graph has as inputs and outputs."""
 
     rank: int
-    phase: Phase
-    blocks: list[Block]
+    phase: LoweredPhase
+    blocks: list[RankBlock]
     states: list[RankState]
     accumulators: list[RankAccumulator] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)

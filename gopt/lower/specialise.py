@@ -15,8 +15,8 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
-from gopt.lower.phases import Phase
-from gopt.lower.rank_graph import Block, RankAccumulator, RankGraph, RankState, ShardRange
+from gopt.lower.phases import LoweredPhase
+from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankState, ShardRange
 from gopt.opaque.function_export import with_functions
 from gopt.opaque.refold import REFOLD, RefoldedCall
 from gopt.program import ShardedState, SpmdProgram
@@ -39,14 +39,14 @@ def _apart(program: SpmdProgram, state: ShardedState) -> bool:
 class Specialiser:
     """Makes the graphs of one phase, rank by rank."""
 
-    def __init__(self, program: SpmdProgram, phase: Phase) -> None:
+    def __init__(self, program: SpmdProgram, phase: LoweredPhase) -> None:
         self.program, self.phase = program, phase
         self._items = list(_items(phase.graph.nodes))
         self._locals = list(_local_values(program, phase))
         self._apart = [state for state in program.states if _apart(program, state)]
         self._variants: dict[Hashable, tuple[Node, ...]] = {}
         """Nodes that a source node becomes, shared by equal ranks."""
-        self._blocks: dict[tuple[int, ...], Block] = {}
+        self._blocks: dict[tuple[int, ...], RankBlock] = {}
         self._version = opset_of(program.graph.header)
 
     def rank(self, rank: int) -> RankGraph:
@@ -55,7 +55,7 @@ class Specialiser:
         self._hold(at)
         own: list[Node] = []
         for item in self._items:
-            if isinstance(item, Block):
+            if isinstance(item, RankBlock):
                 self._close(at, own)
                 at.out.blocks.append(item)
             else:
@@ -133,7 +133,7 @@ class Specialiser:
         if own:
             key = tuple(map(id, own))
             if key not in self._blocks:
-                self._blocks[key] = Block.of(tuple(own), shared=False)
+                self._blocks[key] = RankBlock.of(tuple(own), shared=False)
             at.out.blocks.append(self._blocks[key])
             own.clear()
 
@@ -144,7 +144,7 @@ class Specialiser:
         now = dict(zip(held, made))
         at.out.blocks = [
             block if block.shared or now.keys().isdisjoint(block.nodes)
-            else Block.of(tuple(now.get(node, node) for node in block.nodes), shared=False)
+            else RankBlock.of(tuple(now.get(node, node) for node in block.nodes), shared=False)
             for block in at.out.blocks
         ]  # fmt: skip
 
@@ -171,7 +171,7 @@ class _Rank:
         return found
 
 
-def _items(nodes: Sequence[Node]) -> Iterator[Block | Node]:
+def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
     """Runs of nodes that all ranks have alike as blocks, and all other nodes one by one."""
     run: list[Node] = []
     for node in nodes:
@@ -180,15 +180,15 @@ def _items(nodes: Sequence[Node]) -> Iterator[Block | Node]:
         if alike:
             run.append(node)
         if run and (not alike or len(run) == LONGEST_BLOCK):
-            yield Block.of(tuple(run), shared=True)
+            yield RankBlock.of(tuple(run), shared=True)
             run = []
         if not alike:
             yield node
     if run:
-        yield Block.of(tuple(run), shared=True)
+        yield RankBlock.of(tuple(run), shared=True)
 
 
-def _local_values(program: SpmdProgram, phase: Phase) -> Iterator[tuple[str, TensorType, Sharding]]:
+def _local_values(program: SpmdProgram, phase: LoweredPhase) -> Iterator[tuple[str, TensorType, Sharding]]:
     """Values that nodes of all ranks make, and of which each rank has its part."""
     for node in phase.graph.nodes:
         if not node.sharding.by_axis and node.domain != SPMD:

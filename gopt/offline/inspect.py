@@ -67,7 +67,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
+class OptimizerEntry:
     """A rule, its constants (None: not found in the graph), and the parameters it updates."""
 
     name: str
@@ -116,7 +116,7 @@ class Inspection(HtmlTable):
     loss: str
     phases: tuple[PhaseCount, ...]
     parameters: tuple[Parameter, ...]
-    optimizers: tuple[Optimizer, ...]
+    optimizers: tuple[OptimizerEntry, ...]
     controls: Controls
     casts: Casts
     batch: tuple[NamedValue, ...]
@@ -273,7 +273,7 @@ def _directed(rules: Mapping[str, Rule]) -> dict[str, Rule]:
     }
 
 
-def _optimizers(rules: Mapping[str, Rule]) -> tuple[Optimizer, ...]:
+def _optimizers(rules: Mapping[str, Rule]) -> tuple[OptimizerEntry, ...]:
     groups: dict[str, list[str]] = {}
     kept: dict[str, Rule] = {}
     for name, rule in rules.items():
@@ -281,7 +281,7 @@ def _optimizers(rules: Mapping[str, Rule]) -> tuple[Optimizer, ...]:
         groups.setdefault(key, []).append(name)
         kept.setdefault(key, rule)
     return tuple(
-        Optimizer(rule.name, rule.recognised, dict(rule.hyper), rule.roles, tuple(groups[key]))
+        OptimizerEntry(rule.name, rule.recognised, dict(rule.hyper), rule.roles, tuple(groups[key]))
         for key, rule in kept.items()
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.offline.plan import Choice, split_choices, split_program
+from gopt.offline.plan import PlanChoice, split_choices, split_program
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
 from gopt.records.mesh import SHARD, Mesh
@@ -26,7 +26,7 @@ class MeshChoices:
     ``remarks``: by mesh, limits of its figures, or the reason why it was not weighed.
     """
 
-    found: list[Choice] = field(default_factory=list)
+    found: list[PlanChoice] = field(default_factory=list)
     meshes: list[Mesh] = field(default_factory=list)
     remarks: dict[str, str] = field(default_factory=dict)
 

@@ -49,7 +49,7 @@ class ShardSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlanChoice:
     """One way to shard, and what it costs; bytes are the largest over the ranks."""
 
     mesh: Mesh
@@ -107,7 +107,7 @@ def choices(
     caps: Sequence[float | None] | None = None,
     topology: Topology | None = None,
     advance: Callable[[str], None] = lambda _: None,
-) -> Iterator[Choice]:
+) -> Iterator[PlanChoice]:
     """Run the passes for every choice and weigh the graph they leave; no rank's graph is made.
 
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets. The
@@ -123,14 +123,14 @@ def split_choices(
     caps: Sequence[float | None] | None = None,
     topology: Topology | None = None,
     advance: Callable[[str], None] = lambda _: None,
-) -> Iterator[Choice]:
+) -> Iterator[PlanChoice]:
     """As ``choices``, of a step that ``split_program`` made."""
     mesh = split.mesh
     caps = bucket_choices(split.training) if caps is None else caps
     accumulates = any(state.kind is StateKind.ACCUMULATOR for state in split.training.states)
     for partition in PARTITIONS:
         for cap in caps:
-            alike: Choice | None = None
+            alike: PlanChoice | None = None
             for stage in STAGES if mesh.shard_axis else STAGES[:1]:
                 if stage == 0 and partition != PARTITIONS[0]:
                     continue
@@ -174,7 +174,7 @@ def bucket_choices(training: TrainingGraph) -> list[float | None]:
     return list(found.values())
 
 
-def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topology | None) -> Choice:
+def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topology | None) -> PlanChoice:
     """The cost of one choice for a step that ``split_program`` made, which stays as it is."""
     step = split.fork()
     pipeline = settings.pipeline(**_linked(topology))
@@ -184,7 +184,7 @@ def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topolog
     totals = [sum(bytes) for bytes in zip(*rows.values())]
     largest = members(step)[totals.index(max(totals))]
     variant = step.at(largest)
-    return Choice(
+    return PlanChoice(
         step.mesh,
         settings,
         max(rows["parameters"]),

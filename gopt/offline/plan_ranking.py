@@ -9,7 +9,7 @@ from typing import Any
 from gopt.artifact.report_record import ChoiceEntry
 from gopt.documents.records import from_document
 from gopt.errors import OptionError
-from gopt.offline.plan import Choice
+from gopt.offline.plan import PlanChoice
 from gopt.pass_records import format_bytes
 
 
@@ -17,7 +17,7 @@ from gopt.pass_records import format_bytes
 class RankedChoice:
     """A choice with whether it fits, and one sentence on its rank."""
 
-    choice: Choice
+    choice: PlanChoice
     fits: bool
     why: str
 
@@ -30,18 +30,18 @@ class RankedChoice:
         return from_document(ChoiceEntry, {**limits, **self.to_json()})
 
 
-def rank_choices(found: Sequence[Choice], memory: int | None) -> list[RankedChoice]:
+def rank_choices(found: Sequence[PlanChoice], memory: int | None) -> list[RankedChoice]:
     """Best first: those that fit in ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes
     held; fewest calls; the most even."""
 
-    def key(choice: Choice) -> tuple[bool, float, float, int, int, float]:
+    def key(choice: PlanChoice) -> tuple[bool, float, float, int, int, float]:
         return (_over(choice, memory), choice.seconds, *_ties(choice))
 
     ordered = sorted(found, key=key)
     return [RankedChoice(each, not _over(each, memory), _why(each, ordered[0], memory)) for each in ordered]
 
 
-def best(found: Sequence[Choice], memory: int | None) -> RankedChoice:
+def best(found: Sequence[PlanChoice], memory: int | None) -> RankedChoice:
     """The first of the ranked choices; raises OptionError when none fits."""
     first = rank_choices(found, memory)[0]
     if not first.fits and memory is not None:
@@ -53,15 +53,15 @@ def best(found: Sequence[Choice], memory: int | None) -> RankedChoice:
     return first
 
 
-def _over(choice: Choice, memory: int | None) -> bool:
+def _over(choice: PlanChoice, memory: int | None) -> bool:
     return memory is not None and choice.held > memory
 
 
-def _ties(choice: Choice) -> tuple[float, int, int, float]:
+def _ties(choice: PlanChoice) -> tuple[float, int, int, float]:
     return choice.sent, choice.held, choice.costs.calls.count, choice.balance
 
 
-def _why(choice: Choice, first: Choice, memory: int | None) -> str:
+def _why(choice: PlanChoice, first: PlanChoice, memory: int | None) -> str:
     """One sentence: why the choice ranks behind the first."""
     if _over(choice, memory) and memory is not None:
         return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
@@ -85,7 +85,7 @@ def _why(choice: Choice, first: Choice, memory: int | None) -> str:
     return "the same as row 1" if _ties(choice) == _ties(first) else f"{lead}, holds a little less"
 
 
-def _times_the_bytes(choice: Choice, first: Choice) -> str:
+def _times_the_bytes(choice: PlanChoice, first: PlanChoice) -> str:
     each = "" if choice.batches == first.batches else " for each batch"
     if not first.sent:
         return f"sends {format_bytes(round(choice.sent))}{each}, the first nothing"
@@ -93,14 +93,14 @@ def _times_the_bytes(choice: Choice, first: Choice) -> str:
     return f"sends {ratio} times the bytes{each}" if ratio != "1.00" else f"sends a few bytes more{each} than the first"
 
 
-def _praise(choice: Choice, memory: int | None) -> str:
+def _praise(choice: PlanChoice, memory: int | None) -> str:
     among = "" if memory is None else " of those that fit"
     if choice.times is None:
         return f"fewest bytes sent{among}, then least memory"
     return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes overlap with computation"
 
 
-def _cause(choice: Choice, first: Choice) -> str:
+def _cause(choice: PlanChoice, first: PlanChoice) -> str:
     """Return why a choice is slower than the first: latency of its calls, or bytes that do not overlap."""
     mine, theirs = choice.costs, first.costs
     if choice.times is not None and first.times is not None:
@@ -120,10 +120,10 @@ def _cause(choice: Choice, first: Choice) -> str:
     return f"its bytes take longer (balance {choice.balance:.3f})"
 
 
-def _count(choice: Choice) -> str:
+def _count(choice: PlanChoice) -> str:
     return f"{choice.batches} batch{'es' if choice.batches > 1 else ''}"
 
 
-def _a_byte(choice: Choice) -> float:
+def _a_byte(choice: PlanChoice) -> float:
     """Seconds on the link for each byte sent, starts left out."""
     return (choice.times.total - choice.times.latency) / max(choice.costs.traffic.sent, 1) if choice.times else 0.0

@@ -19,18 +19,9 @@ from gopt.ir.opset import opset_of
 from gopt.ir.types import FLOATS
 from gopt.opaque.inline import inline_branch
 from gopt.opaque.selection import THROUGH, alike
+from gopt.operators.table import names
 
-_TOTAL = frozenset({
-    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu",
-    "Clip", "Concat", "Constant", "ConstantOfShape", "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Expand",
-    "Flatten", "Floor", "Gelu", "Gemm", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "If",
-    "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max", "Mean", "Min",
-    "Mish", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
-    "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu",
-    "Reshape", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softmax", "Softplus",
-    "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Transpose",
-    "Unsqueeze", "Where", "Xor",
-})  # fmt: skip
+_TOTAL = names(lambda record: record.total) | {"If"}
 """Operators that have a result for all operands of static shapes, but for a Div of whole numbers."""
 _OF_BFLOAT16 = 16
 """The operator set since which Where takes bfloat16."""

@@ -31,7 +31,7 @@ class Arrangement(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SchemaSlot:
     """One input or output; ``each``: a full-shaped value per weight, else one scalar per node."""
 
     name: str
@@ -63,8 +63,8 @@ class OperatorSchema:
     domain: str
     op_type: str
     arrangement: Arrangement
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
+    inputs: tuple[SchemaSlot, ...]
+    outputs: tuple[SchemaSlot, ...]
     body: Callable[[BodyBuilder], None]
     pairs: Mapping[str, str]
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class OperatorSchema:
                     )
         return given
 
-    def _read(self, label: str, slots: Sequence[Slot], names: Sequence[str]) -> tuple[Values, list[Values]]:
+    def _read(self, label: str, slots: Sequence[SchemaSlot], names: Sequence[str]) -> tuple[Values, list[Values]]:
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
             if len(names) > len(slots):
                 raise InputError(
@@ -130,7 +130,7 @@ class OperatorSchema:
 
     # --- from slots to a node -----------------------------------------------------------------------------------
 
-    def arrange(self, slots: Sequence[Slot], scalars: Values, weights: Sequence[Values]) -> list[str]:
+    def arrange(self, slots: Sequence[SchemaSlot], scalars: Values, weights: Sequence[Values]) -> list[str]:
         """The list a node has for these values; for sequences, the names of their tensors by slot are expected in
         ``weights[0]``."""
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):

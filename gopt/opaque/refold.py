@@ -9,7 +9,7 @@ from onnx import FunctionProto
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
-from gopt.opaque.operator_schema import Arrangement, Slot, SlotValues, Values
+from gopt.opaque.operator_schema import Arrangement, SchemaSlot, SlotValues, Values
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.table_body import table_body
 from gopt.records.placements import Sharding
@@ -97,7 +97,7 @@ class RefoldedCall:
         )  # fmt: skip
 
     def _pack_sequences(
-        self, slots: tuple[Slot, ...], weights: list[Values], made_by: str
+        self, slots: tuple[SchemaSlot, ...], weights: list[Values], made_by: str
     ) -> tuple[list[Values], list[Node]]:
         names = {slot.name: f"{self.name}.{slot.name}" for slot in slots if slot.each}
         nodes = [
@@ -107,7 +107,7 @@ class RefoldedCall:
         return [names], nodes
 
     def _unpack_sequences(
-        self, slots: tuple[Slot, ...], weights: list[Values], made_by: str
+        self, slots: tuple[SchemaSlot, ...], weights: list[Values], made_by: str
     ) -> tuple[list[Values], list[Node]]:
         names = {slot.name: f"{self.name}.{slot.name}" for slot in slots if slot.each and slot.name in weights[0]}
         nodes = []

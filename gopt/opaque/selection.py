@@ -5,13 +5,9 @@ from __future__ import annotations
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
 from gopt.opaque.table import OPERATORS
+from gopt.operators.kinds import CONTROL_FLOW, ELEMENTWISE, SPREADS
 
-_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-THROUGH = frozenset({
-    "Abs", "Add", "And", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Sign",
-    "Sqrt", "Sub", "Sum", "Tanh", "Where", "CastLike", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose",
-    "Unsqueeze",
-})  # fmt: skip
+THROUGH = ELEMENTWISE | SPREADS
 """Operators through which a new state may hang on a call."""
 
 
@@ -44,7 +40,7 @@ def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, st
             continue
         seen.add(top)
         for node in functions[top].node:  # type: ignore[attr-defined]
-            if node.op_type in _CONTROL and node.domain in ("", "ai.onnx"):
+            if node.op_type in CONTROL_FLOW and node.domain in ("", "ai.onnx"):
                 return True
             inner = (node.domain, node.op_type, node.overload)
             if inner in functions:
@@ -64,7 +60,7 @@ def _updates(graph: Graph, called: set[int]) -> set[int]:
         stack = [output]
         while stack:
             node = producers.get(stack.pop())
-            if node is None or not (id(node) in called or (node.op_type in THROUGH and node.domain in ("", "ai.onnx"))):
+            if node is None or not (id(node) in called or node.is_in(THROUGH)):
                 continue
             read = [
                 name for name in node.inputs
@@ -83,7 +79,7 @@ def _of_scalars(graph: Graph, called: set[int]) -> set[str]:
     """Inputs and stored values without dimensions, and what calls and operators on the way make of them."""
     found = {name for name in (*graph.inputs, *graph.initializers) if graph.type_of(name).shape == ()}
     for node in graph.nodes:
-        on_way = id(node) in called or (node.op_type in THROUGH and node.domain in ("", "ai.onnx"))
+        on_way = id(node) in called or node.is_in(THROUGH)
         if on_way and not found.isdisjoint(node.inputs):
             found.update(name for name in node.outputs if graph.type_of(name).shape == ())
     return found

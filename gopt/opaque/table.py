@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gopt.opaque import ort_optimizers, preview_optimizers
-from gopt.opaque.operator_schema import Arrangement, OperatorSchema, Slot
+from gopt.opaque.operator_schema import Arrangement, OperatorSchema, SchemaSlot
 
 MICROSOFT = "com.microsoft"
 PREVIEW = "ai.onnx.preview.training"
@@ -16,12 +16,12 @@ _PAIRS = {
 }  # fmt: skip
 
 
-def _each(*names: str, optional: bool = False) -> tuple[Slot, ...]:
-    return tuple(Slot(name, each=True, optional=optional) for name in names)
+def _each(*names: str, optional: bool = False) -> tuple[SchemaSlot, ...]:
+    return tuple(SchemaSlot(name, each=True, optional=optional) for name in names)
 
 
-def _one(*names: str, optional: bool = False) -> tuple[Slot, ...]:
-    return tuple(Slot(name, optional=optional) for name in names)
+def _one(*names: str, optional: bool = False) -> tuple[SchemaSlot, ...]:
+    return tuple(SchemaSlot(name, optional=optional) for name in names)
 
 
 _LAMB: dict[str, Any] = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gopt.analysis.updates import Mode, Updates
+from gopt.analysis.updates import UpdateMode, Updates
 
 
 def components(updates: Updates) -> dict[str, tuple[str, ...]]:
     """Return parameter -> all parameters that are updated together with it, in order, itself included. Linear in the
     nodes."""
     owner: dict[str, str] = {}
-    replicated = {name: each for name, each in updates.subgraphs.items() if each.mode is Mode.REPLICATED}
+    replicated = {name: each for name, each in updates.subgraphs.items() if each.mode is UpdateMode.REPLICATED}
     first: dict[str, str] = {}
 
     def root(name: str) -> str:

@@ -36,8 +36,8 @@ from gopt.parameter_server.plan import ServerPlan, make_buckets
 from gopt.parameter_server.servers import PASS, SERVER, ServerKey, ServerProgram, key_name, on_server
 from gopt.parameter_server.slicing import pieces, static_shape
 from gopt.parameter_server.table_choice import choose_tables
-from gopt.parameter_server.trainers import Scalars, TrainerWriter
-from gopt.parameter_server.units import PlacedPiece, Unit
+from gopt.parameter_server.trainers import TrainerScalars, TrainerWriter
+from gopt.parameter_server.units import PlacedPiece, ServerUnit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.records.mesh import AxisKind, Mesh
@@ -46,7 +46,7 @@ from gopt.sanitize import show
 
 SYNC = "sync"
 """The phase of the exchange."""
-NOTHING = Scalars({}, {}, {})
+NOTHING = TrainerScalars({}, {}, {})
 
 
 def place_geo_nodes(training: TrainingGraph) -> NodePlacement:
@@ -100,7 +100,7 @@ def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
         owners.setdefault(name, []).append(piece)
         dtype = types[name].dtype
         kinds = dtype, dtype, options.travels(dtype)
-        units.append(Unit(number, server, True, (), (piece,), number, size.nbytes, kinds))
+        units.append(ServerUnit(number, server, True, (), (piece,), number, size.nbytes, kinds))
     updates = find_updates(training, whole_accumulators=False)
     tables = choose_tables(training, updates, options)  # without rounds there are none
     held = {name: tuple(own) for name, own in owners.items()}

@@ -13,13 +13,14 @@ from typing import TypeAlias
 from gopt.artifact.server_entries import PullAt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
+from gopt.operators.kinds import CASTS, VIEWS
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.plan import Bucket, ServerPlan
+from gopt.parameter_server.plan import KeyBucket, ServerPlan
 from gopt.program import SpmdProgram
 
 Range: TypeAlias = tuple[str, int, int]
 """Some elements of a flattened tensor: its name, the first, and the one behind the last."""
-SAME = ("Cast", "Identity", "Reshape")
+SAME = VIEWS | CASTS
 
 
 def check_trainer_messages(program: SpmdProgram, plan: ServerPlan, options: SplitOptions) -> int:
@@ -72,7 +73,7 @@ class _MessageCheck:
 
     # --- what the plan says -----------------------------------------------------------------------------------------
 
-    def _gradients(self, bucket: Bucket) -> Iterator[Range]:
+    def _gradients(self, bucket: KeyBucket) -> Iterator[Range]:
         for unit in bucket.units:
             if unit.split:
                 yield from ((self.gradients[p.parameter], p.start, p.stop) for p in unit.pieces)

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from gopt.analysis.training import TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
-from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
 from gopt.ir.types import TensorType
 from gopt.parameter_server.components import components
@@ -19,17 +19,17 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
 from gopt.parameter_server.slicing import pieces, static_shape
 from gopt.parameter_server.table_choice import TableChoice, choose_tables
-from gopt.parameter_server.units import PlacedPiece, Unit, make_units
+from gopt.parameter_server.units import PlacedPiece, ServerUnit, make_units
 from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class KeyBucket:
     """A message of gradients to a server, or to every server."""
 
     number: int
     server: int | None
-    units: tuple[Unit, ...]
+    units: tuple[ServerUnit, ...]
 
     @property
     def ready(self) -> int:
@@ -44,14 +44,14 @@ class ServerPlan:
     """
 
     updates: Updates
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[KeyBucket, ...]
     owners: Mapping[str, tuple[PlacedPiece, ...]]
     tables: TableChoice = field(default_factory=TableChoice)
     narrow: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> the type to which it is cast before it is sent: trainers read it in half precision alone."""
 
     @property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[ServerUnit]:
         return [unit for bucket in self.buckets for unit in bucket.units]
 
     def read_name(self, parameter: str) -> str:
@@ -96,7 +96,7 @@ def make_plan(
     # A tensor without elements would vanish from a run.
     kept = [name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates)]
     kept += [name for name in updates.subgraphs if not types[name].elements or name in uncut]
-    whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT) - tables.parameters
+    whole = frozenset(name for name in kept if updates.subgraphs[name].mode is UpdateMode.SPLIT) - tables.parameters
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)
     tables = replace(
@@ -111,7 +111,7 @@ def make_plan(
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
     """Return whether a tensor may be cut among servers: it is updated alone, and shares no reduction with others."""
-    return subgraph.mode is Mode.SPLIT and not (apart and subgraph.reductions)
+    return subgraph.mode is UpdateMode.SPLIT and not (apart and subgraph.reductions)
 
 
 def _private(subgraph: UpdateSubgraph, updates: Updates) -> bool:
@@ -159,15 +159,15 @@ def _place(
     return {name: tuple(found[name]) for name in updates.subgraphs}
 
 
-def make_buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
+def make_buckets(units: Sequence[ServerUnit], options: SplitOptions) -> list[KeyBucket]:
     """Group neighbouring units of one server and of the same types, up to the cap."""
 
-    def kind(unit: Unit) -> tuple[int, tuple[str, ...]]:
+    def kind(unit: ServerUnit) -> tuple[int, tuple[str, ...]]:
         return -1 if unit.server is None else unit.server, unit.dtypes
 
-    found: list[tuple[Unit, ...]] = []
+    found: list[tuple[ServerUnit, ...]] = []
     for _, group in groupby(sorted(units, key=kind), key=kind):
-        held: list[Unit] = []
+        held: list[ServerUnit] = []
         nbytes = 0
         for unit in group:
             if held and nbytes + unit.nbytes > options.cap:
@@ -177,4 +177,4 @@ def make_buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
             nbytes += unit.nbytes
         found.append(tuple(held))
     found.sort(key=lambda units: (max(unit.ready for unit in units), units[0].number))
-    return [Bucket(number, units[0].server, units) for number, units in enumerate(found)]
+    return [KeyBucket(number, units[0].server, units) for number, units in enumerate(found)]

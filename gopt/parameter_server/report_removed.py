@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from gopt.artifact.removals import LOOKED_THROUGH, RemovalReason, Removals, role_of, roles
+from gopt.artifact.removals import RemovalReason, Removals, looked_through, role_of, roles
 from gopt.artifact.report_groups import OpFact, RemovedVarFact
 from gopt.ir.graph import Node, origin
 from gopt.ir.graph_index import GraphIndex, ancestors
@@ -81,6 +81,8 @@ class Removed:
             gone = [n for n, at in zip(self._numbers, members) if kept is None or not kept.sharding.covers(at)]
             reason = _NARROW if id(node) in placed else _ON_SERVERS if id(node) in served else _UNUSED
             self._why.update(dict.fromkeys(node.outputs, reason))
+            if node.added:
+                continue  # the file has another operator there
             if id(node) not in mine:
                 self._op(node, self._trainers, reason)
             if gone:
@@ -129,15 +131,11 @@ class Removed:
 
     def _aliases(self) -> None:
         """Nodes that were looked through on load, on every rank."""
-        every, roots = rank_ranges([*self._trainers, *self._numbers]), dict[str, str]()
-        for node in self.training.looked_through:
-            first = node.inputs[0] if node.inputs else ""
-            root = roots.get(first, first)
-            by = (root,) if root else ()
-            head = (LOOKED_THROUGH.pass_name, LOOKED_THROUGH.why, every, Phase.UPDATE.value)
+        every = rank_ranges([*self._trainers, *self._numbers])
+        for node, reason, by, gone in looked_through(self.training):
+            head = (reason.pass_name, reason.why, every, Phase.UPDATE.value)
             self.ops.append(OpFact(*head, None, node.label, node.op_type, by))
-            for name in filter(None, node.outputs):
-                roots[name] = root
+            for name in gone:
                 type = self.training.graph.type_of(name)
                 self.variables.append(RemovedVarFact(*head, None, name, type.dtype, type.shape, type.nbytes, by))
 

@@ -13,7 +13,7 @@ from onnx.numpy_helper import from_array
 
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.analysis.updates import Mode
+from gopt.analysis.updates import UpdateMode
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
@@ -23,9 +23,9 @@ from gopt.parameter_server.delay import compensate
 from gopt.parameter_server.lazy_rows import TouchedRows
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.plan import Bucket, ServerPlan
+from gopt.parameter_server.plan import KeyBucket, ServerPlan
 from gopt.parameter_server.table_choice import ServedTable
-from gopt.parameter_server.units import Unit
+from gopt.parameter_server.units import ServerUnit
 from gopt.parameter_server.views import ROUND, role_view
 from gopt.pass_records import PassResult
 from gopt.passes.shard.gradient_reduction import ReducedValue
@@ -49,7 +49,7 @@ class ServerKey:
     """A server's key: a unit, or one parameter of a whole unit. It names the merged gradient, and the states before and
     after the update, the parameter first."""
 
-    unit: Unit | None
+    unit: ServerUnit | None
     """None for a part of a table."""
     number: int
     """Of a whole unit: the number of its subgraph; of a table: the server."""
@@ -149,7 +149,7 @@ class _Emitter:
         self._renamed: dict[str, str] = {}
         """Gradient -> its merged value, where updates read whole tensors."""
 
-    def bucket(self, bucket: Bucket) -> None:
+    def bucket(self, bucket: KeyBucket) -> None:
         """Add the merged gradients of a bucket, and the updates of its units."""
         types = self.program.graph.types
         merged: dict[str, TensorType] = {}
@@ -177,7 +177,7 @@ class _Emitter:
         """Return the name of what is pushed for a gradient that updates read."""
         return gradient if self.options.compensation is None else f"{gradient}.pushed"
 
-    def _compensate(self, bucket: Bucket, names: Sequence[str], keys: Sequence[ServerKey]) -> None:
+    def _compensate(self, bucket: KeyBucket, names: Sequence[str], keys: Sequence[ServerKey]) -> None:
         """With delay compensation, make the gradients that updates read of what was pushed and pulled."""
         strength = self.options.compensation
         known = [key for key in keys if key.gradient]  # blocks refuse the others
@@ -189,7 +189,7 @@ class _Emitter:
         for gradient, key, before in zip(gradients, known, pulled):
             compensate(self.rewriter, gradient, key.gradient, key.inputs[0], before, strength, key.sharding)
 
-    def _keep(self, bucket: Bucket) -> None:
+    def _keep(self, bucket: KeyBucket) -> None:
         """Add the new values of states that keep a gradient as it is: trainers make it, servers have the merged one."""
         types, kept = self.program.graph.types, self.program.graph.outputs.keys() & self._renamed.keys()
         for unit in bucket.units if kept else ():
@@ -283,7 +283,7 @@ class _Emitter:
         }  # fmt: skip
         self.rewriter.add(op_type, [ROUND], made, domain=COMM, attributes=attributes, sharding=where)
 
-    def _run(self, bucket: Bucket, unit: Unit, root: str) -> ServerKey:
+    def _run(self, bucket: KeyBucket, unit: ServerUnit, root: str) -> ServerKey:
         """Add a unit as one class over a run that lies on one server."""
         assert unit.server is not None
         starts = [0]
@@ -304,7 +304,7 @@ class _Emitter:
         pushed = self._pushed(f"{root}.gradient")
         return ServerKey(unit, 0, pushed, tuple(inputs), tuple(outputs), type, sharding=where)
 
-    def _whole(self, unit: Unit) -> list[ServerKey]:
+    def _whole(self, unit: ServerUnit) -> list[ServerKey]:
         """Add updates of whole tensors on their server, or on every one."""
         where, types = on_server(unit.server), self.program.graph.types
         keys, pushed = [], set[str]()
@@ -330,7 +330,7 @@ class _Emitter:
             self._partial_scalars(unit, unit.server)
         return keys
 
-    def _partial_scalars(self, unit: Unit, server: int) -> None:
+    def _partial_scalars(self, unit: ServerUnit, server: int) -> None:
         """Mark reductions of whole updates that others read as partial sums of one server."""
         sizes = [self.program.graph.types[each.gradient].elements for each in unit.subgraphs]
         total, count = sum(sizes), self.options.servers
@@ -340,7 +340,7 @@ class _Emitter:
         bucket = WholeBucket(name, SERVER, unit.subgraphs, (server,) * len(sizes), offsets, cuts, "")
         for place, subgraph in enumerate(unit.subgraphs):
             # What every owner computes for itself is no partial sum.
-            if subgraph.reductions and subgraph.mode is not Mode.REPLICATED:
+            if subgraph.reductions and subgraph.mode is not UpdateMode.REPLICATED:
                 self.partials += partial_scalars(self.rewriter, bucket, place, self.scalars)
 
     def read_merged(self) -> None:
@@ -354,7 +354,7 @@ def on_server(server: int | None) -> Sharding:
     return FULLY_REPLICATED if server is None else Sharding.along(SERVER, OnMember(server))
 
 
-def key_name(unit: Unit, number: int) -> str:
+def key_name(unit: ServerUnit, number: int) -> str:
     """Return a key's readable name: its parameter, the piece's number where there are several, and the count of
     others."""
     if not unit.split:

@@ -32,7 +32,7 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
 from gopt.parameter_server.table_choice import ServedTable
-from gopt.parameter_server.trainers import Scalars, trainer_program
+from gopt.parameter_server.trainers import TrainerScalars, trainer_program
 from gopt.pass_records import PassResult
 from gopt.program import SpmdProgram
 from gopt.records.roles import RolesEntry
@@ -268,9 +268,9 @@ def _listed(names: Iterable[str]) -> str:
 
 def _scalars(
     plan: ServerPlan, placement: NodePlacement, states: Mapping[str, int | None], servers: ServerProgram
-) -> Scalars:  # fmt: skip
+) -> TrainerScalars:  # fmt: skip
     number = len(plan.buckets) + len(servers.merged)
-    return Scalars(
+    return TrainerScalars(
         {name: (number + place, server) for place, (name, server) in enumerate(states.items())},
         dict(servers.merged),
         {name: number + len(states) + place for place, name in enumerate(placement.metrics)},
@@ -278,7 +278,7 @@ def _scalars(
 
 
 def _keys(
-    training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars, options: SplitOptions
+    training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: TrainerScalars, options: SplitOptions
 ) -> Sequence[KeyEntry]:  # fmt: skip
     found = []
     for bucket in plan.buckets:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from gopt.analysis.embeddings import EmbeddingTable, find_embeddings
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
-from gopt.artifact.server_entries import Mode as PlanMode
+from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
+from gopt.artifact.server_entries import Mode
 from gopt.errors import OptionError
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import elementwise
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.table_patterns import chosen, fits
 from gopt.parameter_server.table_planner import plan_tables, row_traffic, table_size
@@ -178,7 +178,7 @@ def _unfit(
 ) -> Iterator[str]:
     """Yield the reasons why a recognised table stays dense."""
     types, subgraph = training.graph.types, updates.subgraphs.get(table.parameter)
-    if options.mode is PlanMode.GEO:
+    if options.mode is Mode.GEO:
         yield "in mode geo trainers update the whole of it on their own"
     if options.compensation is not None:
         yield "delays of rows are not compensated"
@@ -188,7 +188,7 @@ def _unfit(
         yield "micro-steps sum whole gradients"
     if not table.prefetchable:
         yield "its row numbers depend on parameters"
-    if subgraph is None or subgraph.mode is not Mode.SPLIT:
+    if subgraph is None or subgraph.mode is not UpdateMode.SPLIT:
         yield "its update mixes elements" if subgraph is None else subgraph.why
         return
     if not options.mode.rounds and subgraph.reductions:

@@ -22,12 +22,12 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, scalar_of
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.plan import Bucket, ServerPlan
+from gopt.parameter_server.plan import KeyBucket, ServerPlan
 from gopt.parameter_server.servers import PASS, key_name
 from gopt.parameter_server.slicing import piece_shape
 from gopt.parameter_server.table_pulls import TableWriter
 from gopt.parameter_server.trainer_nodes import TrainerNodes
-from gopt.parameter_server.units import PlacedPiece, Unit
+from gopt.parameter_server.units import PlacedPiece, ServerUnit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.gradient_reduction import accumulated_dtype
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
@@ -35,7 +35,7 @@ from gopt.records.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Scalars:
+class TrainerScalars:
     """Values that travel beside parameters: buckets of states that trainers pull, each with the server that alone has
     it or None, of values that they push, and of metrics."""
 
@@ -45,7 +45,7 @@ class Scalars:
 
 
 def trainer_program(
-    training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions, scalars: Scalars
+    training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions, scalars: TrainerScalars
 ) -> SpmdProgram:
     """Write the trainers' program. Its states are the local ones, and with pulls at the end also the pulled ones."""
     local = [state.tensor for state in training.states if state.tensor not in placement.served]
@@ -147,7 +147,7 @@ class TrainerWriter:
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 
-    def pull_at_start(self, scalars: Scalars) -> None:
+    def pull_at_start(self, scalars: TrainerScalars) -> None:
         """Pull the values that the forward reads, in its order, under the source's names."""
         index = GraphIndex(self.program.graph)
         first: dict[str, int] = {}
@@ -166,12 +166,12 @@ class TrainerWriter:
         )
         self._pull(buckets, scalars.states, ROUND, "before", {name: self.plan.read_name(name) for name in first}, head)
 
-    def pull_at_end(self, scalars: Scalars, done: str, names: Mapping[str, str]) -> str:
+    def pull_at_end(self, scalars: TrainerScalars, done: str, names: Mapping[str, str]) -> str:
         """Pull values as they are after the update; return the token. ``names``: state -> what is pulled of it."""
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
 
     def _pull(
-        self, buckets: Sequence[Bucket], states: Mapping[str, tuple[int, int | None]], round: str, version: str,
+        self, buckets: Sequence[KeyBucket], states: Mapping[str, tuple[int, int | None]], round: str, version: str,
         names: Mapping[str, str], before: Node | None,
     ) -> str:  # fmt: skip
         """Pull values; ``names``: wanted value -> its name. Returns the token, which a pull does not change."""
@@ -208,7 +208,7 @@ class TrainerWriter:
         }  # fmt: skip
         self.rewriter.add("Pull", [round], made, domain=COMM, attributes=attributes, before=before)
 
-    def _pulled_type(self, unit: Unit, piece: PlacedPiece) -> TensorType:
+    def _pulled_type(self, unit: ServerUnit, piece: PlacedPiece) -> TensorType:
         type = self.plan.read_type(piece.parameter, self.types[piece.parameter])
         shape = piece_shape(type.dims, piece.start, piece.stop)
         return self.nodes.on_wire(TensorType(type.dtype, shape))
@@ -300,7 +300,7 @@ class TrainerWriter:
             return name
         return value
 
-    def push(self, instead: Mapping[str, str], scalars: Scalars) -> str:
+    def push(self, instead: Mapping[str, str], scalars: TrainerScalars) -> str:
         """Push each bucket once its gradients are complete; return the token. ``instead``: gradient -> the value sent
         in its place."""
         token, weight = ROUND, self.weight
@@ -329,7 +329,7 @@ class TrainerWriter:
         )  # fmt: skip
         return made
 
-    def _sent(self, unit: Unit, instead: Mapping[str, str]) -> list[str]:
+    def _sent(self, unit: ServerUnit, instead: Mapping[str, str]) -> list[str]:
         """Return the pieces of a unit's gradients as they travel."""
         if not unit.split:
             return [self.nodes.narrow(instead.get(name, name)) for name in unit.gradients]
@@ -340,7 +340,7 @@ class TrainerWriter:
             found.append(self.nodes.narrow(self._cut(unit, place, piece, value)))
         return found
 
-    def _cut(self, unit: Unit, place: int, piece: PlacedPiece, value: str) -> str:
+    def _cut(self, unit: ServerUnit, place: int, piece: PlacedPiece, value: str) -> str:
         """Return a piece of a gradient: whole rows, or a range of the flattened tensor."""
         type = self.types[value]
         if piece.whole:
@@ -355,7 +355,7 @@ class TrainerWriter:
         self.rewriter.add("Slice", [source, *bounds], {made: TensorType(type.dtype, shape)}, after=due)
         return made
 
-    def metrics(self, scalars: Scalars, done: str) -> str:
+    def metrics(self, scalars: TrainerScalars, done: str) -> str:
         """Pull the scalars that servers compute; return the token."""
         for name, bucket in scalars.metrics.items():
             type = self.training.graph.types[name]
@@ -388,5 +388,5 @@ class TrainerWriter:
         return made
 
 
-def _key_names(unit: Unit) -> list[str]:
+def _key_names(unit: ServerUnit) -> list[str]:
     return [key_name(unit, place) for place in range(1 if unit.split else len(unit.subgraphs))]

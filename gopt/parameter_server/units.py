@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.parameter_server.components import components
@@ -35,7 +35,7 @@ class PlacedPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ServerUnit:
     """A unit, which a server updates as one; ``server`` None: every server does.
 
     Split: ``pieces``, one of each of ``subgraphs``, are stored one after the other. Whole: tensors as they are.
@@ -66,7 +66,7 @@ class Unit:
 def make_units(
     training: TrainingGraph, updates: Updates, owners: Mapping[str, tuple[PlacedPiece, ...]], options: SplitOptions,
     narrow: Mapping[str, str],
-) -> list[Unit]:  # fmt: skip
+) -> list[ServerUnit]:  # fmt: skip
     """The units of placed pieces, in the order in which their gradients are complete; ``narrow``: as in
     ``ServerPlan``."""
     found = _UnitMaker(training, updates, owners, options, narrow).all()
@@ -82,14 +82,14 @@ class _UnitMaker:
     options: SplitOptions
     narrow: Mapping[str, str]
 
-    def all(self) -> Iterator[Unit]:
+    def all(self) -> Iterator[ServerUnit]:
         """Yield every unit, in no particular order; their numbers are not set."""
         index = GraphIndex(self.training.graph)
         runs: dict[tuple[object, ...], list[tuple[int, PlacedPiece]]] = {}
         together = components(self.updates)
         for name, subgraph in self.updates.subgraphs.items():
             ready = index.defined_at(subgraph.gradient)
-            if subgraph.mode is Mode.SPLIT:
+            if subgraph.mode is UpdateMode.SPLIT:
                 for piece in self.owners[name]:
                     key = (piece.server, subgraph.equivalence_class, *self._dtypes(subgraph))
                     runs.setdefault(key, []).append((ready, piece))
@@ -114,14 +114,14 @@ class _UnitMaker:
             held += nbytes
         yield chunk
 
-    def _run(self, chunk: Sequence[tuple[int, PlacedPiece]]) -> Unit:
+    def _run(self, chunk: Sequence[tuple[int, PlacedPiece]]) -> ServerUnit:
         subgraphs = tuple(self.updates.subgraphs[piece.parameter] for _, piece in chunk)
         placed = tuple(piece for _, piece in chunk)
         nbytes = sum(map(self._nbytes, placed))
         ready = max(at for at, _ in chunk)
-        return Unit(0, placed[0].server, True, subgraphs, placed, ready, nbytes, self._dtypes(subgraphs[0]))
+        return ServerUnit(0, placed[0].server, True, subgraphs, placed, ready, nbytes, self._dtypes(subgraphs[0]))
 
-    def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Iterator[Unit]:
+    def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Iterator[ServerUnit]:
         """Yield the units of updates that run as one: a message is of one type, so each pair of types has its own."""
         if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
             subgraphs = self._closed(subgraphs, index)
@@ -134,7 +134,7 @@ class _UnitMaker:
             gradients = dict.fromkeys(each.gradient for each in held)
             ready = max(index.defined_at(name) for name in gradients)
             nbytes = sum(types[name].nbytes for name in gradients)
-            yield Unit(0, server, False, tuple(held), tuple(map(self._placed, held)), ready, nbytes, dtypes)
+            yield ServerUnit(0, server, False, tuple(held), tuple(map(self._placed, held)), ready, nbytes, dtypes)
 
     def _placed(self, subgraph: UpdateSubgraph) -> PlacedPiece:
         """Return the only piece of a parameter that is not cut."""
@@ -167,7 +167,7 @@ class _UnitMaker:
 
     def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
         """Return whether something outside a replicated update reads its values: then every server must have it."""
-        if all(each.mode is not Mode.REPLICATED for each in subgraphs):
+        if all(each.mode is not UpdateMode.REPLICATED for each in subgraphs):
             return False
         graph = self.training.graph
         own = {id(node) for each in subgraphs for node in each.nodes}

@@ -15,11 +15,11 @@ from gopt.program import BucketSlice, ShardedState, SpmdProgram
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class HoistOptions:
     """Nothing to choose."""
 
 
-def hoist_casts(program: SpmdProgram, options: Options) -> PassResult:
+def hoist_casts(program: SpmdProgram, options: HoistOptions) -> PassResult:
     """Cast each parameter once behind its update, and carry the narrow copy from step to step.
 
     Requires: to run before shard, which then leaves the wide master with its owner and gathers the narrow copy.
@@ -60,4 +60,4 @@ def _hoist(
     return ShardedState(name, output, type.dtype, (BucketSlice(state.tensor, 0, type.elements),), copy=True)
 
 
-PASS = Pass("hoist-casts", Options, hoist_casts)
+PASS = Pass("hoist-casts", HoistOptions, hoist_casts)

@@ -8,8 +8,8 @@ from itertools import accumulate
 
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
+from gopt.ir.node_kinds import heavy
 from gopt.ir.rewriter import GraphRewriter
-from gopt.operators.kinds import heavy
 from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class OverlapOptions:
     """How many gathers ahead of its use a gather is issued, and how many MiB of gathered values may be alive."""
 
     prefetch: int = 1
@@ -48,7 +48,7 @@ class Issue:
     why: str = ""
 
 
-def overlap(program: SpmdProgram, options: Options) -> PassResult:
+def overlap(program: SpmdProgram, options: OverlapOptions) -> PassResult:
     """Issue calls where their inputs are ready, and gathers of parameters ahead of their use.
 
     Requires: to run behind all passes that add calls. Guarantees: a call that reduces stands right behind the node
@@ -217,4 +217,4 @@ def _move(program: SpmdProgram, due: Mapping[int, float]) -> None:
     rewriter.finish()
 
 
-PASS = Pass("overlap", Options, overlap, after=("shard", "statistics", "fuse-collectives"))
+PASS = Pass("overlap", OverlapOptions, overlap, after=("shard", "statistics", "fuse-collectives"))

@@ -11,11 +11,11 @@ from gopt.program import SpmdProgram
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PruneOptions:
     """Nothing to choose."""
 
 
-def prune(program: SpmdProgram, options: Options) -> PassResult:
+def prune(program: SpmdProgram, options: PruneOptions) -> PassResult:
     """Remove nodes and calls whose results are never read; outputs and states are always kept.
 
     Guarantees: every remaining value is an output or has a reader. On the wire: unused calls disappear.
@@ -35,4 +35,4 @@ def prune(program: SpmdProgram, options: Options) -> PassResult:
 
 
 _AFTER = ("shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap")
-PASS = Pass("prune", Options, prune, after=_AFTER)
+PASS = Pass("prune", PruneOptions, prune, after=_AFTER)

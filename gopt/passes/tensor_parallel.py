@@ -15,12 +15,12 @@ from gopt.tensor_parallel.mesh_axes import splitting_axes
 from gopt.tensor_parallel.sizes import Sizes
 
 if TYPE_CHECKING:
-    from gopt.tensor_parallel.axes import Request
+    from gopt.tensor_parallel.axes import AxisRequest
     from gopt.tensor_parallel.patterns import Pattern
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TensorParallelOptions:
     """Options of the pass.
 
     ``parameters``: the splits of some parameters (``up*:column;head*:replicate``: column, row, vocab, expert,
@@ -50,12 +50,12 @@ class Options:
             _ = self.request, self.marks
 
     @cached_property
-    def request(self) -> Request:
+    def request(self) -> AxisRequest:
         """The requested splits, read from the texts."""
-        from gopt.tensor_parallel.axes import Request
+        from gopt.tensor_parallel.axes import AxisRequest
         from gopt.tensor_parallel.patterns import FED, Pattern
 
-        return Request(
+        return AxisRequest(
             Pattern.parse(self.parameters), Pattern.parse(self.inputs, FED), self.auto, self.sizes, self.sequence,
             self.configuration, self.link,
         )  # fmt: skip
@@ -68,7 +68,7 @@ class Options:
         return parse_marks(self.gradients)
 
 
-def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
+def tensor_parallel(program: SpmdProgram, options: TensorParallelOptions) -> PassResult:
     """Split weights, activations and updates along the axes whose ranks see the same samples, or parts of them: columns
     and rows of weights in pairs, classes, tables (tp); experts (ep); tokens (cp, sp); height and width (h, w).
 
@@ -95,4 +95,4 @@ def needed(program: SpmdProgram) -> str:
     return f"nothing else splits the computation along {axes[0]}: its ranks would be copies" if axes else ""
 
 
-PASS = Pass("tensor-parallel", Options, tensor_parallel, needed=needed)
+PASS = Pass("tensor-parallel", TensorParallelOptions, tensor_parallel, needed=needed)

@@ -31,7 +31,7 @@ _TEXT = re.compile(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*(?:@\s*seed\s*=\s*([0-9]{
 _HINT = "write normal(MEAN,STD), uniform(LOW,HIGH), constant(VALUE) or zeros; @seed=N may follow"
 
 
-class Draw(StrEnum):
+class RowDraw(StrEnum):
     """Kinds of start values."""
 
     NORMAL = "normal"
@@ -45,7 +45,7 @@ class Draw(StrEnum):
 class RowInit:
     """Initializer of a tensor's rows; ``first`` and ``second``: mean and deviation, or the bounds, or the value."""
 
-    draw: Draw
+    draw: RowDraw
     first: float
     second: float = 0.0
     seed: int = 0
@@ -66,12 +66,12 @@ class RowInit:
         if counts.get(word) != len(numbers) or not all(map(math.isfinite, numbers)):
             raise OptionError(f"cannot read as the first values of rows: {show(text)}", _HINT)
         first, second = (*numbers, 0.0)[:2]
-        found = cls(Draw(word), first, second, int(seed or 0))
-        if found.draw is Draw.NORMAL and found.second < 0:
+        found = cls(RowDraw(word), first, second, int(seed or 0))
+        if found.draw is RowDraw.NORMAL and found.second < 0:
             raise OptionError(
                 f"cannot read as the first values of rows: {show(text)}: the deviation is negative", _HINT
             )
-        if found.draw is Draw.UNIFORM and found.second < found.first:
+        if found.draw is RowDraw.UNIFORM and found.second < found.first:
             raise OptionError(
                 f"cannot read as the first values of rows: {show(text)}: the lower bound exceeds the upper one", _HINT
             )
@@ -79,17 +79,17 @@ class RowInit:
 
     def __str__(self) -> str:
         """The text that ``parse`` reads."""
-        if self.draw is Draw.CONSTANT:
+        if self.draw is RowDraw.CONSTANT:
             return f"constant({self.first!r})"
         return f"{self.draw.value}({self.first!r},{self.second!r})@seed={self.seed}"
 
     def rows(self, tensor: str, ids: Ids, width: int) -> Values:
         """Return rows of a tensor, each of ``width`` elements; ``ids``: their numbers, in ascending order."""
-        if self.draw is Draw.CONSTANT:
+        if self.draw is RowDraw.CONSTANT:
             return np.full((ids.size, width), self.first)
         unit = (self._bits(tensor, ids, width) >> np.uint64(12)).astype(np.float64)
         unit = (unit + 0.5) * 2.0**-52
-        if self.draw is Draw.UNIFORM:
+        if self.draw is RowDraw.UNIFORM:
             return self.first + (self.second - self.first) * unit
         return self.first + self.second * normal_quantile(unit)
 

@@ -44,7 +44,7 @@ class Rows(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TableRequest:
     """A request to one server: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
 
     server: int
@@ -129,20 +129,20 @@ class TableLayout:
             raise InvariantError(f"server {server} has {len(rows)} rows of table {self.name}")
         return flat * rows.step + rows.start
 
-    def partition(self, ids: npt.ArrayLike) -> tuple[Request, ...]:
+    def partition(self, ids: npt.ArrayLike) -> tuple[TableRequest, ...]:
         """Return the request to each server, one for each part and in their order, also where it is empty.
 
         Ids keep their order in a request, with repeats. Takes linear time.
         """
         flat = self.known(ids)
         if not self._by_rows:
-            return tuple(Request(server, np.arange(flat.size), flat) for server in self.servers)
+            return tuple(TableRequest(server, np.arange(flat.size), flat) for server in self.servers)
         parts = self._parts(flat)
         order = np.argsort(parts, kind="stable")
         ends = np.cumsum(np.bincount(parts, minlength=len(self.servers)))
         chosen = np.split(order, ends[:-1])
         return tuple(
-            Request(server, positions, self._numbers(flat[positions], part))
+            TableRequest(server, positions, self._numbers(flat[positions], part))
             for part, (server, positions) in enumerate(zip(self.servers, chosen, strict=True))
         )
 

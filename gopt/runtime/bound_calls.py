@@ -12,7 +12,7 @@ from gopt.errors import RunError
 from gopt.runtime.device import Device
 from gopt.runtime.host_value import address_of
 from gopt.runtime.memory import packed_view
-from gopt.runtime.partition import Call
+from gopt.runtime.partition import CallStep
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.shared_memory import CallBuffer
 
@@ -41,7 +41,7 @@ class BoundCall:
     overwrites: frozenset[str] = frozenset()
 
     def __init__(
-        self, call: Call, device: Device, buffers: Buffers, may_lack: Collection[str], donatable: bool,
+        self, call: CallStep, device: Device, buffers: Buffers, may_lack: Collection[str], donatable: bool,
         buffer: CallBuffer | None, gathered: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.node, self.inputs, self.outputs = call.node, call.inputs, call.outputs

@@ -17,13 +17,13 @@ from gopt.runtime.device import HOST, Device
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.fold_transposes import fold_transposes
 from gopt.runtime.inlined_functions import inlined
-from gopt.runtime.partition import Call, ProgramStep, Segment, partition
+from gopt.runtime.partition import CallStep, ProgramStep, Segment, partition
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.hazards import OrderedGather, find_hazards
 from gopt.runtime.shared_memory import GatherRequest, SendRequest, SharedMemory
 from gopt.runtime.tuning.tiling import ElementwiseRun
 
-ProgramPart: TypeAlias = Segment | ElementwiseRun | Call
+ProgramPart: TypeAlias = Segment | ElementwiseRun | CallStep
 
 
 @dataclass(frozen=True, slots=True)

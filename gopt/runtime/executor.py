@@ -17,7 +17,7 @@ from gopt.runtime.device import CompiledSegment
 from gopt.runtime.execution_plan import ExecutionPlan, FinalPlan, plan_execution
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.memory import aligned, is_aligned
-from gopt.runtime.partition import Call, Segment, last_uses
+from gopt.runtime.partition import CallStep, Segment, last_uses
 from gopt.runtime.planner.memory_planner import plan_memory
 from gopt.runtime.session import Array, SessionCache, session_of
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
@@ -101,14 +101,14 @@ class Executor:
         self._fixed = results
         gathered = {name: buffered[name] for name in self._buffers.gathered_views}
         gathered |= {
-            name: views[name][0] for step in plan.steps if isinstance(step, Call) and step.index in gathers
+            name: views[name][0] for step in plan.steps if isinstance(step, CallStep) and step.index in gathers
             for name in step.outputs if views is not None
         }  # fmt: skip
         # Calls leave results undefined off their root.
-        may_lack = {name for step in plan.steps if isinstance(step, Call) for name in step.outputs}
+        may_lack = {name for step in plan.steps if isinstance(step, CallStep) for name in step.outputs}
         compiled: list[BoundCall | CompiledSegment] = []
         for number, part in enumerate(plan.parts):
-            if isinstance(part, Call):
+            if isinstance(part, CallStep):
                 buffer = gathers.get(part.index, self._buffers.call_buffers.get(part.index))
                 into = {name: gathered[name] for name in part.outputs if name in gathered}
                 donatable = part.index in final.assignment.donatable

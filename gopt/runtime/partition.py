@@ -23,7 +23,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallStep:
     """A collective, with its index among the collectives of the file."""
 
     index: int
@@ -38,7 +38,7 @@ class Call:
         return tuple(name for name in self.node.outputs if name)
 
 
-ProgramStep: TypeAlias = Segment | Call
+ProgramStep: TypeAlias = Segment | CallStep
 
 
 def partition(graph: Graph) -> list[ProgramStep]:
@@ -51,7 +51,7 @@ def partition(graph: Graph) -> list[ProgramStep]:
         if segment.outputs:
             steps.append(segment)
         if level < len(calls):
-            steps.append(Call(level, calls[level]))
+            steps.append(CallStep(level, calls[level]))
     return steps
 
 

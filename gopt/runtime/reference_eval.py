@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import ml_dtypes
 import numpy as np
-import onnx
 
+from gopt.analysis.flops import flops_of
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.scopes import bodies
-from gopt.ir.types import TensorType
 from gopt.runtime.executor import Executor
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.inlined_functions import inlined
@@ -65,28 +63,6 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.asarray(result) for name, result in zip(graph.outputs, results, strict=True)}
 
 
-def check_halves(cache: SessionCache | None = None) -> None:
-    """Raise RunError if this ONNX Runtime removes the rounding between half-precision operators: 2048 + 1 - 2048 must
-    be 0.
-
-    2048 + 1 rounds to 2048 in float16 and in bfloat16. The check takes a few milliseconds, before half-precision values
-    are compared.
-    """
-    for word, number in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
-        feeds = {name: np.full(3, value, number) for name, value in (("a", 2048), ("b", 1))}
-        result = run_graph(_self_test(word), feeds, cache)["d"].astype(np.float32)
-        if result.any():
-            raise RunError(f"this ONNX Runtime does not round {word} between operators: 2048 + 1 - 2048 = {result[0]}")
-
-
-def _self_test(dtype: str) -> Graph:
-    type = TensorType(dtype, (3,))
-    nodes = [Node("Add", ["a", "b"], ["c"]), Node("Identity", ["c"], ["c2"]), Node("Sub", ["c2", "a"], ["d"])]
-    header = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
-    types = dict.fromkeys(("a", "b", "c", "c2", "d"), type)
-    return Graph("self_test", nodes, {"a": type, "b": type}, {"d": type}, {}, types, header)
-
-
 def seconds(graph: Graph, per_node: float = 1e-4) -> float:
     """About how long the reference evaluator takes; without an end where it cannot run the graph.
 
@@ -99,15 +75,5 @@ def seconds(graph: Graph, per_node: float = 1e-4) -> float:
             return float("inf")
         proto = node.proto
         turns = 1 + TURNS * sum(len(body.node) for body in bodies(proto)) if proto is not None else 1
-        total += turns * per_node + sum(type.elements for type in types) * 5e-9 + _products(node, graph) * 2e-10
+        total += turns * per_node + sum(type.elements for type in types) * 5e-9 + flops_of(graph, node) * 1e-10
     return total
-
-
-def _products(node: Node, graph: Graph) -> int:
-    """Products of numbers that a node adds up, about."""
-    if not node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose"):
-        return 0
-    weight = graph.type_of(node.inputs[1]).dims
-    result = graph.type_of(node.inputs[0] if node.is_a("ConvTranspose") else node.outputs[0])
-    inner = int(np.prod(weight[1:])) if node.is_a("Conv", "ConvTranspose") else max(weight, default=1)
-    return result.elements * inner

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, known
+from gopt.runtime.automatic_pads import with_pads
 from gopt.runtime.partition import Segment
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.runtime_errors import node_error
@@ -156,7 +157,9 @@ def make_session(
         options.use_deterministic_compute = True
     off = WRONG | disabled | (WRONG_EMPTY if empty else frozenset())
     try:
-        return ort.InferenceSession(model, options, providers=providers, disabled_optimizers=off, **more)
+        return ort.InferenceSession(with_pads(model), options, providers=providers, disabled_optimizers=off, **more)
+    except RunError:
+        raise
     except Exception as error:  # its exceptions have no common base
         raise refusal(error) from error
 

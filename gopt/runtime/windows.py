@@ -19,7 +19,7 @@ _PIECE = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowSizes:
     """How a kernel moves, with one number per spatial axis. ``begin``, ``end``: padding. ``out``: output size."""
 
     kernel: tuple[int, ...]
@@ -47,7 +47,7 @@ class Window:
 def window(
     dims: Sequence[int], kernel: Sequence[int], strides: Sequence[int] | None, dilations: Sequence[int] | None,
     pads: Sequence[int] | None, auto_pad: str | None, ceil: bool = False,
-) -> Window:  # fmt: skip
+) -> WindowSizes:  # fmt: skip
     """The window of an operator's attributes over spatial ``dims``; None stands for an attribute that is not set."""
     rank = len(dims)
     steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
@@ -68,7 +68,7 @@ def window(
     if ceil:
         need = [(m - 1) * s + r - n - b for m, s, r, n, b in zip(out, steps, reach, dims, begin)]
         end = tuple(max(have, due) for have, due in zip(end, need))
-    return Window(tuple(kernel), steps, holes, begin, end, tuple(out))
+    return WindowSizes(tuple(kernel), steps, holes, begin, end, tuple(out))
 
 
 def conv(
@@ -84,7 +84,7 @@ def conv(
     return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
 
 
-def _correlate(x: Array, w: Array, place: Window, group: int) -> Array:
+def _correlate(x: Array, w: Array, place: WindowSizes, group: int) -> Array:
     """Products of windows and kernels, in pieces of about ``_PIECE`` elements."""
     views = place.of(x)
     n, c, m, rank = x.shape[0], x.shape[1], w.shape[0], x.ndim - 2
@@ -171,7 +171,7 @@ def average_pool(
         ends = place.end if auto_pad in ("SAME_UPPER", "SAME_LOWER") else declared
         inside = np.ones((1, 1, *(n + b + e for n, b, e in zip(x.shape[2:], place.begin, ends))), x.dtype)
         rest = tuple(e - given for e, given in zip(place.end, ends))
-        counts = Window(place.kernel, place.strides, place.dilations, (0,) * rank, rest, place.out).of(inside)
+        counts = WindowSizes(place.kernel, place.strides, place.dilations, (0,) * rank, rest, place.out).of(inside)
         inside = counts
     else:
         inside = place.of(inside)

@@ -20,7 +20,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class HaloPiece:
     """Places ``[start, stop)`` of the dimension, stored from position ``at`` on.
 
     ``strips``: stored in the concatenated strips of all members, else in the member's own value.
@@ -104,29 +104,29 @@ class Halo:
         return sum(self.strip_sizes) - min(self.strip_sizes)
 
     @cached_property
-    def _joined_at(self) -> tuple[tuple[Piece, ...], ...]:
+    def _joined_at(self) -> tuple[tuple[HaloPiece, ...], ...]:
         """Positions of each member's strips in the concatenated strips."""
         found, at = [], 0
         for strips in self.strips:
             pieces = []
             for start, stop in strips:
-                pieces.append(Piece(start, stop, at, strips=True))
+                pieces.append(HaloPiece(start, stop, at, strips=True))
                 at += stop - start
             found.append(tuple(pieces))
         return tuple(found)
 
-    def own(self, member: int, at: Range) -> Piece:
+    def own(self, member: int, at: Range) -> HaloPiece:
         """Return the piece for a range of a member's own value."""
         if self.kind == "cut":
-            return Piece(*at, at[0])
+            return HaloPiece(*at, at[0])
         first, _ = (self.ranges if self.kind == "sum" else self.parts)[member]
-        return Piece(*at, at[0] - first)
+        return HaloPiece(*at, at[0] - first)
 
-    def strip_pieces(self, member: int) -> list[Piece]:
+    def strip_pieces(self, member: int) -> list[HaloPiece]:
         """Return the positions of a member's strips in its own value."""
         return [self.own(member, each) for each in self.strips[member]]
 
-    def sources(self, member: int) -> list[Piece]:
+    def sources(self, member: int) -> list[HaloPiece]:
         """All that a member can take what it wants from, of itself and of others in order; none of it empty."""
         found = []
         for other, have in enumerate(self.held):
@@ -137,7 +137,7 @@ class Halo:
             found += [each for each in pieces if each.start < each.stop]
         return found
 
-    def runs(self, member: int) -> list[tuple[Range, list[Piece]]]:
+    def runs(self, member: int) -> list[tuple[Range, list[HaloPiece]]]:
         """Return the ranges that a member needs, in order, each with all available pieces.
 
         One piece in an exchange, every term in a sum, none if a sum has no terms there.
@@ -184,9 +184,9 @@ def _inside(one: Range, other: Range) -> Range:
     return start, max(min(one[1], other[1]), start)
 
 
-def _cut(piece: Piece, to: Range) -> Piece:
+def _cut(piece: HaloPiece, to: Range) -> HaloPiece:
     start, stop = _inside((piece.start, piece.stop), to)
-    return Piece(start, stop, piece.at + start - piece.start, piece.strips)
+    return HaloPiece(start, stop, piece.at + start - piece.start, piece.strips)
 
 
 def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:

@@ -36,7 +36,7 @@ def identity(op: str, dtype: str) -> float | int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LayoutUse:
     """One use of a layout operator; ``members``: of the axis."""
 
     op_type: str
@@ -45,12 +45,12 @@ class Layout:
     members: int
 
 
-def lay(use: Layout, operands: Sequence[Operand]) -> Placement:
+def lay(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """The placement of the result; raises Mismatch."""
     return LAYOUTS[use.op_type](use, operands)
 
 
-def local_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
+def local_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """Whole tensors, equal on all members -> each member's part of them as a bucket."""
     for operand in operands:
         if not isinstance(operand.placement, Replicated):
@@ -58,7 +58,7 @@ def local_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
     return use.place
 
 
-def shard_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
+def shard_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """A part of a bucket -> a part of that."""
     given, place = operands[0].placement, use.place
     inside = (
@@ -73,7 +73,7 @@ def shard_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
     return place
 
 
-def local_concat(use: Layout, operands: Sequence[Operand]) -> Placement:
+def local_concat(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """Neighbouring parts of a bucket, or whole tensors of members in their order -> one part of a bucket."""
     flats = [operand.placement for operand in operands if isinstance(operand.placement, FlatShard)]
     if len(flats) == len(operands):
@@ -93,7 +93,7 @@ def local_concat(use: Layout, operands: Sequence[Operand]) -> Placement:
     return joined
 
 
-def select(use: Layout, operands: Sequence[Operand]) -> Placement:
+def select(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """Value of some members -> a term on all members; ``reduce`` gives the reduction."""
     operand, op = operands[0], str(use.attributes["reduce"])
     given = operand.placement
@@ -107,7 +107,7 @@ def select(use: Layout, operands: Sequence[Operand]) -> Placement:
     return Partial(op)
 
 
-def dim_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
+def dim_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """A value that is equal on all members -> each member's part of a dimension."""
     for operand in operands:
         if not isinstance(operand.placement, Replicated):
@@ -115,7 +115,7 @@ def dim_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
     return PER_MEMBER
 
 
-def member_choice(use: Layout, operands: Sequence[Operand]) -> Placement:
+def member_choice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """A choice along a dimension of which each member has a part, or a window of it -> what it has there: its own."""
     for operand in operands:
         if not isinstance(operand.placement, (Replicated, PerMember)):
@@ -123,7 +123,7 @@ def member_choice(use: Layout, operands: Sequence[Operand]) -> Placement:
     return PER_MEMBER
 
 
-LAYOUTS: dict[str, Callable[[Layout, Sequence[Operand]], Placement]] = {
+LAYOUTS: dict[str, Callable[[LayoutUse, Sequence[Operand]], Placement]] = {
     "LocalSlice": local_slice,
     "ShardSlice": shard_slice,
     "LocalConcat": local_concat,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import ELEMENTWISE, SPREADS, SUMS
+from gopt.operators.kinds import COMBINERS, ELEMENTWISE, SPREADS
+from gopt.operators.table import OPERATORS
 from gopt.records.placements import (
     FLAG_COUNT,
     PER_MEMBER,
@@ -169,7 +170,7 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Seq
         return _cast(placement, terms[0].dtype, use.dtype)
     if kind == "Not" and op in ("any", "all"):
         return Partial("all" if op == "any" else "any", on)
-    if kind in _COMBINES.get(op, ()):
+    if kind in COMBINERS.get(op, ()):
         return placement if not others or op not in ("sum", "mean", "count") else None
     if op in ("sum", "mean"):
         if kind == "Neg" or (kind == "Concat" and not others):
@@ -198,8 +199,8 @@ def flag_count(use: Use) -> Placement:
     """The number of members that set a flag: it is compared with zero, which gives the flag, or moved."""
     count, *others = sorted(use.operands, key=lambda operand: not isinstance(operand.placement, FlagCount))
     first = use.operands[0] is count
-    if use.standard and use.op_type in _COMPARES and len(others) == 1 and others[0].zero:
-        if use.op_type == "Equal" or first == (use.op_type == "Greater"):
+    if use.standard and len(others) == 1 and others[0].zero:
+        if use.op_type == "Equal" or use.op_type == ("Greater" if first else "Less"):
             return REPLICATED
     elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
         return REPLICATED
@@ -227,16 +228,9 @@ def _alone(use: Use, member: int) -> Placement:
     return use.place if len(rest) < len(use.operands) and all(each.single for each in rest) else OnMember(member)
 
 
-_COMBINES = {
-    "sum": SUMS, "mean": SUMS, "max": ("Max",), "min": ("Min",), "any": ("Or",),
-    "all": ("And",), "count": ("Add", "Sum"),
-}  # fmt: skip
-"""Operators that combine partial values into one of the same kind."""
-_COMPARES = ("Equal", "Greater", "Less")
 FULL_REDUCTIONS = {
-    "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceMean": "mean", "ReduceMax": "max",
-    "ReduceMin": "min", "ReduceL2": "", "ReduceProd": "", "ReduceLogSum": "", "ReduceLogSumExp": "",
-}  # fmt: skip
+    name: "" if each.pieces == "l2" else each.pieces for name, each in OPERATORS.items() if each.pieces is not None
+}
 """Operator -> how its results over shards are reduced to that of the whole; empty: they are not."""
 RULES: dict[str, Rule] = dict.fromkeys(ELEMENTWISE, elementwise)
 """Operator of ONNX -> its rule for operands without terms; ``whole`` for all others."""

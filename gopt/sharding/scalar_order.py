@@ -12,15 +12,13 @@ from typing import TypeAlias
 
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.operators.kinds import CASTS, COMPARISONS, EXTREMES, LOGIC, SUMS, VIEWS
 from gopt.program import SpmdProgram
 
 Terms: TypeAlias = frozenset[str]
 """Results of reductions of the source."""
 NONE: Terms = frozenset()
-FOLLOWED = (
-    "Identity", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Sqrt", "Not", "Greater", "Equal", "Add", "Sum", "Max",
-    "Min", "Or", "And",
-)  # fmt: skip
+FOLLOWED = VIEWS | CASTS | SUMS | EXTREMES | COMPARISONS | LOGIC | {"Sqrt"}
 """Operators that join terms, or give what is joined its form."""
 
 
@@ -54,7 +52,7 @@ def _pass_on(node: Node, known: dict[str, Terms]) -> None:
     if node.domain == COMM:
         if node.op_type == "AllReduce":
             known.update((new, known[old]) for old, new in zip(node.inputs, node.outputs) if old in known)
-    elif node.is_a(*FOLLOWED) and node.outputs[0] not in known:
+    elif node.is_in(FOLLOWED) and node.outputs[0] not in known:
         joined = _joined(node, known)
         if joined:
             known[node.outputs[0]] = joined

@@ -10,8 +10,8 @@ from itertools import accumulate
 
 from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.ir.graph import COMM, Node
+from gopt.ir.node_kinds import heavy
 from gopt.ir.types import nbytes
-from gopt.operators.kinds import heavy
 from gopt.program import SpmdProgram
 from gopt.records.placements import Sharding
 from gopt.sharding.verifier import parts_so_far

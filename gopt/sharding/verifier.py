@@ -13,8 +13,9 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import draws
 from gopt.opaque.refold import RefoldedCall
-from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES, draws
+from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES
 from gopt.program import SpmdProgram
 from gopt.records.placements import (
     PER_MEMBER,
@@ -31,7 +32,7 @@ from gopt.records.placements import (
     holder,
 )
 from gopt.sharding.calls import CollectiveUse, beside, convert
-from gopt.sharding.layouts import Layout, lay
+from gopt.sharding.layouts import LayoutUse, lay
 from gopt.sharding.rules import Mismatch, Operand, Use, result
 from gopt.sharding.shardings import SHARDS, Shardings
 
@@ -214,7 +215,7 @@ class ShardingInference:
             self._check_there(node, axis, operands)
             size = self.program.mesh.size(self.axes[axis])
             try:
-                made.append(lay(Layout(node.op_type, node.attributes, place, size), operands))
+                made.append(lay(LayoutUse(node.op_type, node.attributes, place, size), operands))
             except Mismatch as wrong:
                 raise self._offence(node, axis, wrong) from None
         self.table.give(node, tuple(made))

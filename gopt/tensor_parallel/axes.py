@@ -42,7 +42,7 @@ class AxisSplit:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AxisRequest:
     """The user's request: see the options of the pass ``tensor-parallel``."""
 
     parameters: tuple[Pattern, ...] = ()
@@ -54,7 +54,9 @@ class Request:
     link: str = ""
 
 
-def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Callable[[str], None]) -> list[AxisSplit]:
+def split_axes(
+    training: TrainingGraph, mesh: Mesh, request: AxisRequest, note: Callable[[str], None]
+) -> list[AxisSplit]:
     """Return the split along each axis, in the order of ``ORDER``; ``note`` gets one line for each product that stays
     whole.
 
@@ -93,7 +95,7 @@ class _Planner:
     training: TrainingGraph
     mesh: Mesh
     axes: list[str]
-    request: Request
+    request: AxisRequest
     note: Callable[[str], None]
 
     def split(self, axis: str) -> AxisSplit:

@@ -27,7 +27,7 @@ def inner(name: str, role: str) -> str:
 
 
 @dataclass(slots=True)
-class Builder:
+class ExpansionBuilder:
     """The nodes of a graph in order. Types are logical. ``axis``: the mesh axis; ``phase``: the phase of added nodes;
     ``placements``: of values that are not replicated along the axis."""
 

@@ -11,8 +11,8 @@ from gopt.ir.phase import Phase
 from gopt.records.placements import REPLICATED, Placement, Replicated, Shard, Window
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Slot, strategies
-from gopt.tensor_parallel.builder import PASS, Builder
-from gopt.tensor_parallel.explain import Origin
+from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
+from gopt.tensor_parallel.explain import PlacementOrigin
 from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.strategy import StrategyChooser
@@ -24,7 +24,7 @@ class ConvertedValues:
     computed from them alone; ``gradients``: those that later passes reduce; ``regather``: each phase gathers anew."""
 
     def __init__(
-        self, build: Builder, out: Propagated, choose: StrategyChooser, constants: Constants, windows: Windows,
+        self, build: ExpansionBuilder, out: Propagated, choose: StrategyChooser, constants: Constants, windows: Windows,
         weights: set[str], gradients: frozenset[str], *, regather: bool,
     ) -> None:  # fmt: skip
         self.build, self.out, self.choose, self.constants, self.windows = build, out, choose, constants, windows
@@ -54,7 +54,7 @@ class ConvertedValues:
             self.count(before, placement)
             self.build.convert(name, before, placement, made)
             self.note(made, placement)
-            self.out.origins[made] = Origin("the mapping", name)
+            self.out.origins[made] = PlacementOrigin("the mapping", name)
             self.out.converted.setdefault(name, []).append(made)
             if name in self.weights:
                 self.weights.add(made)

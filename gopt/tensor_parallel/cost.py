@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from gopt.ir.graph import Graph
 from gopt.ir.phase import Phase
-from gopt.operators.kinds import MOVES
+from gopt.operators.kinds import CASTS, MOVES, SUMS
 from gopt.records.mesh import Mesh
 from gopt.records.placements import Placement
 from gopt.records.topology import Link, Topology
 from gopt.sharding.conversions import Conversion, MappingKind
 
-_HANDED_ON = MOVES | {"Add", "Cast", "Neg", "Sum"}
+_HANDED_ON = MOVES | SUMS | CASTS | {"Neg"}
 """Operators between the node that makes a gradient and the update."""
 
 
@@ -56,7 +56,7 @@ class Packed:
         """Return the packing of a step that is not split yet. One sweep."""
         awaited: set[str] = set()
         for node in reversed(graph.nodes):
-            hands_on = node.is_a(*_HANDED_ON) and awaited.isdisjoint(node.outputs)
+            hands_on = node.is_in(_HANDED_ON) and awaited.isdisjoint(node.outputs)
             if node.phase is not Phase.UPDATE and not hands_on:
                 awaited.update(node.reads)
         return cls(graph, frozenset(name for node in graph.nodes for name in node.outputs if name not in awaited))

@@ -12,10 +12,10 @@ from math import prod
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS
+from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS, SMOOTH_MAXIMA
 from gopt.records.placements import Placement, Shard
-from gopt.sharding.links import Operator, axes_of, softmax_axes
-from gopt.tensor_parallel.builder import Builder
+from gopt.sharding.links import OperatorUse, axes_of, softmax_axes
+from gopt.tensor_parallel.builder import ExpansionBuilder
 from gopt.tensor_parallel.losses import loss, normalised
 from gopt.tensor_parallel.pooling import (
     batch_normalization,
@@ -26,15 +26,15 @@ from gopt.tensor_parallel.pooling import (
     padded_mean,
 )
 
-Expansion = Callable[[Builder, Node, Operator], None]
+Expansion = Callable[[ExpansionBuilder, Node, OperatorUse], None]
 
 
-def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -> Expansion | None:
+def expansion(node: Node, operator: OperatorUse, placements: Sequence[Placement]) -> Expansion | None:
     """Return the rewrite of a node whose operands have these placements; None where the node stays."""
     first = placements[0] if placements else None
     if not isinstance(first, Shard) or node.domain not in ("", "ai.onnx"):
         return None
-    if node.op_type in ("Softmax", "LogSoftmax"):
+    if node.op_type in SMOOTH_MAXIMA:
         return softmax if first.dim in softmax_axes(operator) else None
     if node.op_type in CLASS_LOSSES:
         return loss if first.dim == 1 else None
@@ -52,7 +52,7 @@ def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -
     return _REDUCED[node.op_type]
 
 
-def _places(operator: Operator, shard: Shard) -> Expansion | None:
+def _places(operator: OperatorUse, shard: Shard) -> Expansion | None:
     """Return the rewrite of an operator over spatial places that are split."""
     kind, places = operator.op_type, shard.dim >= 2
     if kind in ("GlobalAveragePool", "GlobalMaxPool") and places:
@@ -64,17 +64,17 @@ def _places(operator: Operator, shard: Shard) -> Expansion | None:
     return mean_pool if kind == "AveragePool" and places and padded_mean(operator, shard.dim) else None
 
 
-def _contracted(operator: Operator) -> int | None:
+def _contracted(operator: OperatorUse) -> int | None:
     """Return the dimension of operand 0 over which a product sums; None for grouped convolutions."""
     if operator.op_type == "Gemm":
         return 0 if operator.attributes.get("transA", 0) else 1
     return 1 if operator.attributes.get("group", 1) == 1 else None
 
 
-def softmax(build: Builder, node: Node, operator: Operator) -> None:
+def softmax(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write exp(x - max) / sum(exp(x - max)), or its logarithm."""
     out, type = node.outputs[0], operator.results[0]
-    assert type is not None
+    assert isinstance(type, TensorType)
     root = f"gopt.tensor-parallel.{out}"
     value = _wide(build, node.inputs[0], root)
     logs = node.op_type == "LogSoftmax"
@@ -82,7 +82,7 @@ def softmax(build: Builder, node: Node, operator: Operator) -> None:
     _narrow(build, made, out, type)
 
 
-def biased(build: Builder, node: Node, operator: Operator) -> None:
+def biased(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write the product, and add its bias after the sum over members."""
     out = node.outputs[0]
     type = build.graph.types[out]
@@ -96,7 +96,7 @@ def biased(build: Builder, node: Node, operator: Operator) -> None:
     build.add("Add", [product, added], out, type)
 
 
-def biased_convolution(build: Builder, node: Node, operator: Operator) -> None:
+def biased_convolution(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write the convolution, and add its bias after the sum over members."""
     out = node.outputs[0]
     type = build.graph.types[out]
@@ -107,7 +107,7 @@ def biased_convolution(build: Builder, node: Node, operator: Operator) -> None:
     build.add("Add", [product, bias], out, type)
 
 
-def norm(build: Builder, node: Node, operator: Operator) -> None:
+def norm(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write the root of the sum of squares."""
     root = f"gopt.tensor-parallel.{node.outputs[0]}"
     value = _wide(build, node.inputs[0], root)
@@ -115,12 +115,12 @@ def norm(build: Builder, node: Node, operator: Operator) -> None:
     _finish(build, node, operator, "Sqrt", squares)
 
 
-def log_sum(build: Builder, node: Node, operator: Operator) -> None:
+def log_sum(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write the logarithm of the sum."""
     _finish(build, node, operator, "Log", _wide(build, node.inputs[0], f"gopt.tensor-parallel.{node.outputs[0]}"))
 
 
-def log_sum_exp(build: Builder, node: Node, operator: Operator) -> None:
+def log_sum_exp(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write max + log(sum(exp(x - max)))."""
     out, axes = node.outputs[0], axes_of(operator) or ()
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
@@ -141,14 +141,14 @@ def log_sum_exp(build: Builder, node: Node, operator: Operator) -> None:
     )
 
 
-def mean(build: Builder, node: Node, operator: Operator) -> None:
+def mean(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write the sum divided by the number of elements: members hold unequal numbers of them."""
     value = _wide(build, node.inputs[0], f"gopt.tensor-parallel.{node.outputs[0]}")
     count = prod(operator.size(0, axis) for axis in axes_of(operator) or ())
     _finish(build, node, operator, "Div", value, build.number(count, build.graph.types[value].dtype))
 
 
-def _finish(build: Builder, node: Node, operator: Operator, kind: str, value: str, *more: str) -> None:
+def _finish(build: ExpansionBuilder, node: Node, operator: OperatorUse, kind: str, value: str, *more: str) -> None:
     """Write the sum over the axes of a reduction, and one more operator on it."""
     out, keep = node.outputs[0], node.attributes.get("keepdims", 1)
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
@@ -157,7 +157,7 @@ def _finish(build: Builder, node: Node, operator: Operator, kind: str, value: st
     _narrow(build, build.add(kind, [total, *more], _inner(build, out, type, root), wide), out, type)
 
 
-def _wide(build: Builder, value: str, root: str) -> str:
+def _wide(build: ExpansionBuilder, value: str, root: str) -> str:
     """Return a value in the dtype of the computation: float32 for half precision."""
     type = build.graph.types[value]
     if type.dtype not in LOW_PRECISION:
@@ -165,12 +165,12 @@ def _wide(build: Builder, value: str, root: str) -> str:
     return build.add("Cast", [value], f"{root}.wide", TensorType("float32", type.shape), to=dtype_code("float32"))
 
 
-def _inner(build: Builder, out: str, type: TensorType, root: str) -> str:
+def _inner(build: ExpansionBuilder, out: str, type: TensorType, root: str) -> str:
     """Return the name of a result before it is cast back; its own where no cast follows."""
     return f"{root}.result" if type.dtype in LOW_PRECISION else out
 
 
-def _narrow(build: Builder, value: str, out: str, type: TensorType) -> None:
+def _narrow(build: ExpansionBuilder, value: str, out: str, type: TensorType) -> None:
     if value != out:
         build.add("Cast", [value], out, type, to=dtype_code(type.dtype))
 

@@ -12,7 +12,7 @@ from gopt.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class PlacementOrigin:
     """The node that placed a value, and the operand that decided; '' where no operand did."""
 
     node: str
@@ -28,7 +28,7 @@ class Explanation:
     graph: Graph
     placements: Mapping[str, Placement]
     reasons: Mapping[str, str]
-    origins: dict[str, Origin] = field(default_factory=dict)
+    origins: dict[str, PlacementOrigin] = field(default_factory=dict)
     converted: dict[str, list[str]] = field(default_factory=dict)
 
     def lines(self, value: str) -> list[str]:

@@ -11,7 +11,7 @@ from gopt.ir.graph import Node
 from gopt.ir.phase import Phase
 from gopt.operators.kinds import PRODUCTS
 from gopt.records.placements import Partial, Placement, Shard
-from gopt.sharding.links import Operator, Slot, Strategy, strategies
+from gopt.sharding.links import OperatorUse, Slot, Strategy, strategies
 from gopt.tensor_parallel.operators import operator
 
 COLUMN_PRODUCTS = PRODUCTS | {"Conv"}
@@ -30,7 +30,7 @@ class Forward:
     of_weights: set[str] = field(init=False)
     """Parameters, and values computed from them alone."""
     _constants: Constants = field(init=False)
-    _operators: dict[int, Operator] = field(default_factory=dict)
+    _operators: dict[int, OperatorUse] = field(default_factory=dict)
     _free: dict[tuple[str, Shard], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Forward:
                 self.of_weights.update(node.outputs)
         self.users = dict(users)
 
-    def operator(self, node: Node) -> Operator:
+    def operator(self, node: Node) -> OperatorUse:
         """Return a node as the rules see it."""
         if id(node) not in self._operators:
             self._operators[id(node)] = operator(node, self.training.graph, self._constants)
@@ -150,7 +150,7 @@ class Forward:
         return found
 
 
-def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
+def bare_strategies(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
     """Return strategies as ``strategies`` does, and also those that sum a product with a bias: the bias is added after
     the sum."""
     if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:

@@ -13,15 +13,15 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
+from gopt.operators.dims.choices import run_written
+from gopt.operators.dims.elements import axes_of
+from gopt.operators.dims.moves import run_taken
 from gopt.operators.kinds import POOLS
 from gopt.records.placements import PARTS, Shard, Sharding
-from gopt.sharding.links import Operator
-from gopt.sharding.links.choices import run_written
-from gopt.sharding.links.elements import axes_of
-from gopt.sharding.links.moves import run_taken
+from gopt.sharding.links import OperatorUse
 from gopt.sharding.links.windows import paddings, pads, slices
 from gopt.sharding.rules import FULL_REDUCTIONS
-from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
 from gopt.tensor_parallel.operators import operator
 
 
@@ -40,12 +40,12 @@ class _Local:
     shardings: Mapping[str, Sharding]
     coordinates: Mapping[str, int]
     logical: dict[str, TensorType] = field(init=False)
-    build: Builder = field(init=False)
+    build: ExpansionBuilder = field(init=False)
     constants: Constants = field(init=False)
 
     def __post_init__(self) -> None:
         self.logical = dict(self.graph.types)
-        self.build = Builder(self.graph, "local")
+        self.build = ExpansionBuilder(self.graph, "local")
         self.constants = Constants(self.graph)
 
     def run(self) -> None:
@@ -224,7 +224,7 @@ class _Local:
             self.graph.types[name] = type
         return name
 
-    def _described(self, node: Node) -> Operator:
+    def _described(self, node: Node) -> OperatorUse:
         """Return a node with logical types."""
         return operator(node, replace(self.graph, types=self.logical), self.constants)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.sharding.links import Operator
-from gopt.tensor_parallel.builder import Builder
+from gopt.sharding.links import OperatorUse
+from gopt.tensor_parallel.builder import ExpansionBuilder
 
 
-def normalised(build: Builder, value: str, axes: Sequence[int], root: str, *, logs: bool, out: str) -> str:
+def normalised(build: ExpansionBuilder, value: str, axes: Sequence[int], root: str, *, logs: bool, out: str) -> str:
     """Write softmax over some dimensions, or its logarithm; return ``out``."""
     type = build.graph.types[value]
     largest = build.reduction("ReduceMax", value, axes, f"{root}.max")
@@ -29,14 +29,14 @@ def normalised(build: Builder, value: str, axes: Sequence[int], root: str, *, lo
     return build.add("Sub", [moved, shift], out, type)
 
 
-def loss(build: Builder, node: Node, operator: Operator) -> None:
+def loss(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write -log p(label), weighted and reduced: SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss."""
     _Loss(build, node, f"gopt.tensor-parallel.{node.outputs[0]}").write()
 
 
 @dataclass(slots=True)
 class _Loss:
-    build: Builder
+    build: ExpansionBuilder
     node: Node
     root: str
 

@@ -11,15 +11,13 @@ from dataclasses import replace
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.operators.kinds import GATHERS, SCATTERS
 from gopt.records.placements import PARTS, Partial, Placement
-from gopt.sharding.links import Operator
+from gopt.sharding.links import OperatorUse
 from gopt.sharding.rules import Mismatch, Operand
 from gopt.tensor_parallel.operators import operator
 
-MASKED = {
-    "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
-    "ScatterElements": "MemberScatterElements", "ScatterND": "MemberScatterND",
-}  # fmt: skip
+MASKED = {name: f"Member{name}" for name in sorted(GATHERS - {"GatherND"} | SCATTERS - {"Scatter"})}
 """Operators that index along a sharded dimension -> the operator that a member runs instead."""
 _UNMASKED = {masked: plain for plain, masked in MASKED.items()} | {"MemberMaxPool": "MaxPool"}
 HALO = ("HaloStrips", "HaloJoin", "HaloSum")
@@ -50,7 +48,7 @@ def beside(node: Node, operand: Operand) -> Placement:
     return placement
 
 
-def described_as(node: Node, graph: Graph, constants: Constants) -> Operator | None:
+def described_as(node: Node, graph: Graph, constants: Constants) -> OperatorUse | None:
     """Return a node as the rules see it; None where it is not a standard operator and replaces none."""
     if node.domain in ("", "ai.onnx"):
         return operator(node, graph, constants)

@@ -7,10 +7,10 @@ import numpy as np
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
-from gopt.sharding.links import Operator
+from gopt.sharding.links import OperatorUse
 
 
-def operator(node: Node, graph: Graph, constants: Constants) -> Operator:
+def operator(node: Node, graph: Graph, constants: Constants) -> OperatorUse:
     """Return a node with its types, which are logical until the graph is made local."""
 
     def typed(names: list[str]) -> tuple[TensorType | None, ...]:
@@ -19,4 +19,6 @@ def operator(node: Node, graph: Graph, constants: Constants) -> Operator:
     def constant(place: int) -> np.ndarray | None:
         return constants.value(node.inputs[place]) if place < len(node.inputs) and node.inputs[place] else None
 
-    return Operator(node.op_type, node.attributes, typed(node.inputs), typed(node.outputs), constant, constants.opset)
+    return OperatorUse(
+        node.op_type, node.attributes, typed(node.inputs), typed(node.outputs), constant, constants.opset
+    )

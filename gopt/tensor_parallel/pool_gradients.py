@@ -23,7 +23,7 @@ Maker = Callable[[str], Node | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PoolPlaces:
     """Indices into a plane of a pool's operand, and the pool that makes them."""
 
     pool: Node
@@ -83,7 +83,7 @@ def scattered(
     return Scattered(WindowTerms(dim, ranges, length), read)
 
 
-def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Places | None:
+def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> PoolPlaces | None:
     """Return whether a value is a pool's indices, counted through each plane from 0, in any shape of as many
     elements."""
     node = _maker(name, maker)
@@ -100,7 +100,7 @@ def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Pla
     shape = graph.types[pool.inputs[0]].dims
     if single is None or not _counts(single, counted) or graph.types[single.inputs[0]].dims != shape:
         return None
-    return Places(pool, took) if _single(single) and _firsts(first, graph, constants, len(shape)) else None
+    return PoolPlaces(pool, took) if _single(single) and _firsts(first, graph, constants, len(shape)) else None
 
 
 def _counts(node: Node, name: str) -> bool:

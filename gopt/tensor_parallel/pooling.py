@@ -11,20 +11,20 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, numpy_dtype
-from gopt.sharding.links import Operator
+from gopt.sharding.links import OperatorUse
 from gopt.sharding.links.windows import Sliding, sliding
-from gopt.tensor_parallel.builder import Builder
+from gopt.tensor_parallel.builder import ExpansionBuilder
 
 _GLOBAL = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
 
-def global_pool(build: Builder, node: Node, operator: Operator) -> None:
+def global_pool(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write a global pool as a reduction over all places."""
     axes = range(2, operator.rank(0))
     build.reduction(_GLOBAL[node.op_type], node.inputs[0], axes, node.outputs[0])
 
 
-def batch_normalization(build: Builder, node: Node, operator: Operator) -> None:
+def batch_normalization(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write (x - mean) / sqrt(variance + epsilon) * scale + offset with statistics over all samples and places, and the
     running statistics, of which ``momentum`` is kept."""
     out = node.outputs[0]
@@ -49,7 +49,7 @@ def batch_normalization(build: Builder, node: Node, operator: Operator) -> None:
             _running(build, node, made, place, f"{root}.running_{role}")
 
 
-def _running(build: Builder, node: Node, made: str, place: int, root: str) -> None:
+def _running(build: ExpansionBuilder, node: Node, made: str, place: int, root: str) -> None:
     """Write a running statistic: momentum * old + (1 - momentum) * new."""
     old, out = node.inputs[place + 2], node.outputs[place]
     type, momentum = build.graph.types[out], float(node.attributes.get("momentum", 0.9))
@@ -66,7 +66,7 @@ def _running(build: Builder, node: Node, made: str, place: int, root: str) -> No
     build.add("Cast", [added], out, type, to=dtype_code(type.dtype))
 
 
-def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
+def group_normalization(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write (x - mean) / sqrt(variance + epsilon) * scale + offset with statistics over all places of the channels of a
     group; of each channel alone for InstanceNormalization."""
     out = node.outputs[0]
@@ -105,7 +105,9 @@ def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
     _normalised(build, node, moved, variance, of_channel)
 
 
-def _normalised(build: Builder, node: Node, moved: str, variance: str, of_channel: Callable[[str, str], str]) -> None:
+def _normalised(
+    build: ExpansionBuilder, node: Node, moved: str, variance: str, of_channel: Callable[[str, str], str]
+) -> None:
     """Write moved / sqrt(variance + epsilon) * scale + offset; ``of_channel`` reshapes scale and offset."""
     out = node.outputs[0]
     root = f"gopt.tensor-parallel.{out}"
@@ -122,14 +124,14 @@ def _normalised(build: Builder, node: Node, moved: str, variance: str, of_channe
         build.add("Cast", [name], out, type, to=dtype_code(type.dtype))
 
 
-def _cast(build: Builder, value: str, dtype: str, name: str) -> str:
+def _cast(build: ExpansionBuilder, value: str, dtype: str, name: str) -> str:
     type = build.graph.types[value]
     if type.dtype == dtype:
         return value
     return build.add("Cast", [value], name, TensorType(dtype, type.shape), to=dtype_code(dtype))
 
 
-def mean_pool(build: Builder, node: Node, operator: Operator) -> None:
+def mean_pool(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write a mean that counts the padding too, times a factor that corrects the count."""
     out = node.outputs[0]
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
@@ -143,7 +145,7 @@ def mean_pool(build: Builder, node: Node, operator: Operator) -> None:
     build.add("Mul", [mean, factor], out, type)
 
 
-def mean_counts(operator: Operator) -> np.ndarray | None:
+def mean_counts(operator: OperatorUse) -> np.ndarray | None:
     """Return the correction factor of a mean that counts zeros, for each place of the result; None where windows reach
     beyond the padding that the operator names."""
     dims = range(2, operator.rank(0))
@@ -163,12 +165,12 @@ def _counted(slide: Sliding) -> np.ndarray:
     return found
 
 
-def is_training(operator: Operator) -> bool:
+def is_training(operator: OperatorUse) -> bool:
     """Return whether a BatchNormalization computes batch statistics in a form that is supported here."""
     return operator.opset >= 14 and bool(operator.attributes.get("training_mode", 0))
 
 
-def padded_mean(operator: Operator, dim: int) -> bool:
+def padded_mean(operator: OperatorUse, dim: int) -> bool:
     """Return whether means along a spatial dimension have unequal counts and can be rewritten."""
     slide = sliding(operator, dim)
     if slide is None or slide.inside or operator.attributes.get("count_include_pad", 0):

@@ -18,16 +18,16 @@ from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.phase import advance_phases
-from gopt.operators.kinds import MOVES, SUMS
+from gopt.operators.kinds import MOVES, RESHAPES, SUMS
 from gopt.records.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Strategy
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
-from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
 from gopt.tensor_parallel.converted_values import ConvertedValues
 from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.expansions import expansion
-from gopt.tensor_parallel.explain import Origin
+from gopt.tensor_parallel.explain import PlacementOrigin
 from gopt.tensor_parallel.mappings import MASKED, is_mapping
 from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.other_axes import OtherAxes
@@ -73,7 +73,7 @@ class _Sweep:
     wanted: Mapping[str, Placement] = field(init=False)
     choose: StrategyChooser = field(init=False)
     values: ConvertedValues = field(init=False)
-    build: Builder = field(init=False)
+    build: ExpansionBuilder = field(init=False)
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
     readers: Counter[str] = field(default_factory=Counter)
@@ -82,7 +82,7 @@ class _Sweep:
     """States, and values computed from them alone."""
 
     def __post_init__(self) -> None:
-        self.build = Builder(self.graph, self.axis, self.placements)
+        self.build = ExpansionBuilder(self.graph, self.axis, self.placements)
         self.constants = Constants(self.graph)
         self.windows = Windows(self.graph, self.constants)
         self.out = Propagated(self.graph, self.placements)
@@ -195,7 +195,7 @@ class _Sweep:
         expand = expansion(node, described, known)
         if expand is None:
             return False
-        inner = Builder(self.graph, self.axis, {}, phase=node.phase)
+        inner = ExpansionBuilder(self.graph, self.axis, {}, phase=node.phase)
         inner._shapes = self.build._shapes
         expand(inner, node, described)
         if not self.others.allow(inner.nodes):
@@ -213,7 +213,7 @@ class _Sweep:
             return sole and self.others.adds(node, known[0])
         if not node.is_a(*_PASSED):
             return False
-        data = list(zip(node.inputs, known))[: 1 if node.op_type in ("Reshape", "Squeeze", "Unsqueeze") else None]
+        data = list(zip(node.inputs, known))[: 1 if node.is_in(RESHAPES) else None]
         if not all(isinstance(each, Partial) and self.readers[name] == 1 for name, each in data):
             return False
         operands = tuple(Operand(name, each, False, self.graph.types[name].dtype) for name, each in data)
@@ -246,7 +246,7 @@ class _Sweep:
         for name, placement in zip(node.outputs, results):
             self.values.note(name, placement)
             if source and name:
-                self.out.origins[name] = Origin(f"{node.op_type} {node.label}", source)
+                self.out.origins[name] = PlacementOrigin(f"{node.op_type} {node.label}", source)
 
     def _constant(self, name: str) -> bool:
         return name in self.graph.initializers

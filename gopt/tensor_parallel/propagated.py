@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.ir.graph import Graph
 from gopt.records.placements import Placement
-from gopt.tensor_parallel.explain import Origin
+from gopt.tensor_parallel.explain import PlacementOrigin
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class Propagated:
     graph: Graph
     placements: dict[str, Placement]
     conversions: Counter[str] = field(default_factory=Counter)
-    origins: dict[str, Origin] = field(default_factory=dict)
+    origins: dict[str, PlacementOrigin] = field(default_factory=dict)
     """Sharded or partial value -> the node that placed it."""
     converted: dict[str, list[str]] = field(default_factory=dict)
     whole: dict[str, int] = field(default_factory=dict)

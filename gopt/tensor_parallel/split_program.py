@@ -12,7 +12,7 @@ from gopt.ir.rewriter import Removal
 from gopt.pass_records import PassResult
 from gopt.program import SpmdProgram
 from gopt.records.placements import Sharding
-from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes
+from gopt.tensor_parallel.axes import AxisRequest, AxisSplit, split_axes
 from gopt.tensor_parallel.classes import classes
 from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
@@ -24,7 +24,7 @@ from gopt.tensor_parallel.split import split_step
 
 def split_program(
     program: SpmdProgram,
-    request: Request,
+    request: AxisRequest,
     marks: tuple[Pattern, ...],
     of_source: dict[str, Any],
     *,

@@ -216,12 +216,12 @@ class RunOptions:
     ) -> ServerJob:
         """The job with its trainers and servers. ``tell`` gets a line for each fault; ``summarise`` what each server
         did, at the end. Raises InputError and OptionError."""
-        from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+        from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
         from gopt.runtime.parameter_server.job import ServerJob
         from gopt.runtime.parameter_server.run_record import check_recordable
 
         faults = FaultOptions(
-            OnNan(self.nan), None if self.stop is None else Stop(self.stop), self.on_trainer_loss == "continue",
+            OnNan(self.nan), None if self.stop is None else StopFault(self.stop), self.on_trainer_loss == "continue",
             self.staleness, tell, summarise,
         )  # fmt: skip
         found = ServerJob.read(job, self.trainers, self.roles)

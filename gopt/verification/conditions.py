@@ -14,11 +14,11 @@ import numpy as np
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
-from gopt.operators.kinds import COMPARISONS, EXTREMES
+from gopt.operators.kinds import CASTS, COMPARISONS, CONTROL_FLOW, EXTREMES, LOGIC
 from gopt.verification.compare import Values
 
 BOUND = EXTREMES | {"Clip"}
-CHOOSE = ("Where", "And", "Or", "Xor", "Not", "Cast", "If")
+CHOOSE = LOGIC | CASTS | CONTROL_FLOW | {"Where"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _condition_output(index: GraphIndex, node: Node, inputs: Collection[str]) ->
         held = len(wide) < 2 and len(node.reads) > 1
         return (node.outputs[0], moved[0]) if moved and held else None
     flag = node.inputs[0] if node.inputs else ""
-    if node.is_a(*CHOOSE) and flag in inputs and types[flag].dtype == "bool":
+    if node.is_in(CHOOSE) and flag in inputs and types[flag].dtype == "bool":
         return flag, ""
     return None
 

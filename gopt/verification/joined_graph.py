@@ -20,21 +20,19 @@ from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import ancestors
 from gopt.ir.inference import infer_types
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.operators.kinds import elementwise
+from gopt.operators.kinds import COMPARISONS, EXTREMES, SUMS
+from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
 
-_SPREAD = ("ScatterElements", "GatherElements", "Concat", "Where")
-"""Operators beside those by element whose operands have the dimensions of their results."""
-_TARGETS = {"Reshape": 1, "Expand": 1, "Resize": 3}
-"""Operator -> the operand that is the shape of its result."""
 _PARTS = (1, 2)
 """Numerators of constants that divide by a number of samples: 2 of a square's derivative."""
 
 
-_NO_FACTORS = ("Add", "Sub", "Max", "Min", "Clip", "Pow", "Less", "Greater", "Equal")
+_NO_FACTORS = SUMS | EXTREMES | COMPARISONS
 """Operators that read constants, and multiply by none."""
 ASKED = ".asked"
 
@@ -133,7 +131,7 @@ class JoinedGraph:
 
     def _reshape(self, part: Graph, node: Node, mark: Mark) -> None:
         """Let a target shape that is written out have more samples."""
-        place = next((place for op, place in _TARGETS.items() if node.is_a(op)), 0)
+        place = operator(node.op_type).shape or 0
         sizes = self.context.ints(node.inputs[place]) if 0 < place < len(node.inputs) else None
         if sizes is None:
             return
@@ -149,7 +147,7 @@ class JoinedGraph:
 
     def _spread(self, node: Node) -> Iterator[int]:
         """Places of operands that have the dimensions of the result."""
-        if elementwise(node) or node.is_a(*_SPREAD):
+        if elementwise(node) or node.is_a("Concat", "GatherElements", "ScatterElements"):
             yield from range(len(node.inputs))
         elif node.is_a("Gemm") and len(node.inputs) > 2:
             yield 2
@@ -205,7 +203,8 @@ class JoinedGraph:
         cone, _ = ancestors(index, values)
         found: dict[str, Dividers] = {}
         for node in index.graph.nodes:
-            for place, name in enumerate(node.inputs if id(node) in cone and not node.is_a(*_NO_FACTORS) else ()):
+            factors = id(node) in cone and not node.is_in(_NO_FACTORS) and not node.is_a("Clip", "Pow")
+            for place, name in enumerate(node.inputs if factors else ()):
                 value = index.constants.value(name) if name else None
                 number = _one_number(value) if value is not None else 1.0
                 neutral = number == 1 and not (node.is_a("Mul") and self.context.batch == 2)  # 2 over 2 samples is one

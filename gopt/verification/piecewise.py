@@ -35,9 +35,3 @@ def normal(generator: np.random.Generator, count: int, dtype: type[np.floating[A
 def dot(one: np.ndarray, other: np.ndarray) -> float:
     """The sum of all products, in float64."""
     return sum(float(np.dot(*(np.asarray(each, np.float64) for each in two))) for two in pieces(one, other))
-
-
-def add_multiple(target: np.ndarray, array: np.ndarray, factor: float) -> None:
-    """Add ``factor * array`` to a contiguous target in place."""
-    for mine, theirs in pieces(target, array):
-        mine += theirs * factor

@@ -53,7 +53,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Failure:
+class VerifyFailure:
     """A value that was out of tolerance: where it was furthest off, and in how many comparisons it was."""
 
     worst: Difference
@@ -100,7 +100,7 @@ class Verification(HtmlTable):
     notes: list[str] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
-    failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    failures: dict[tuple[str, str], VerifyFailure] = field(default_factory=dict)
     sample: GradientSample | None = None
     engines: list[EngineCheck] = field(default_factory=list)
     large_batch: LargeBatchCheck | None = None
@@ -157,12 +157,12 @@ class Verification(HtmlTable):
             if key in self.failures:
                 self.failures[key].add(difference)
             else:
-                self.failures[key] = Failure(difference)
+                self.failures[key] = VerifyFailure(difference)
         held = self.worst.get(difference.variant)
         if held is None or _size(difference.error_over_tolerance) > _size(held.error_over_tolerance):
             self.worst[difference.variant] = difference
 
-    def failing(self) -> list[Failure]:
+    def failing(self) -> list[VerifyFailure]:
         """Every value that was out of tolerance, the one that is furthest off first."""
         return sorted(self.failures.values(), key=lambda each: -_size(each.worst.error_over_tolerance))
 

@@ -12,7 +12,7 @@ from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.operators.kinds import GATHERS, LAYOUT, SCATTERS
+from gopt.operators.kinds import CASTS, EXTREMES, GATHERS, LAYOUT, SCATTERS, SUMS, TERMS
 from gopt.runtime.training.draws import drawn
 
 DEFAULT_BOUND = 2
@@ -20,7 +20,7 @@ HYPER = 0.01
 """Default of a floating hyper-parameter, such as a learning rate."""
 IGNORED = 1 / 8
 """Share of labels that are drawn as ones to ignore, where there are such."""
-PASSING = ("Cast", "Where", "Concat", "Clip", "Max", "Min", "ScatterND", "ScatterElements")
+PASSING = CASTS | EXTREMES | SCATTERS | TERMS - SUMS - {"Mean"} | {"Clip"}
 """Operators besides layout operators through which an id is followed; a scatter, where the ids are what it writes."""
 INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
 
@@ -154,7 +154,7 @@ def _behind(index: GraphIndex, node: Node, name: str, line: _Line) -> _Line | No
         if other is None or other.dtype.kind not in "iu" or not other.size:
             return None
         return line.through(node.op_type, other, node.inputs[0] == name)
-    return line if node.is_a(*LAYOUT, "Cast") or (line == _PLAIN and node.is_a(*PASSING)) else None
+    return line if node.is_in(LAYOUT) or node.is_a("Cast") or (line == _PLAIN and node.is_in(PASSING)) else None
 
 
 def without_ignored(ranges: dict[str, Range]) -> dict[str, Range]:

@@ -118,7 +118,8 @@ class VariantRunner:
     def _tell(self, variant: Variant, number: int, not_finite: Sequence[str]) -> None:
         """Keep what left the numbers in the reference; a note, where the variant made it so."""
         where = f"not finite in the source in step {number} of {variant.name!r}"
-        self.left = [Doubt(name, f"{where}: nothing can be compared with it") for name in not_finite]
+        why = f"{where}: nothing can be compared with it; --data FILE gives batches that fit the model"
+        self.left = [Doubt(name, why) for name in not_finite]
         if not_finite and variant.extra:
             self.result.say(f"{listed(not_finite, 1)}: {where}: not judged there")
 

@@ -110,6 +110,22 @@ def two_views(b, n):
     return mean(b, squared(b, b.op("Sub", first, second)))
 
 
+def recurrent(b, n):
+    """The first state, of rows that are alike or zero, through products and a Reshape; tokens from the last to the
+    first."""
+    h = b.op("Slice", tokens(b, n), axes(b, -1), axes(b, -9), axes(b, 1), axes(b, -1))
+    first = b.op("Gemm", b.const(np.zeros((n, WIDTH))), b.parameter("v", (WIDTH, WIDTH)), b.parameter("c", (WIDTH,)))
+    first = b.op("MatMul", first, b.parameter("u", (WIDTH, CLASSES)))
+    return mean(b, squared(b, b.op("Add", h, b.op("Reshape", first, axes(b, n, 1, CLASSES)))))
+
+
+def resampled(b, n):
+    """Places inside of each sample, read behind a Transpose as exporters write an upsampling."""
+    h = b.op("Transpose", tokens(b, n), perm=[1, 2, 0])
+    h = b.op("GatherND", h, b.const([[[0, 1], [2, 4]], [[1, 0], [0, 0]], [[2, 2], [1, 3]]], "int64"))
+    return mean(b, squared(b, b.op("Transpose", h, perm=[2, 0, 1])))
+
+
 def typed_like(b, n):
     """A constant in the type of the samples, grown to their shape: only the type and the shape are theirs."""
     h = rows(b, n)
@@ -235,7 +251,7 @@ def numbered(b, n):
 CASES = [
     *(Case(f.__name__, f) for f in (
         plain, divided, by_samples, spread, merged, attention, labelled, embedded, convolved, layer_norm, decayed,
-        square_dimensions, two_views, per_sample_count, typed_like,
+        square_dimensions, two_views, per_sample_count, typed_like, recurrent, resampled,
     )),
     *(Case(f.__name__, f, "weighted", ("weighted_loss",)) for f in (
         token_weighted, token_weighted_guarded, token_weighted_means, token_weighted_decayed,

@@ -430,7 +430,7 @@ def test_a_metric_nearer_to_the_data_than_the_loss(tmp_path):
 def branch(b: Builder, flag: str, one: str, other: str, shape: tuple[int, ...]) -> str:
     def body(name: str) -> onnx.GraphProto:
         out = helper.make_tensor_value_info(f"{name}.branch", 1, shape)
-        return helper.make_graph([helper.make_node("Hardmax", [name], [out.name])], "body", [], [out])
+        return helper.make_graph([helper.make_node("EyeLike", [name], [out.name])], "body", [], [out])
 
     return b.op("If", flag, then_branch=body(one), else_branch=body(other))
 

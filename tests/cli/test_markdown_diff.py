@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from gopt.cli.markdown_diff import MOST_BYTES, markdown_diff
 
-from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.diff.sections import Section
 
 
 def diff(*sections: Section, text: str = "x") -> Diff:
-    return Diff("a", "b", (Difference("record", text),), 0, ("a note",), sections)
+    return Diff("a", "b", (FileDifference("record", text),), 0, ("a note",), sections)
 
 
 def test_the_cause_is_open_and_the_rest_folded() -> None:
@@ -36,7 +36,7 @@ def test_names_are_shown_as_they_are() -> None:
 
 
 def test_models_have_a_table_for_each_kind() -> None:
-    shown = markdown_diff(Diff("a", "b", (Difference("added", "x"), Difference("removed", "y")), 2))
+    shown = markdown_diff(Diff("a", "b", (FileDifference("added", "x"), FileDifference("removed", "y")), 2))
     assert "<details><summary>Added operators (1)</summary>" in shown and "2 inner values" in shown
 
 

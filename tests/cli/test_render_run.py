@@ -9,7 +9,7 @@ import pytest
 from gopt.cli.render_run import facts, render_run, sparkline
 
 from gopt.runtime.parameter_server.waits import ServerSummary
-from gopt.runtime.training.job import Progress, Usage
+from gopt.runtime.training.job import JobUsage, Progress
 from gopt.runtime.training.run_result import RunResult
 
 NAN, INF = float("nan"), float("inf")
@@ -47,7 +47,7 @@ def test_a_run(capsys):
 
 
 def test_facts_of_a_step_fit_beside_a_bar():
-    usage = Usage(tokens=64_000, memory=12_345_678_901, flops=10**12, peak=4e12)
+    usage = JobUsage(tokens=64_000, memory=12_345_678_901, flops=10**12, peak=4e12)
     step = Progress(1234, (2.34567,), 0.5, 32, usage=usage)
     assert facts(step) == "loss 2.346, 128000 tokens/s, 12 GB, 50%"
     assert facts(Progress(1, (2.5,), 0.5, 32)) == "loss 2.5, 64 samples/s"
@@ -55,7 +55,7 @@ def test_facts_of_a_step_fit_beside_a_bar():
 
 
 def test_what_a_run_used(capsys):
-    steps = [Progress(number, (2.5,), 0.5, 32, usage=Usage(1000, number * 10**9, 10**12, 4e12)) for number in (1, 2)]
+    steps = [Progress(number, (2.5,), 0.5, 32, usage=JobUsage(1000, number * 10**9, 10**12, 4e12)) for number in (1, 2)]
     text = shown(capsys, [], steps=steps)
     assert "2000 tokens/s, 2.00 GB of memory at most, 50.0% of the peak of floating-point operations" in text
     told = RunResult(folder=Path("out"), engine="threads", ranks=1, steps=steps, asked=2).to_json()

@@ -194,6 +194,21 @@ def test_a_metric_and_what_it_follows(norm, stage, capsys):
     assert f"metric shown {follows}" in notes
 
 
+def test_many_outputs_are_told_in_one_line_each(capsys):
+    b = Builder()
+    net = perceptron(b, (3, 2))
+    for name in "abcdef":
+        b.output(name, b.op("Expand", net.loss, b.const([2, 1], "int64")), (2, 1))
+    sgd(b, net)
+    b.save(Path("m.onnx"))
+    assert main(["shard", "m.onnx", "--ranks", "2", "--loss", "loss", "--json", "-o", "out"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert [each for each in notes if "metric" in each] == [
+        "outputs a, b, c, d and 2 more replace no input and are taken as metrics",
+        "metrics a, b, c, d and 2 more are the rank's own",
+    ]
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["passes", "--help"], ["shard", "--help"]])
 def test_help_imports_little(arguments):
     """How long it takes is measured by benchmarks/start.py; what would make it slow is told here."""

@@ -100,6 +100,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "one step of one file: every part is seen in what is read, or refused",
         "importers/test_training_info.py",
     ),
+    **_each("operators.operator operators.table operators.elementwise operators.moves operators.reductions "
+            "operators.products", "records", "operators/test_operators.py"),
     **_each("importers.artifacts.hints", "hints", "importers/artifacts/test_join.py", "house/test_hints.py"),
     **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
@@ -169,8 +171,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py", "lower/test_member_operators.py"),
     **_each(
-        "sharding.links.choices sharding.links.elements sharding.links.link sharding.links.moves "
-        "sharding.links.normalise sharding.links.products sharding.links.windows",
+        "operators.dims.choices operators.dims.elements operators.dims.link operators.dims.moves "
+        "operators.dims.normalise operators.dims.products sharding.links.windows",
         "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),

@@ -29,6 +29,11 @@ def test_what_is_told_of_a_step_is_so(name: str) -> None:
     assert found.kind in ("right", "refused"), found
 
 
+def test_a_derivative_that_a_mask_chooses_begins_as_one_that_is_multiplied() -> None:
+    """The weights of a linear critic, by a constant that divides by the samples, stand in a Where."""
+    assert of_kind("linear_critic", 3030).kind == "right"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3000, 3120))
 def test_what_is_told_of_fresh_steps_is_so(seed: int) -> None:

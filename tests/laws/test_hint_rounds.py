@@ -14,6 +14,7 @@ from products import part
 from steps_gen.make import make
 from steps_gen.plan import Plan
 from whole_gen.odd import load_all
+from whole_gen.steps import written as whole
 from whole_gen.writer import Writer
 
 from gopt.analysis.role_map import RoleMap
@@ -71,14 +72,26 @@ def test_a_relative_step_by_a_kept_gradient_is_asked_for_once(rules, scrambled: 
     assert Step(made.model, RoleMap(states=told)).refusal(tmp_path) is None
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [*range(4), 1000, 1119, 2311, 2685])
 def test_drawn_steps(seed: int, tmp_path: Path) -> None:
     hold_drawn(seed, tmp_path)
 
 
-@pytest.mark.parametrize("seed", [*range(6), 3662391540])
+@pytest.mark.parametrize("seed", [*range(6), 2036, 3662391540])
 def test_scrambled_steps(seed: int, tmp_path: Path) -> None:
     hold_scrambled(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [59200144, 59400067])
+def test_a_state_that_is_in_no_pair_is_asked_for(seed: int, tmp_path: Path) -> None:
+    """Its gradient, in a norm of all, was called a value of one rank, and nothing said why."""
+    w = whole(seed, 4, 1)
+    step = Step(w.model())
+    error = step.refusal(tmp_path)
+    assert error is not None and faults(step, tmp_path) == []
+    (told,) = (way.roles.states for way in ways(step, error) if way.roles.states)
+    assert told.items() <= w.states.items()
+    assert Step(w.model(), RoleMap(states=told)).refusal(tmp_path) is None
 
 
 @pytest.mark.slow

@@ -98,12 +98,14 @@ REFUSED = {
     ),
     "many states of two parameters that meet": Plan(network="twins", rules=("amsgrad",)),
     "relative steps of two parameters that meet": Plan(network="twins", rules=("amsgrad",), form="relative"),
+    "a normalisation of one row": Plan(network="layer-norm", batch=1),
+    "a clip over a flat gradient of one element": Plan(network="elementwise", widths=(2, 1, 1), clip="global-flat"),
+    "a weight of one element in front of twins": Plan(network="twins", widths=(1, 1, 2), batch=2),
     "a flat moment of a weight with several readers": Plan(network="tied", rules=("flat-state",)),
 }
 
 
 OPEN = {
-    "a normalisation of one row": Plan(network="layer-norm", batch=1),
     "masters of scalars": Plan(network="all-scalar", precision="master"),
     "a mask of one element": Plan(network="batch-norm", widths=(1, 1, 3), rules=("rprop",), mask="input"),
 }

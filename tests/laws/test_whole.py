@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 from products import part
 from split_gen.judge import Setting as SplitSetting
@@ -11,6 +12,8 @@ from whole_gen.odd import load_all
 from whole_gen.splits import drawn_split, judged_split
 from whole_gen.steps import written
 from whole_gen.writer import Writer
+
+import gopt
 
 STEPS = load_all()
 TELLS = {
@@ -83,6 +86,19 @@ def test_a_drawn_step(seed, meshes):
 
     found = judged(make, drawn(seed, meshes, make(4, 1)), seed)
     assert found.kind in ("right", "refused"), found
+
+
+def test_a_rate_of_one_dimension_keeps_the_state_of_a_scalar():
+    """The generator once made a state of shape [1] of one without dimensions, and ended there."""
+    assert "s.m" in written(57000357, 4, 1).states
+
+
+def test_a_check_that_adds_up_a_gradient_times_zero_reads_the_gradient(tmp_path):
+    """Behind it a mean over rows is taken off: that was called the gradient, and the check a value of one rank."""
+    w = written(59700055, 4, 1)
+    onnx.save(w.model(), tmp_path / "step.onnx")
+    found = gopt.load(tmp_path / "step.onnx").training.gradients
+    assert found == {name: value.name for name, value in w.gradients.items()}
 
 
 @pytest.mark.slow

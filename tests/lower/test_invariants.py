@@ -15,7 +15,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import check_ranks
-from gopt.lower.rank_graph import Block, RankGraph, ShardRange
+from gopt.lower.rank_graph import RankBlock, RankGraph, ShardRange
 from gopt.records.mesh import Mesh
 
 Break = Callable[[Sharded], None]
@@ -27,7 +27,7 @@ def made() -> Sharded:
 
 def set_nodes(rank: RankGraph, nodes: Iterable[Node]) -> None:
     """Give a rank other nodes, all of them its own."""
-    rank.blocks = [Block.of(tuple(nodes), shared=False)]
+    rank.blocks = [RankBlock.of(tuple(nodes), shared=False)]
 
 
 def nodes_without(sharded: Sharded, wanted: Callable[[Node], bool]) -> None:

@@ -16,7 +16,7 @@ from offline_graphs import Step, inspected, saved, scrambled, step_with
 
 from gopt import api
 from gopt.analysis.role_map import RoleMap
-from gopt.offline.inspect import Inspection, Optimizer, inspect_model
+from gopt.offline.inspect import Inspection, OptimizerEntry, inspect_model
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "optim"
 INDEX = json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))
@@ -41,7 +41,7 @@ def seen(name: str) -> Inspection:
     return inspect_model(api.load(path, roles=roles(path) if INDEX[name]["optimizer"] in NAMED else RoleMap()))
 
 
-def constants(settings: dict[str, object], found: Optimizer) -> dict[str, object]:
+def constants(settings: dict[str, object], found: OptimizerEntry) -> dict[str, object]:
     """What gopt must say of an optimizer of these settings, by its own keys; None where nothing can be said."""
     due = dict(settings)
     lr, decoupled = due.pop("lr"), due.pop("decoupled_weight_decay", False)

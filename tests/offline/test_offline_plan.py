@@ -9,7 +9,7 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
-from gopt.offline.plan import Choice, ShardSettings, bucket_choices, choices, estimate_cost, split_program
+from gopt.offline.plan import PlanChoice, ShardSettings, bucket_choices, choices, estimate_cost, split_program
 from gopt.offline.plan_ranking import best, rank_choices
 from gopt.offline.times import CommTimes
 from gopt.pipeline import Pipeline
@@ -18,7 +18,7 @@ from gopt.records.topology import Topology
 
 
 @functools.cache
-def weighed(name: str = "gpt_adamw") -> list[Choice]:
+def weighed(name: str = "gpt_adamw") -> list[PlanChoice]:
     return list(choices(source(name).training, Mesh((("shard", 4),)), caps=[None, 0.005], topology=one_link(4)))
 
 

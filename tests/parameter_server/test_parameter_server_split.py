@@ -156,6 +156,21 @@ def test_what_is_shown_of_a_batch_beside_a_gradient_may_be_left_out(tmp_path: Pa
     assert refused.value.hints[1:] == ("or leave output 'shown' out of the step",)
 
 
+def test_an_update_that_reads_a_product_of_weights_which_the_forward_makes_is_refused(tmp_path: Path) -> None:
+    """No server has both weights, and the node is in the update of neither."""
+    b = Builder()
+    net = perceptron(b, (3, 5, 2), bias=False)
+    product = b.op("MatMul", "w0", "w1")
+    b.output("loss", b.op("Add", net.loss, b.op("ReduceMax", product, keepdims=0)), ())
+    rate = b.op("Mul", b.op("ReduceMin", product, keepdims=0), b.const(0.1))
+    for name, dims in net.params.items():
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", net.gradients[name], rate)), dims)
+    step = api.load(b.save(tmp_path / "step.onnx"))
+    for minimum in (1, 10**6):
+        with pytest.raises(UnsupportedError, match="which reads 'w0' outside of the update of 'w0'"):
+            api.split(step, options(minimum=minimum))
+
+
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HALF_ASYNC])
 def test_what_needs_rounds_is_named_at_once(mode: Mode, tmp_path: Path) -> None:
     """A target network that the forward reads, and a number of the update that is shown: all causes, all values, and a

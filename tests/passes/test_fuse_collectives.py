@@ -18,7 +18,7 @@ from gopt.errors import OptionError
 from gopt.ir.graph import COMM, SPMD
 from gopt.ir.load import load
 from gopt.ir.types import TensorType
-from gopt.passes.fuse_collectives import Options, fuse_collectives
+from gopt.passes.fuse_collectives import FusionOptions, fuse_collectives
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh
@@ -31,7 +31,7 @@ MIB = 1 << 20
 def fused(step: SpmdProgram, **options) -> tuple[SpmdProgram, dict]:
     """The step after the pass, its ranks run before and after, and the facts."""
     before = run(step)
-    change = fuse_collectives(step, Options(**options))
+    change = fuse_collectives(step, FusionOptions(**options))
     same(before, run(step))
     return step, dict(change.facts)
 
@@ -83,7 +83,7 @@ def test_reduces_to_one_root_become_one_call():
         b.broadcast(b.op("Neg", y), root=2)
     # Off the root nobody may read what a Reduce makes: the ranks that are not are not run here.
     step = b.step()
-    fuse_collectives(step, Options())
+    fuse_collectives(step, FusionOptions())
     assert [node.op_type for node in calls(step)] == ["Reduce", "Broadcast"]
     assert len(calls(step)[0].inputs) == 3
 
@@ -230,7 +230,7 @@ def test_cut_buckets_are_left_alone():
 def test_nothing_to_do():
     b = Calls()
     b.op("Neg", b.input((4,)))
-    assert fuse_collectives(b.step(), Options()).note == "there are no calls"
+    assert fuse_collectives(b.step(), FusionOptions()).note == "there are no calls"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_nothing_to_do():
 )
 def test_options_out_of_range(options):
     with pytest.raises(OptionError):
-        fuse_collectives(reduces(2).step(), Options(**options))
+        fuse_collectives(reduces(2).step(), FusionOptions(**options))
 
 
 # --- two calls that are one -----------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_a_call_between_two_ranks_says_so():
     b.call("AllReduce", b.op("Neg", b.input((4,))), reduce="sum")
     b.call("Send", b.op("Neg", b.input((4,))), peer=1, tag=0)
     step = b.step()
-    facts = fuse_collectives(step, Options()).facts
+    facts = fuse_collectives(step, FusionOptions()).facts
     assert whys(dict(facts)) == ["pairwise call"]
 
 
@@ -313,7 +313,7 @@ def test_a_reduce_whose_results_are_needed_otherwise_stays(shown, more, left):
     """By the step's user, or beside another tensor in the broadcast."""
     step = packed_reduce(shown, more)
     outputs = dict(step.graph.outputs)
-    facts = fuse_collectives(step, Options()).facts
+    facts = fuse_collectives(step, FusionOptions()).facts
     assert [node.op_type for node in calls(step)] == left
     assert facts["reduce_broadcast"] == (left == ["AllReduce"])
     made = {name for node in step.graph.nodes for name in node.outputs}
@@ -325,7 +325,7 @@ def test_an_operator_of_another_domain_is_no_call():
     own = b.op("Reduce", b.input((4,)), domain="my", group="shard", reduce="sum", root=1)
     b.broadcast(own, root=1)
     step = b.step()
-    facts = fuse_collectives(step, Options()).facts
+    facts = fuse_collectives(step, FusionOptions()).facts
     assert facts["reduce_broadcast"] == 0 and [node.op_type for node in step.graph.nodes] == ["Reduce", "Broadcast"]
 
 
@@ -338,7 +338,7 @@ def test_calls_of_other_passes_are_not_reported_as_the_sources():
         step = b.step()
         for node in calls(step):
             node.made_by, node.proto = by, None if by else node.proto
-        change = fuse_collectives(step, Options())
+        change = fuse_collectives(step, FusionOptions())
         assert len(change.removed) == (0 if by else 4)
 
 
@@ -346,7 +346,7 @@ def test_a_broadcast_from_another_root_is_none():
     b = Calls()
     b.broadcast(b.call("Reduce", b.input((4,)), reduce="sum", root=1), root=0)
     step = b.step()
-    facts = fuse_collectives(step, Options()).facts
+    facts = fuse_collectives(step, FusionOptions()).facts
     assert facts["reduce_broadcast"] == 0 and len(calls(step)) == 2
 
 
@@ -398,7 +398,7 @@ def test_a_sum_over_one_axis_and_then_another_is_one_over_both(steps, left):
         node.made_by = "plant" if node.domain == COMM else ""
     step = b.step(mesh=Mesh((("dp", 2), ("cp", 2), ("tp", 2))))
     before = run(step)
-    facts = dict(fuse_collectives(step, Options()).facts)
+    facts = dict(fuse_collectives(step, FusionOptions()).facts)
     assert [node.attributes["group"] for node in calls(step)] == left
     assert facts.get("reduce_reduce", 0) == len(steps) - len(left)
     for one, other in zip(before, run(step), strict=True):
@@ -414,7 +414,7 @@ def test_a_chain_that_stays_does_not_keep_the_next_one():
     for node in b.nodes:
         node.made_by = "plant" if node.domain == COMM else ""
     step = b.step(mesh=Mesh((("cp", 2), ("tp", 2))))
-    assert fuse_collectives(step, Options(cap_mb=0)).facts["reduce_reduce"] == 1
+    assert fuse_collectives(step, FusionOptions(cap_mb=0)).facts["reduce_reduce"] == 1
 
 
 def test_a_sum_that_is_read_before_it_goes_on_stays():
@@ -489,7 +489,7 @@ def test_a_sum_over_two_axes_of_which_ranks_read_their_part():
         node.made_by = "plant"
     step = b.step(mesh=Mesh((("shard", 2), ("tp", 2))))
     locals_of(b, step, [[y]], (0, 2, 4))
-    facts = fuse_collectives(step, Options()).facts
+    facts = fuse_collectives(step, FusionOptions()).facts
     assert [(node.op_type, node.attributes["group"]) for node in calls(step)] == [("AllReduce", "shard+tp")]
     assert facts["reduce_slice"] == 0
     run(step)

@@ -14,7 +14,7 @@ import gopt
 from gopt.api import Sharded
 from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
-from gopt.operators.kinds import heavy
+from gopt.ir.node_kinds import heavy
 from gopt.passes.overlap import Issue, LiveRange, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram

@@ -12,7 +12,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.runtime.bound_calls import BoundCall, PendingCall
 from gopt.runtime.device import HOST
 from gopt.runtime.host_value import Value
-from gopt.runtime.partition import Call
+from gopt.runtime.partition import CallStep
 from gopt.runtime.planner.buffers import Buffers
 
 
@@ -20,7 +20,7 @@ def bound(
     op: str, buffers: Buffers = Buffers(), buffer: Any = None, gathered: Any = None, may_lack: tuple[str, ...] = ()
 ) -> BoundCall:
     node = Node(op, ["a", "b"], ["x", "y"], domain=COMM, attributes={"group": "shard"})
-    return BoundCall(Call(3, node), HOST, buffers, may_lack, False, buffer, gathered or {})
+    return BoundCall(CallStep(3, node), HOST, buffers, may_lack, False, buffer, gathered or {})
 
 
 def test_what_is_sent_from_a_buffer_is_handed_over_as_it_lies_there():

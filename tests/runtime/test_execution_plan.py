@@ -7,7 +7,7 @@ from runtime_graphs import sharded_sgd
 
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
-from gopt.runtime.partition import Call
+from gopt.runtime.partition import CallStep
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory, SharedSend
 from gopt.runtime.tuning.tuning import NO_TUNING
 
@@ -20,7 +20,7 @@ def test_the_graph_stays_as_it_was(tmp_path):
     before = [node.to_proto().SerializeToString() for node in graph.nodes]
     plan = plan_execution(graph, REPLACES, member=lambda group: 0)
     assert [node.to_proto().SerializeToString() for node in graph.nodes] == before
-    assert [step.index for step in plan.steps if isinstance(step, Call)] == [0, 1] and plan.calls() == ["shard"] * 2
+    assert [step.index for step in plan.steps if isinstance(step, CallStep)] == [0, 1] and plan.calls() == ["shard"] * 2
 
 
 def test_requests_depend_on_what_is_planned(tmp_path):

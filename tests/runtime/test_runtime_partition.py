@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import helper
 from runtime_graphs import comm, make, segments, sharded_sgd
 
-from gopt.runtime.partition import Call, Segment, last_uses, partition
+from gopt.runtime.partition import CallStep, Segment, last_uses, partition
 
 op = helper.make_node
 
@@ -30,7 +30,7 @@ def test_the_order_of_the_file_is_kept(tmp_path):
 
 def test_border_values_are_listed_once_in_order_of_use(tmp_path):
     first, call, second, _ = partition(sharded_sgd(tmp_path, 0, [0, 8, 8]))
-    assert isinstance(first, Segment) and isinstance(call, Call) and isinstance(second, Segment)
+    assert isinstance(first, Segment) and isinstance(call, CallStep) and isinstance(second, Segment)
     assert first.inputs == ("w", "x", "b", "axis")
     assert first.outputs == ("loss", "gw", "gb")
     assert (call.inputs, call.outputs) == (("gw", "gb"), ("g",))
@@ -71,5 +71,5 @@ def test_values_that_bodies_capture_cross_the_border(tmp_path):
     ]
     graph = make(tmp_path, nodes, {"x": kind, "c": ("bool", [])}, {"y": kind}, values={"s": kind})
     call, segment = partition(graph)
-    assert isinstance(call, Call)
+    assert isinstance(call, CallStep)
     assert segment.inputs == ("c", "s")

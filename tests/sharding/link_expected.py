@@ -1,4 +1,4 @@
-"""What strategies the uses of ``link_cases`` have, as ``split_run.described`` writes them: one line for each use."""
+"""The strategies that uses of ``operator_forms`` have, as ``split_run.described`` writes them: a line for each use."""
 
 from __future__ import annotations
 

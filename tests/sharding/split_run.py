@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import onnxruntime
 from halo_numbers import summed, windowed
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from operator_forms import Array, Case
 
 from gopt.collectives.reference import reduced
 from gopt.ir.graph import SPMD, Graph, Node
@@ -19,30 +19,16 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.records.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
-from gopt.sharding.links import Operator, Strategy
+from gopt.sharding.links import OperatorUse, Strategy
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import MASKED
 from gopt.tensor_parallel.window_nodes import pool_member
 
-Array = np.ndarray
 AXIS = "tp"
 REFERENCE = frozenset({"Swish", "HardSwish", "CastLike"})
 """Operators that onnx's reference runs: the runtime has them not, or not for every type."""
 HELD = frozenset({"Resize"})
 """Operators whose operands but the first the graph must hold."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One use of an operator. ``links``: what strategies there are, as ``described`` writes them; ``results``: how many
-    it makes; ``runtime``: whether onnxruntime runs it, or else onnx's reference."""
-
-    inputs: tuple[Array | None, ...]
-    links: str = ""
-    results: int = 1
-    opset: int = 20
-    attributes: dict[str, Any] = field(default_factory=dict)
-    runtime: bool = True
 
 
 def type_of(array: Array) -> TensorType:
@@ -65,13 +51,15 @@ class Split:
     def node(self) -> Node:
         return Node(self.op_type, self.inputs, self.outputs, attributes=dict(self.case.attributes))
 
-    def operator(self, *, constants: bool = True) -> Operator:
+    def operator(self, *, constants: bool = True) -> OperatorUse:
         """As rules see it; ``constants``: whether the graph holds the operands."""
         types = [type_of(each) if each is not None else None for each in self.case.inputs]
         results = [type_of(each) for each in self.whole]
         known = self.case.inputs if constants else [None] * len(types)
         opset = self.case.opset
-        return Operator(self.op_type, self.case.attributes, tuple(types), tuple(results), lambda at: known[at], opset)
+        return OperatorUse(
+            self.op_type, self.case.attributes, tuple(types), tuple(results), lambda at: known[at], opset
+        )
 
     def run(self, nodes: Sequence[Node], values: dict[str, Array]) -> list[Array]:
         """What nodes make of values."""

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gopt.records.placements import Shard, Window
-from gopt.sharding.halo import Halo, Piece, shared_like, tiled, window
+from gopt.sharding.halo import Halo, HaloPiece, shared_like, tiled, window
 
 THREE = Halo((11, 11, 11), ((-1, 12), (10, 23), (21, 34)))
 
@@ -24,8 +24,8 @@ def test_each_member_hands_out_what_others_read():
 
 def test_a_window_is_put_together_of_runs():
     assert THREE.runs(1) == [
-        ((10, 11), [Piece(10, 11, 0, strips=True)]), ((11, 22), [Piece(11, 22, 0)]),
-        ((22, 23), [Piece(22, 23, 3, strips=True)]),
+        ((10, 11), [HaloPiece(10, 11, 0, strips=True)]), ((11, 22), [HaloPiece(11, 22, 0)]),
+        ((22, 23), [HaloPiece(22, 23, 3, strips=True)]),
     ]  # fmt: skip
 
 
@@ -34,10 +34,10 @@ def test_a_sum_takes_the_terms_that_the_exchange_gave():
     total = Halo(THREE.sizes, THREE.ranges, "sum")
     assert total.strips == (((11, 12),), ((10, 11), (22, 23)), ((21, 22),))
     assert total.runs(1) == [
-        ((11, 12), [Piece(11, 12, 0, strips=True), Piece(11, 12, 1)]), ((12, 21), [Piece(12, 21, 2)]),
-        ((21, 22), [Piece(21, 22, 11), Piece(21, 22, 3, strips=True)]),
+        ((11, 12), [HaloPiece(11, 12, 0, strips=True), HaloPiece(11, 12, 1)]), ((12, 21), [HaloPiece(12, 21, 2)]),
+        ((21, 22), [HaloPiece(21, 22, 11), HaloPiece(21, 22, 3, strips=True)]),
     ]  # fmt: skip
-    assert Halo((2, 2), ((0, 1), (3, 4)), "sum").runs(0) == [((0, 1), [Piece(0, 1, 0)]), ((1, 2), [])], "no terms"
+    assert Halo((2, 2), ((0, 1), (3, 4)), "sum").runs(0) == [((0, 1), [HaloPiece(0, 1, 0)]), ((1, 2), [])], "no terms"
 
 
 def test_a_window_wider_than_a_neighbours_part_takes_from_several():
@@ -56,7 +56,7 @@ def test_of_a_whole_value_nothing_is_handed_out():
     assert cut.held == ((0, 33),) * 3
     assert cut.strip_sizes == (0, 0, 0)
     assert cut.sends == 0
-    assert cut.runs(2) == [((21, 33), [Piece(21, 33, 21)])]
+    assert cut.runs(2) == [((21, 33), [HaloPiece(21, 33, 21)])]
 
 
 def test_attributes_say_all_of_it():
@@ -91,7 +91,7 @@ def halos(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]
     return sizes, tuple(ranges)
 
 
-def taken(values: np.ndarray, piece: Piece) -> np.ndarray:
+def taken(values: np.ndarray, piece: HaloPiece) -> np.ndarray:
     assert 0 <= piece.at <= piece.at + piece.stop - piece.start <= len(values), "a slice would cut it off"
     return values[piece.at : piece.at + piece.stop - piece.start]
 

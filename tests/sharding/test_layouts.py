@@ -24,7 +24,7 @@ from gopt.records.placements import (
     WindowTerms,
 )
 from gopt.sharding.halo import Halo
-from gopt.sharding.layouts import LAYOUTS, Layout, identity, lay
+from gopt.sharding.layouts import LAYOUTS, LayoutUse, identity, lay
 from gopt.sharding.rules import Mismatch, Operand
 
 CUTS = (0, 4, 4, 9, 12)
@@ -33,7 +33,7 @@ WHOLE = FlatShard.whole(CUTS)
 
 def made(op_type: str, *placements: Placement, place: Place = WHOLE, **attributes: object) -> Placement:
     operands = [Operand(f"x{number}", each) for number, each in enumerate(placements)]
-    return lay(Layout(op_type, attributes, place, 4), operands)
+    return lay(LayoutUse(op_type, attributes, place, 4), operands)
 
 
 def refused(

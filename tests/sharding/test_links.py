@@ -11,19 +11,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from link_cases import CASES, case, flags, ints, places, whole, x
 from link_expected import EXPECTED
+from operator_forms import CASES, case, flags, ints, places, whole, x
 from products import part
 from split_run import Split, described, shards
 
 from gopt.ir.types import TensorType
+from gopt.operators.dims.link import DimFactor, DimFactors, all_results, beside, linked
+from gopt.operators.dims.moves import sliced
 from gopt.records.placements import REPLICATED, Partial, Shard, Window
-from gopt.sharding.links import RULES, Operator, Slot, Strategy, strategies
-from gopt.sharding.links.link import Link, Links, all_results, beside, linked
-from gopt.sharding.links.moves import sliced
+from gopt.sharding.links import RULES, OperatorUse, Slot, Strategy, strategies
 
 
-def slots(operator: Operator) -> Iterator[tuple[Slot, Shard]]:
+def slots(operator: OperatorUse) -> Iterator[tuple[Slot, Shard]]:
     """Every way in which one operand or result may be sharded."""
     for result, types in ((False, operator.operands), (True, operator.results)):
         for place, type in enumerate(types):
@@ -43,7 +43,7 @@ def slides(strategy: Strategy, slot: Slot, shard: Shard) -> bool:
     return not slot.result and isinstance(given, (Shard, Window)) and given.dim == shard.dim
 
 
-def found(operator: Operator) -> dict[Strategy, None]:
+def found(operator: OperatorUse) -> dict[Strategy, None]:
     """Every strategy there is, each of which shards what was asked for."""
     made: dict[Strategy, None] = {}
     for slot, shard in slots(operator):
@@ -181,12 +181,12 @@ def test_indices_of_a_masked_choice_may_count_from_the_end():
     split.check(strategy)
 
 
-def first_two(operator: Operator) -> Iterator[Link]:
+def first_two(operator: OperatorUse) -> Iterator[DimFactor]:
     for dim in range(2):
-        yield Link((dim,), all_results(operator, dim))
+        yield DimFactor((dim,), all_results(operator, dim))
 
 
-WRONG: dict[str, Links] = {
+WRONG: dict[str, DimFactors] = {
     "CumSum": beside(), "Pad": sliced, "MaxPool": first_two, "Softmax": beside(), "LogSoftmax": beside(),
     "Trilu": first_two,
 }  # fmt: skip

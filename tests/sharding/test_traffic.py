@@ -9,8 +9,8 @@ from helpers import FIXTURES, source
 
 import gopt
 from gopt.ir.graph import COMM, Node
+from gopt.ir.node_kinds import heavy
 from gopt.ir.types import TensorType
-from gopt.operators.kinds import heavy
 from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh
 from gopt.records.placements import FlatShard, Sharding

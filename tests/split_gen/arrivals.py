@@ -23,7 +23,7 @@ from gopt.runtime.device import Host
 from gopt.runtime.parameter_server.key_state import KeyState
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.hyper_parameters import HyperParameter
-from gopt.runtime.training.schedules import Schedule
+from gopt.runtime.training.schedules import RateSchedule
 from gopt.runtime.tuning.tuning import tuning_of
 from split_gen.merging import Fault, cut
 from split_gen.pieces import Array, Program, Values, attributes, dtype_of, has_halves
@@ -82,7 +82,7 @@ class Served:
             states = {state["input"]: state["output"] for state in held}
             values = {state["input"]: self._start(state, graph.inputs[state["input"]].dims) for state in held}
             fed = [(h["name"], np.empty(h["shape"], dtype_of(h["dtype"]))) for h in hyper]
-            rates = [HyperParameter(name, Schedule(rate_at), array) for name, array in fed]
+            rates = [HyperParameter(name, RateSchedule(rate_at), array) for name, array in fed]
             for block in find_blocks(graph, plan, number, states, [h["name"] for h in hyper]):
                 self.keys[block.key] = KeyState(block, values, plan.count, rates, Host(tuning_of(True)), SessionCache())
         self.own = [

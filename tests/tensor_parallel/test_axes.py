@@ -8,12 +8,12 @@ from helpers import source
 from gopt.errors import OptionError, UnsupportedError
 from gopt.records.mesh import Mesh
 from gopt.records.placements import Shard
-from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes
+from gopt.tensor_parallel.axes import AxisRequest, AxisSplit, split_axes
 from gopt.tensor_parallel.patterns import FED, Pattern
 
 
 def asked(name: str, mesh: str, parameters: str = "", inputs: str = "", **options) -> dict[str, AxisSplit]:
-    request = Request(Pattern.parse(parameters), Pattern.parse(inputs, FED), **options)
+    request = AxisRequest(Pattern.parse(parameters), Pattern.parse(inputs, FED), **options)
     return {each.axis: each for each in split_axes(source(name).training, Mesh.parse(mesh), request, print)}
 
 

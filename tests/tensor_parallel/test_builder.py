@@ -10,7 +10,7 @@ from members import Array, graph_of, joined, run, simulated, taken
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.records.placements import REPLICATED, Partial, Placement, Shard, Window, WindowTerms
-from gopt.tensor_parallel.builder import Builder
+from gopt.tensor_parallel.builder import ExpansionBuilder
 
 SHARDS = [
     Shard(0, (17, 16)), Shard(0, (33, 0)), Shard(0, (0, 20, 13)), Shard(1, (33, 32)), Shard(1, (7, 6), runs=5),
@@ -23,7 +23,7 @@ WHOLE = np.random.default_rng(7).integers(-8, 8, (33, 65, 3)).astype(np.float32)
 def mapped(whole: Array, before: Placement, after: Placement, members: int, opset: int = 20) -> list[Array]:
     """What members have of a value after its mapping."""
     graph = graph_of([], {"x": whole}, opset)
-    build = Builder(graph, "tp")
+    build = ExpansionBuilder(graph, "tp")
     build.convert("x", before, after, "y")
     graph.nodes = build.nodes
     placements = {"x": before, **build.placements}
@@ -74,7 +74,7 @@ def test_reduce_from_region(members):
 def test_halves_are_summed_in_float32():
     """2048 + 1 + 1 + ... is 2048 in halves, one by one."""
     graph = graph_of([], {"x": np.ones((7, 13), np.float16)}, 20)
-    build = Builder(graph, "tp")
+    build = ExpansionBuilder(graph, "tp")
     build.convert("x", Partial("sum"), REPLICATED, "y")
     (call,) = build.nodes
     terms = [np.full((7, 13), 2048 if member == 0 else 1, np.float16) for member in range(5)]
@@ -85,7 +85,7 @@ def test_halves_are_summed_in_float32():
 
 def test_one_dimension_for_another_is_one_call():
     graph = graph_of([], {"x": WHOLE}, 20)
-    build = Builder(graph, "tp")
+    build = ExpansionBuilder(graph, "tp")
     build.convert("x", SHARDS[0], SHARDS[3], "y")
     assert [node.op_type for node in build.nodes] == ["AllToAll"]
     assert build.nodes[0].domain == COMM
@@ -93,13 +93,13 @@ def test_one_dimension_for_another_is_one_call():
 
 def test_runs_of_one_dimension_for_runs_of_another_are_one_call():
     graph = graph_of([], {"x": WHOLE}, 20)
-    build = Builder(graph, "tp")
+    build = ExpansionBuilder(graph, "tp")
     build.convert("x", SHARDS[6], SHARDS[4], "y")
     assert [node.op_type for node in build.nodes] == ["Reshape", "AllToAll", "Reshape"]
 
 
 def test_constants_are_made_once():
-    build = Builder(graph_of([], {"x": WHOLE}, 20), "tp")
+    build = ExpansionBuilder(graph_of([], {"x": WHOLE}, 20), "tp")
     assert build.ints([1, 23]) == build.ints((1, 23)) != build.ints([12, 3])
     assert build.number(0.5, "float16") == build.number(0.5, "float16") != build.number(0.5, "float32")
     assert build.graph.initializers[build.number(0.5, "float16")].numpy().dtype == np.float16
@@ -109,7 +109,7 @@ def test_constants_are_made_once():
 @pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMax"])
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_a_reduction_names_its_axes_as_its_operator_set_does(opset, op_type, keepdims):
-    build = Builder(graph_of([], {"x": WHOLE}, opset), "tp")
+    build = ExpansionBuilder(graph_of([], {"x": WHOLE}, opset), "tp")
     build.reduction(op_type, "x", [0, 2], "y", keepdims=keepdims)
     values = {"x": WHOLE, **{name: each.numpy() for name, each in build.graph.initializers.items()}}
     (made,) = run(build.nodes, values, ["y"], opset)
@@ -119,7 +119,7 @@ def test_a_reduction_names_its_axes_as_its_operator_set_does(opset, op_type, kee
 
 
 def test_what_is_added_knows_its_pass():
-    build = Builder(graph_of([Node("Relu", ["x"], ["y"])], {"x": WHOLE}, 20), "tp")
+    build = ExpansionBuilder(graph_of([Node("Relu", ["x"], ["y"])], {"x": WHOLE}, 20), "tp")
     build.convert("x", REPLICATED, SHARDS[4], "z")
     assert {node.made_by for node in build.nodes} == {"tensor-parallel"}
 
@@ -185,7 +185,7 @@ def test_halves_of_a_halo_are_summed_in_float32():
     """Of 2048 + 1 + 1 halves, one by one, nothing is left but 2048."""
     terms = WindowTerms(0, ((0, 3), (0, 3), (0, 3)), 3)
     graph = graph_of([], {"x": np.ones((3, 2), np.float16)}, 20)
-    build = Builder(graph, "tp")
+    build = ExpansionBuilder(graph, "tp")
     build.convert("x", terms, Shard(0, (1, 1, 1)), "y")
     graph.nodes = build.nodes
     parts = [np.full((3, 2), 2048 if member == 0 else 1, np.float16) for member in range(3)]
@@ -195,7 +195,7 @@ def test_halves_of_a_halo_are_summed_in_float32():
 
 def test_only_strips_that_others_need_are_joined():
     graph = graph_of([], {"x": WHOLE}, 20)
-    build = Builder(graph, "tp")
+    build = ExpansionBuilder(graph, "tp")
     build.convert("x", Shard(0, (11, 11, 11)), Window(0, ((-1, 12), (10, 23), (21, 34)), 33), "y")
     (call,) = (node for node in build.nodes if node.domain == COMM)
     assert (call.op_type, call.attributes["sizes"]) == ("AllGather", [1, 2, 1])

@@ -9,7 +9,7 @@ from members import Array, joined, run, simulated, swept
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
 from gopt.records.placements import REPLICATED, Placement, Replicated, Shard
-from gopt.sharding.links import Operator
+from gopt.sharding.links import OperatorUse
 from gopt.tensor_parallel.expansions import expansion
 
 SIZES = ((4, 3), (0, 7), (1, 2, 4), (3, 0, 4))
@@ -65,9 +65,9 @@ def test_an_old_softmax_normalises_over_all_that_is_behind_its_axis():
     assert expansion(node, operator, [Shard(1, (2, 3))]) is not None
 
 
-def described(op_type: str, opset: int) -> Operator:
+def described(op_type: str, opset: int) -> OperatorUse:
     type = TensorType("float32", (3, 5, 7))
-    return Operator(op_type, {}, (type,), (type,), lambda place: None, opset)
+    return OperatorUse(op_type, {}, (type,), (type,), lambda place: None, opset)
 
 
 def test_softmax_in_several_runs():

@@ -10,14 +10,14 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM
 from gopt.records.mesh import Mesh
 from gopt.records.placements import Shard
-from gopt.tensor_parallel.axes import Request, split_axes
+from gopt.tensor_parallel.axes import AxisRequest, split_axes
 from gopt.tensor_parallel.check import check, check_together
 from gopt.tensor_parallel.split import TensorParallelStep, split_step
 
 
 def made(name: str, mesh: str, **options) -> TensorParallelStep:
     training = source(name).training
-    return split_step(training, split_axes(training, Mesh.parse(mesh), Request(**options), print))
+    return split_step(training, split_axes(training, Mesh.parse(mesh), AxisRequest(**options), print))
 
 
 def calls(step: TensorParallelStep, axis: str) -> list[str]:
@@ -68,7 +68,7 @@ def test_parts_that_do_not_fit():
 def test_a_reduction_over_the_wrong_axis(axis):
     """The first call of one axis is made along the other: both sums are then wrong."""
     training = source("gpt_adamw").training
-    splits = split_axes(training, Mesh.parse("cp=2,tp=2"), Request(), print)
+    splits = split_axes(training, Mesh.parse("cp=2,tp=2"), AxisRequest(), print)
     step = split_step(training, splits)
     other = {"tp": "cp", "cp": "tp"}[axis]
     call = next(n for n in step.graph.nodes if n.op_type == "AllReduce" and n.attributes["group"] == axis)

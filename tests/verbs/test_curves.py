@@ -9,7 +9,7 @@ import pytest
 
 from gopt.errors import OptionError
 from gopt.runtime.training.evaluation import Evaluation
-from gopt.runtime.training.job import Progress, Usage
+from gopt.runtime.training.job import JobUsage, Progress
 from gopt.verbs.curves import curves, scalars
 from gopt.verbs.run_options import RunOptions
 
@@ -17,7 +17,7 @@ from gopt.verbs.run_options import RunOptions
 def step(number: int, loss: float = 0.5) -> Progress:
     evaluation = Evaluation({"loss": loss / 2, "accuracy": 0.75}, 10, 0.1)
     more = {"balance": (1.0, 3.0)}
-    return Progress(number, (loss, 3 * loss), 2.0, 32, {}, more, {"lr": 0.01}, evaluation, usage=Usage(tokens=640))
+    return Progress(number, (loss, 3 * loss), 2.0, 32, {}, more, {"lr": 0.01}, evaluation, usage=JobUsage(tokens=640))
 
 
 def test_the_values_of_a_step():

@@ -19,7 +19,7 @@ from gopt.ir.load import load
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
 from gopt.verification.gradient_check.additivity import Additivity, SampleExchange
-from gopt.verification.gradient_check.forward import Forward
+from gopt.verification.gradient_check.forward import CheckedForward
 from gopt.verification.reference_graphs import refuse_call
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18]>\n'
@@ -419,8 +419,8 @@ def stack(count: int, change: str = "") -> str:
 def runs_of_the_loss(monkeypatch):
     """A list that grows with every run of the forward."""
     runs: list[str] = []
-    original = Forward.loss
-    monkeypatch.setattr(Forward, "loss", lambda self, *given: runs.append("loss") or original(self, *given))
+    original = CheckedForward.loss
+    monkeypatch.setattr(CheckedForward, "loss", lambda self, *given: runs.append("loss") or original(self, *given))
     return runs
 
 
@@ -487,7 +487,7 @@ def test_fixtures_are_measured_in_float64(name):
     batches = [{**start, **sampling.draw_batch(training, generator, bounds)} for _ in range(2)]
     found = check_gradients(training, batches, 0)
     assert {each.why for each in found} == {"proportional to the change of the loss"}
-    assert Forward(training, refuse_call).precision.dtype == "float64"
+    assert CheckedForward(training, refuse_call).precision.dtype == "float64"
 
 
 def test_what_the_batch_hardly_moves_is_not_judged_by_rounding():

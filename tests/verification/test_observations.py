@@ -63,7 +63,8 @@ def test_a_reference_without_numbers_proves_nothing(tmp_path, capsys):
     out = write(tmp_path, rooted)
     result = run(out)
     assert result.outcome is Outcome.UNCONFIRMED
-    assert doubts(result) == {"w0": "not finite in the source in step 1 of 'gradients as they are': nothing can be compared with it"}  # fmt: skip  # noqa: E501
+    where = "not finite in the source in step 1 of 'gradients as they are': nothing can be compared with it"
+    assert doubts(result) == {"w0": f"{where}; --data FILE gives batches that fit the model"}
     assert main(["verify", str(out), "--no-confirm", "--json"]) == 4
     record = json.loads(capsys.readouterr().out)
     assert (record["equal"], record["outcome"]) == (False, "unconfirmed")

@@ -294,6 +294,8 @@ def batch_norm(w: Writer) -> None:
     d = act(w, out) @ p["b"] - y
     each = (d * d).sum(-1)
     shown = w.pick("same", "mean", "sum")
+    if shown != "same":
+        w.refusal = "say so: --batch mask"  # the loss that is shown does not read it
     loss = reduced(w, each, mask, w.pick("mean", "sum", "counted"))
     up, g = gradients(loss, [out, p["b"]])
     w.gradients.clear()

@@ -224,6 +224,8 @@ class Writer:
         return Value(self, name, array)
 
     def becomes(self, state: Value, new: Value, output: str | None = None) -> None:
+        if new.shape != state.shape and new.held.size == state.held.size:  # a rate of shape [1] on a scalar
+            new = new.reshape(*state.shape)
         assert state.shape == new.shape and state.held.dtype == new.held.dtype, (state.name, state.shape, new.shape)
         output = output or f"{state.name}.new"
         self.out(output, new)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import elementwise, value_reads
 from gopt.ir.opset import opset_of
-from gopt.operators.kinds import elementwise, value_reads
 
 Shape = tuple[int | str | None, ...]
 
@@ -88,6 +89,8 @@ class CouplingContext:
         if not 0 <= axis < len(shape) or (shape[axis] == 1 and self.extent(mark) != 1):
             return True
         value = self.constant(name)
+        if value is not None and value.size and (value == value.flat[0]).all():
+            return True
         if value is not None:
             if not self.batch or value.shape[axis] != self.extent(mark):
                 return False
@@ -99,13 +102,17 @@ class CouplingContext:
         if node.is_a("ConstantOfShape"):
             return True
         if node.is_a("Expand") or elementwise(node):
-            operands = node.inputs[:1] if node.is_a("Expand") else [each for each in value_reads(node) if each]
+            operands = [each for each in value_reads(node) if each] if elementwise(node) else node.inputs[:1]
             return all(self.alike(each, axis - len(shape) + self.rank(each), mark) for each in operands)
+        if node.is_a("Split") and axis_of(node, len(shape), 0) != axis:
+            return self.alike(node.inputs[0], axis, mark)
         if node.is_a("Gather") and not self._of_data(node, axis):
             start = axis_of(node, self.rank(node.inputs[0]), 0)
             return self.alike(node.inputs[1], axis - start, mark)
-        if node.is_a("Reshape") and self.shape(node.inputs[0])[: axis + 1] == shape[: axis + 1]:
-            return self.alike(node.inputs[0], axis, mark)
+        if node.is_a("Gemm", "MatMul"):
+            return self._alike_product(node, axis, mark)
+        if node.is_a("Reshape"):
+            return self._alike_before(node.inputs[0], axis, shape, mark)
         if node.is_a("Unsqueeze"):
             axes = self.axes(node, len(shape)) or []
             return axis in axes or self.alike(node.inputs[0], axis - sum(each < axis for each in axes), mark)
@@ -113,6 +120,25 @@ class CouplingContext:
             order = [int(each) for each in node.attributes.get("perm", range(len(shape))[::-1])]
             return self.alike(node.inputs[0], order[axis], mark)
         return False
+
+    def _alike_product(self, node: Node, axis: int, mark: Mark) -> bool:
+        """Return whether a product is equal for every sample of the rows: the rows on the left are."""
+        rows, columns, *rest = [each for each in node.inputs if each]
+        rank = self.rank(node.outputs[0])
+        if axis != rank - 2 or self.rank(rows) < 2 or self.rank(columns) < 2 or node.attributes.get("transA", 0):
+            return False
+        return all(self.alike(name, axis - rank + self.rank(name), mark) for name in (rows, *rest))
+
+    def _alike_before(self, name: str, axis: int, shape: Shape, mark: Mark) -> bool:
+        """Return whether the value that a Reshape gives ``shape`` is equal for every sample of a kept ``axis``."""
+        before = self.shape(name)
+        if before[: axis + 1] == shape[: axis + 1]:
+            return self.alike(name, axis, mark)
+        if any(not isinstance(size, int) for size in (*before, *shape)):
+            return False
+        front = prod(shape[:axis])  # type: ignore[arg-type]
+        fits = [at for at, size in enumerate(before) if size == shape[axis] and prod(before[:at]) == front]  # type: ignore[arg-type]
+        return len(fits) == 1 and self.alike(name, fits[0], mark)
 
     def _of_data(self, node: Node, axis: int) -> bool:
         """Return whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""

@@ -9,6 +9,7 @@ from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import CouplingKind, Mark, Marks, Relation, Untraceable, changed, division
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
 from gopt.ir.graph import Node
+from gopt.operators.table import operator
 
 Letters = Sequence[Hashable]
 
@@ -123,9 +124,6 @@ def conv(context: CouplingContext, node: Node) -> Marks:
     raise Untraceable("a convolution of samples in another dimension than the first")
 
 
-SUMS = {"ReduceSum", "ReduceSumSquare", "ReduceL1"}
-
-
 def reduction(context: CouplingContext, node: Node) -> Marks:
     """The Reduce operators, ArgMax and ArgMin."""
     name, out = node.inputs[0], node.outputs[0]
@@ -144,11 +142,11 @@ def reduction(context: CouplingContext, node: Node) -> Marks:
     shape = context.shape(name)
     sizes = [size for axis, size in enumerate(shape) if axis in axes and axis != mark.axis and isinstance(size, int)]
     context.origins[out] = node
-    if node.op_type in SUMS:
+    pieces = operator(node.op_type).pieces
+    if pieces == "sum":
         return [summed(context, node, mark if linear else changed(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
-    extreme = {"ReduceMax": Relation.MAX, "ReduceMin": Relation.MIN}.get(node.op_type)
-    if extreme is not None:
-        return [Mark(extreme, origin=out, mixed=mark.mixed, even=False)]
+    if pieces in ("max", "min"):
+        return [Mark(Relation(pieces), origin=out, mixed=mark.mixed, even=False)]
     average = node.is_a("ReduceMean")
     count = context.batch * prod(sizes) * mark.outer * mark.inner
     return [Mark(Relation.MEAN if average else Relation.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]

@@ -19,7 +19,8 @@ from gopt.analysis.statistic_points import Ring, RowQueue, StatisticPoint, Stati
 from gopt.analysis.training import State, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors
-from gopt.operators.kinds import LAYOUT, PARTS, SCATTERS, elementwise
+from gopt.ir.node_kinds import elementwise
+from gopt.operators.kinds import LAYOUT, PARTS, SCATTERS
 
 _DEPTH = 32
 

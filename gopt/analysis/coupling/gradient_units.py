@@ -21,11 +21,12 @@ from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, SCALES, SCATTERS, SUMS
+from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, QUOTIENTS, SCALES, SCATTERS, TERMS
 
-FACTORS = CONTRACTIONS | SCALES | {"Reciprocal"}
-TERMS = SUMS | SCATTERS | {"Concat", "Mean", "Where"}
-LINEAR = LINEAR_IN_FIRST | CASTS | {"Pad"}
+FACTORS = CONTRACTIONS | SCALES | QUOTIENTS
+_TERMS = TERMS | SCATTERS
+_KEEPING = LINEAR_IN_FIRST | CASTS
+LINEAR = _KEEPING | {"Pad"}
 """Operators that are linear in their first operand."""
 
 
@@ -74,7 +75,7 @@ class GradientUnits:
     """Reduced values of the forward that single samples read."""
     squared: set[str] = field(default_factory=set)
     zeros: set[str] = field(default_factory=set)
-    """Values of samples times zero: a hand's way to write zeros of their shape."""
+    """Values of samples times zero, as of a recurrence's first state, and linear functions of such values."""
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -96,7 +97,8 @@ class GradientUnits:
             node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared
         ):
             self.squared.update(node.outputs)
-        if node.is_a("Mul") and any(self.context.index.constants.zero(name) for name in node.inputs):
+        factors = node.inputs if node.is_a("Mul", "MatMul") else node.inputs[:1] if node.is_in(_KEEPING) else []
+        if any(name in self.zeros or self.context.index.constants.zero(name) for name in factors):
             self.zeros.update(node.outputs)
         for name in node.outputs:
             if name in marks and not self._is_count_of(node, name):
@@ -125,7 +127,7 @@ class GradientUnits:
     def _is_count_of(self, node: Node, name: str) -> bool:
         """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
-        return counts and name not in self.trained and not node.is_a(*FACTORS)
+        return counts and name not in self.trained and not node.is_in(FACTORS)
 
     def of(self, name: str) -> Unit | None:
         """The unit of a marked value; None where there is none."""
@@ -168,13 +170,13 @@ class GradientUnits:
             return self.of(moving[0])
         if any(marks[name].kind is Relation.SAMPLES for name in moving) or not self.units.keys().isdisjoint(moving):
             pass
-        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_a(*FACTORS):
+        elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_in(FACTORS):
             return self._reduced_of(mark)  # a count that is kept from being zero
-        if node.is_a(*FACTORS):
+        if node.is_in(FACTORS):
             return self._product(node, mark, moving)
-        if node.is_a(*TERMS):
+        if node.is_in(_TERMS):
             return self._sum(node, mark, moving)
-        if node.is_a(*LINEAR) and node.inputs[0] in moving:
+        if node.is_in(LINEAR) and node.inputs[0] in moving:
             return self._linear(node, mark, node.inputs[0])
         return self._function(node, mark, moving)
 
@@ -190,10 +192,12 @@ class GradientUnits:
         names = [name for name in node.inputs if name and name not in self.context.marks and name not in self.zeros]
         names = [name for name in names if self.context.index.graph.type_of(name).dtype in FLOATS]
         placed = [name for name in names if not self.context.index.constants.zero(name)]
-        if not node.is_a(*TERMS) or len(placed) != 1:
+        if not node.is_in(_TERMS) or len(placed) != 1:
             return Unit(start=True)
         factor = self.factors.of(placed[0])
-        return Unit(-factor.batches, factor=factor.number, start=factor.uniform, explicit=bool(factor.batches))
+        found = Unit(-factor.batches, factor=factor.number, start=True, explicit=bool(factor.batches))
+        where = next((name for name in node.inputs if self.context.samples(name) is not None), "")
+        return found if factor.uniform else self._seeded(found, Unit(), factor, where)
 
     def _function(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
         """Any other function: of values that are alike in the large batch."""
@@ -428,12 +432,16 @@ class GradientUnits:
         if samples:
             if found.start and not factor.uniform:
                 seeded = replace(found, factor=found.factor * factor.number**sign, model=False)
-                tried = self.settled(seeded, self._others(samples[0]))
-                seeds = factor.number != 1.0 or factor.batches
-                return tried if seeds and tried.sure else self.settled(found, self._others(samples[0]))
+                return self._seeded(seeded, self.settled(found, self._others(samples[0])), factor, samples[0])
             known = found.factor * (factor.number**sign if found.start else 1.0)
             return replace(found, factor=known, model=found.model and not factor.uniform)
         return replace(found, over=self._over(found, factor.number**sign, found.sizes))
+
+    def _seeded(self, unit: Unit, otherwise: Unit, factor: UniformFactor, samples: str) -> Unit:
+        """The start of a backward behind a factor that holds values of the model beside the derivative of the loss;
+        ``otherwise``: what it is where the constants of the factor do not tell."""
+        tried = self.settled(unit, self._others(samples))
+        return tried if (factor.number != 1.0 or factor.batches) and tried.sure else otherwise
 
     # --- behind the gradient ----------------------------------------------------------------------------------------
 

@@ -51,10 +51,12 @@ def gather_elements(context: CouplingContext, node: Node) -> Marks:
 
 
 def gather_nd(context: CouplingContext, node: Node) -> Marks:
-    """GatherND: rows looked up by samples; of samples, by batch dimensions alone."""
+    """GatherND: rows looked up by samples; of samples, by batch dimensions alone; or a part of every sample."""
     data, indices = node.inputs
     mark, by = context.samples(data), context.samples(indices)
-    batch_dims = int(node.attributes.get("batch_dims", 0))
+    batch_dims, named = int(node.attributes.get("batch_dims", 0)), context.shape(indices)[-1]
+    if mark is not None and indices not in context.marks and isinstance(named, int) and mark.axis >= batch_dims + named:
+        return [changed(mark, axis=mark.axis - batch_dims - named + context.rank(indices) - 1)]
     if by is not None and by.axis < context.rank(indices) - 1 and (mark is None or mark.axis == by.axis < batch_dims):
         if mark is not None and (mark.outer, mark.inner) != (by.outer, by.inner):
             raise Untraceable("data and indices count their samples differently")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
 from gopt.ir.graph import Node
-from gopt.operators.kinds import value_reads
-
-NUMBER_OF_SAMPLES = "check that the step intends this: gopt does not rewrite it"
+from gopt.ir.node_kinds import value_reads
 
 
 def pointwise(context: CouplingContext, node: Node) -> Marks:

@@ -9,10 +9,10 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import statistics
 from gopt.analysis.coupling.marks import DRAWN, REDUCED, UNKNOWN, CouplingKind, Mark, Marks, Relation, Untraceable
 from gopt.analysis.coupling.reduced import reduced
-from gopt.analysis.coupling.transfer_functions import RULES
+from gopt.analysis.coupling.transfer_functions import RULES, by_dims
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.operators.kinds import control_flow, random, value_reads
+from gopt.ir.node_kinds import control_flow, random, value_reads
 
 UNDECIDED = "gopt cannot tell whether it is the step of one large batch"
 
@@ -64,7 +64,7 @@ def _visit(context: CouplingContext, node: Node, marks: list[Mark]) -> Marks:
         raise Untraceable("gopt does not look into control flow")
     if node.domain == COMM:
         return [context.marks.get(name) for name in node.inputs][: len(node.outputs)]
-    if node.domain not in ("", "ai.onnx") or (rule := RULES.get(node.op_type)) is None:
+    if node.domain not in ("", "ai.onnx"):
         raise Untraceable("gopt has no rule for this operator")
     if all(mark.kind in REDUCED for mark in marks):
         made = reduced(context, node)
@@ -73,7 +73,7 @@ def _visit(context: CouplingContext, node: Node, marks: list[Mark]) -> Marks:
         mark = context.marks.get(name)
         if mark is not None and mark.kind in REDUCED:
             _feed(context, node, name, mark)
-    return rule(context, node)
+    return RULES.get(node.op_type, by_dims)(context, node)
 
 
 def _feed(context: CouplingContext, node: Node, name: str, mark: Mark) -> None:

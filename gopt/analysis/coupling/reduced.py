@@ -6,11 +6,24 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import value_reads
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CASTS, COMPARISONS, FLOAT_TESTS, LAYOUT, MEANS, value_reads
+from gopt.operators.kinds import (
+    CASTS,
+    COMBINERS,
+    COMPARISONS,
+    FLOAT_TESTS,
+    GATHERS,
+    LAYOUT,
+    LINEAR_IN_FIRST,
+    LOGIC,
+    PARTS,
+)
+from gopt.operators.table import operator
 
-COMPARE = COMPARISONS | FLOAT_TESTS | {"And", "Not", "Or"}
-SAME = LAYOUT | CASTS | MEANS | {"Neg", "Split", "Tile", "Pad", "Gather", "Trilu"}
+COMPARE = COMPARISONS | FLOAT_TESTS | LOGIC
+SAME = LINEAR_IN_FIRST | CASTS | {"Pad"}
+_MOVES = LAYOUT | CASTS | PARTS | GATHERS
 
 
 def reduced(context: CouplingContext, node: Node) -> Mark:
@@ -64,9 +77,9 @@ def _extreme(node: Node, marks: list[Mark]) -> Mark | None:
     first = marks[0]
     if any(mark.kind is not first.kind for mark in marks):
         return None
-    joins = ("Max", "ReduceMax") if first.kind is Relation.MAX else ("Min", "ReduceMin")
-    moves = node.is_in(LAYOUT) or node.is_a("Cast", "CastLike", "Identity", "Split", "Tile", "Gather")
-    return first if node.is_a(*joins) or (moves and len(marks) == 1) else None
+    how = first.kind.value
+    joins = node.is_in(COMBINERS[how]) or operator(node.op_type).pieces == how
+    return first if joins or (node.is_in(_MOVES) and len(marks) == 1) else None
 
 
 def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:

@@ -24,7 +24,7 @@ _FAR = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RingPlaces:
     """Integers that are ``pointer``, a state of one element, plus ``offsets``; ``pointer`` '' : the offsets alone.
 
     ``modulus``: what the sum was last divided by, 0 without; ``wrapped``: they are the remainder, and nothing was added
@@ -38,16 +38,16 @@ class Places:
     terms: tuple[str, ...] = ()
 
 
-def places(index: GraphIndex, name: str, depth: int = 32) -> Places | None:
+def places(index: GraphIndex, name: str, depth: int = 32) -> RingPlaces | None:
     """The value ``name`` as a pointer plus constants; None where it is none."""
     value = index.constants.value(name)
     if value is not None:
-        return Places("", value) if value.dtype.kind in "iu" else None
+        return RingPlaces("", value) if value.dtype.kind in "iu" else None
     node, type = index.producers.get(name), index.graph.types.get(name)
     if node is None:
         if type is None or type.elements != 1 or type.dtype not in _INTEGERS:
             return None
-        return Places(name, np.zeros(type.dims, np.int64))
+        return RingPlaces(name, np.zeros(type.dims, np.int64))
     if not depth or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
         return None
     operands = [places(index, each, depth - 1) for each in node.inputs if each]
@@ -56,7 +56,7 @@ def places(index: GraphIndex, name: str, depth: int = 32) -> Places | None:
     return _of(index, node, [each for each in operands if each is not None])
 
 
-def _of(index: GraphIndex, node: Node, operands: list[Places]) -> Places | None:
+def _of(index: GraphIndex, node: Node, operands: list[RingPlaces]) -> RingPlaces | None:
     first = operands[0]
     if node.is_in(LAYOUT) or node.is_a("Cast"):
         made = index.graph.type_of(node.outputs[0])

@@ -20,9 +20,11 @@ from gopt.analysis.training import State
 from gopt.ir.constant_folding import Constants, constant_array
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, copied_from
+from gopt.ir.node_kinds import control_flow, elementwise, value_reads
 from gopt.ir.nodes import nested
 from gopt.ir.scopes import bodies
-from gopt.operators.kinds import LAYOUT, control_flow, elementwise, value_reads
+from gopt.operators.kinds import LAYOUT
+from gopt.operators.table import operator
 
 _MOST = 64
 """Elements of a constant that are looked at."""
@@ -252,13 +254,10 @@ class SampleCounts:
         return tuple({size for type in of_batch for size in (type.shape or ())[1:] if isinstance(size, int)})
 
 
-_PLACES = {"Where": 0, "Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterND": 1, "ScatterElements": 1}
-
-
 def chooses(node: Node, name: str) -> bool:
     """Return whether a node reads an operand as a condition or as places alone."""
-    place = next((place for op, place in _PLACES.items() if node.is_a(op)), None)
-    return place is not None and [at for at, each in enumerate(node.inputs) if each == name] == [place]
+    choosers = operator(node.op_type).choosers if node.domain in ("", "ai.onnx") else ()
+    return bool(choosers) and {at for at, each in enumerate(node.inputs) if each == name} <= {*choosers}
 
 
 def few_elements(value: np.ndarray, kinds: str) -> set[float]:

@@ -154,13 +154,15 @@ def slices(context: CouplingContext, node: Node) -> Marks:
         return [DRAWN]
     after = context.shape(node.outputs[0])
     steps = context.ints(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else [1]
+    axes = context.axes(node, len(shape), 3)
+    if axes is not None and mark.axis not in axes:
+        return [mark]
     if steps is None or (shape[mark.axis] == after[mark.axis] and any(step < 0 for step in steps)):
         raise Untraceable("a Slice may reverse the order of samples")
     if shape[mark.axis] == after[mark.axis] and shape[mark.axis] is not None:
         return [mark]
     each, starts = context.batch * mark.inner, context.ints(node.inputs[1]) if len(node.inputs) > 1 else None
     size = after[mark.axis]
-    axes = context.axes(node, len(shape), 3)
     if mark.outer > 1 and each and starts is not None and isinstance(size, int) and size % each == 0:
         start = starts[axes.index(mark.axis) if axes is not None else mark.axis]
         if start % each == 0 and steps == [1] * len(steps):

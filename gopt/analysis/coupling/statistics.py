@@ -22,15 +22,14 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import AVERAGES, LAYOUT, WRITES
 
 _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Relation.MIN: "min"}
-_JOINS = frozenset(["Concat", "ScatterND", "ScatterElements", "Scatter", "TensorScatter"])
+_JOINS = WRITES | {"Concat"}
 _OF_STATISTICS = (CouplingKind.STATISTICS, CouplingKind.IN_BATCH, CouplingKind.PLACE)
 """Kinds that are told of nodes between the forward and a statistic; the rest has its own refusal."""
 _EPSILON = 1e-2
 """Of one sample: a smaller constant beside a sum keeps it from zero."""
-_AVERAGES = ("ReduceMean", "BatchNormalization", "GlobalAveragePool")
 
 
 def statistic_rules(context: CouplingContext, training: TrainingGraph) -> StatisticRules:
@@ -310,7 +309,7 @@ class _Walk:
             seen.add(value)
             if node is None or len(seen) > 64:
                 return False
-            if not node.is_a(*_AVERAGES) and not self._divides_sum(node):
+            if not node.is_in(AVERAGES) and not self._divides_sum(node):
                 if node.phase is Phase.FORWARD:
                     return False
                 stack.extend(node.reads)

@@ -29,7 +29,7 @@ from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors
-from gopt.operators.kinds import reads_value
+from gopt.ir.node_kinds import reads_value
 
 COUPLINGS = "couplings"
 """The question of ``TrainingGraph.once``."""

@@ -6,19 +6,25 @@ from collections.abc import Callable
 
 from gopt.analysis.coupling import contract, lookups, shapes
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.marks import DRAWN, Marks, Relation
-from gopt.analysis.coupling.pointwise import pointwise
+from gopt.analysis.coupling.marks import DRAWN, Marks, Relation, Untraceable, changed
+from gopt.analysis.coupling.pointwise import by_place, pointwise
 from gopt.ir.graph import Node
+from gopt.operators.dims.link import OLDEST, DimFactor, DimFactors, OperatorUse
 from gopt.operators.kinds import (
+    ALL_REDUCTIONS,
+    ARG_EXTREMES,
     ATTENTION,
     CLASS_LOSSES,
     DEPTH_MOVES,
+    DRAWN_LIKE,
     ELEMENTWISE,
     GLOBAL_POOLS,
     LAYER_NORMS,
     PART_NORMS,
     POOLS,
+    SOFTMAXES,
 )
+from gopt.operators.table import operator
 
 TransferFunction = Callable[[CouplingContext, Node], Marks]
 
@@ -27,6 +33,41 @@ def like(context: CouplingContext, node: Node) -> Marks:
     """Random numbers of the shape of their first operand."""
     mark = context.marks[node.inputs[0]]
     return [mark if mark.kind is Relation.SAMPLES else DRAWN for _ in node.outputs]
+
+
+def by_dims(context: CouplingContext, node: Node) -> Marks:
+    """The samples of results, by the dimensions along which the operator's record is split."""
+    rule, marks = operator(node.op_type).dims, [context.samples(name) for name in node.inputs]
+    first = next((mark for mark in marks if mark is not None), None)
+    if rule is None or first is None:
+        raise Untraceable("gopt has no rule for this operator")
+    if any(mark and (mark.outer, mark.inner) != (first.outer, first.inner) for mark in marks):
+        raise Untraceable("operands count their samples differently")
+    for factor in _factors(context, node, rule):
+        places = dict(zip(node.inputs, factor.operands))
+        whole = not (factor.reduce or factor.masked) and all(isinstance(each, int) for each in factor.results)
+        if not whole or any(mark and places[name] != mark.axis for name, mark in zip(node.inputs, marks)):
+            continue
+        for name, mark in zip(node.inputs, marks):
+            if mark is None and isinstance(place := places[name], int) and not context.alike(name, place, first):
+                by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
+        return [changed(first, axis=place, factor=1.0) for place in factor.results]
+    raise Untraceable("it does not take samples one by one along this dimension")
+
+
+def _factors(context: CouplingContext, node: Node, rule: DimFactors) -> list[DimFactor]:
+    """The dimensions along which a node is split; none where they follow sizes that are no numbers."""
+    types = [context.index.graph.type_of(name) if name and context.shape(name) is not None else None
+             for name in (*node.inputs, *node.outputs)]  # fmt: skip
+    operands, results = types[: len(node.inputs)], types[len(node.inputs) :]
+    use = OperatorUse(
+        node.op_type, node.attributes, tuple(operands), tuple(results),
+        lambda place: context.constant(node.inputs[place]) if place < len(node.inputs) else None, context.opset,
+    )  # fmt: skip
+    try:
+        return list(rule(use)) if context.opset >= OLDEST else []
+    except TypeError:
+        return []
 
 
 IN_FRONT = sorted(POOLS | GLOBAL_POOLS | DEPTH_MOVES | PART_NORMS | ATTENTION | {"LRN"})
@@ -57,15 +98,14 @@ RULES: dict[str, TransferFunction] = {
     "Einsum": contract.einsum,
     "Conv": contract.conv,
     "ConvTranspose": contract.conv,
-    **dict.fromkeys(
-        ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum"],
-        contract.reduction,
-    ),
-    **dict.fromkeys(["ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin"], contract.reduction),
-    **dict.fromkeys(["Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK"], contract.along),
+    **dict.fromkeys(sorted(ALL_REDUCTIONS | ARG_EXTREMES), contract.reduction),
+    **dict.fromkeys(sorted(SOFTMAXES), contract.along),
+    "LpNormalization": contract.along,
+    "CumSum": contract.along,
+    "TopK": contract.along,
     **dict.fromkeys(sorted(LAYER_NORMS), contract.layer_norm),
     "BatchNormalization": contract.batch_norm,
     **dict.fromkeys(IN_FRONT, contract.in_front),
     **dict.fromkeys(sorted(CLASS_LOSSES), contract.loss_operator),
-    **dict.fromkeys(["RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"], like),
+    **dict.fromkeys(sorted(DRAWN_LIKE), like),
 }

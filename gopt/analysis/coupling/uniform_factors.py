@@ -15,7 +15,7 @@ from gopt.operators.kinds import CASTS, LAYOUT
 
 DEPTH = 64
 """Nodes behind one another that are looked at."""
-_COPIES = LAYOUT | CASTS | {"Neg", "Tile"}
+_COPIES = LAYOUT | CASTS | {"Neg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class UniformFactors:
             return sized or (UNKNOWN_FACTOR if one else UNEQUAL)
         if node.is_a("Gather", "GatherElements", "ReduceProd", "Slice") and (sized := self._size(node)):
             return sized
-        if node.is_a(*_COPIES):
+        if node.is_in(_COPIES):
             return self.of(node.inputs[0], depth + 1)
         if node.is_a("Reciprocal"):
             return UniformFactor().times(self.of(node.inputs[0], depth + 1), -1)

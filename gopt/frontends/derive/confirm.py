@@ -23,14 +23,14 @@ from gopt.frontends.derive.same_forward import check_same_forward
 from gopt.frontends.derive.step import Step
 from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
+from gopt.ir.node_kinds import random
 from gopt.ir.tensor import Tensor
-from gopt.operators.kinds import random
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.data import open_data
 from gopt.sanitize import listed, show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
-from gopt.verification.gradient_check.forward import Forward, Precision, Values, sessions_for
+from gopt.verification.gradient_check.forward import CheckedForward, Precision, Values, sessions_for
 from gopt.verification.gradient_check.points import beside
 from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.verdict import APART, PROPORTIONAL, UNSTEADY, ZERO
@@ -128,7 +128,7 @@ def _unconfirmed(
         precision = slopes.forward.precision
         rest = slopes.located(rest)
     else:
-        precision = Forward(training, refuse_call).precision
+        precision = CheckedForward(training, refuse_call).precision
     if not rest:
         return []
     states = _states(training)
@@ -137,7 +137,7 @@ def _unconfirmed(
     return [_told(found[name]) for name in rest if not _is_gradient(found[name], scale, precision)]
 
 
-def _with_numbers(forward: Forward, points: Iterable[Values]) -> list[Values]:
+def _with_numbers(forward: CheckedForward, points: Iterable[Values]) -> list[Values]:
     """The first points at which the loss is a number; raises UnsupportedError where there is none."""
     first, found = None, []
     for point in points:
@@ -175,7 +175,7 @@ class _Slopes:
     given: Sequence[Values]
     scale: float
     seed: int
-    forward: Forward = field(init=False)
+    forward: CheckedForward = field(init=False)
     _peaks: dict[str, float] = field(default_factory=dict)
     """The largest element of each gradient that was seen."""
     _level: float = 0.0
@@ -185,7 +185,7 @@ class _Slopes:
     _looks: int = 0
 
     def __post_init__(self) -> None:
-        self.forward = Forward(self.training, refuse_call, sparing=True)
+        self.forward = CheckedForward(self.training, refuse_call, sparing=True)
 
     def disagreeing(self, names: Sequence[str], amount: float) -> list[str]:
         """The members of ``names`` of whose groups some do not agree with slopes of the loss, near the points."""

@@ -17,7 +17,7 @@ from gopt.errors import GoptError, UnsupportedError
 from gopt.ir.nodes import nested
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.operators.kinds import POOLS
+from gopt.operators.kinds import POOLS, RESIZES
 from gopt.runtime.runtime_errors import node_error
 from gopt.runtime.session import SessionCache
 from gopt.runtime.windows import window
@@ -34,7 +34,7 @@ def mend_resizes(before: ModelProto, after: ModelProto) -> None:
     """Let each Resize of a converted model, in place, take the elements that it took before."""
     if opset_of(before) >= _HALF_PIXELS:
         return
-    old = [node for node in nested(before.graph.node) if node.op_type in ("Upsample", "Resize")]
+    old = [node for node in nested(before.graph.node) if node.op_type in RESIZES]
     new = [node for node in nested(after.graph.node) if node.op_type == "Resize"]
     for node in new if len(old) == len(new) else ():  # the converter gives values other names
         kept = [each for each in node.attribute if each.name == "mode"]

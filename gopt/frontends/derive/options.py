@@ -12,7 +12,7 @@ import numpy as np
 from gopt.errors import OptionError
 from gopt.frontends.derive.losses import LOSSES, Criterion
 from gopt.frontends.derive.optimizers import OPTIMIZERS, Optimizer
-from gopt.frontends.derive.schedules import SCHEDULES, Schedule
+from gopt.frontends.derive.schedules import SCHEDULES, ScheduleFormula
 from gopt.option_records import check_least, check_types, spelled
 from gopt.suggestions import did_you_mean
 
@@ -131,7 +131,7 @@ class DeriveOptions:
         return Criterion(self.class_axis, self.ignore_index, self.label_smoothing)
 
     @property
-    def scheduled(self) -> Schedule | None:
+    def scheduled(self) -> ScheduleFormula | None:
         return None if self.schedule is None else SCHEDULES[self.schedule]
 
     @property
@@ -146,7 +146,7 @@ def flag(name: str) -> str:
 
 def _check_options(
     owner: str, given: Mapping[str, float], known: Mapping[str, object], option: str,
-    table: Mapping[str, Optimizer] | Mapping[str, Schedule],
+    table: Mapping[str, Optimizer] | Mapping[str, ScheduleFormula],
 ) -> None:  # fmt: skip
     """Raise OptionError for an option that ``owner`` does not have, or that is out of range.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -15,6 +15,7 @@ from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.ir.nodes import nested
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS
+from gopt.operators.table import operator
 from gopt.sanitize import listed, show
 
 MASK = 1e4
@@ -23,17 +24,10 @@ _FEW = 8
 """Elements below which equal values may be chance."""
 _STATISTICS = 3
 """The operand of a BatchNormalization from which on they are running statistics."""
-_NO_WEIGHTS: Mapping[str, tuple[int, ...]] = {
-    "RNN": (5,), "GRU": (5,), "LSTM": (5, 6), "Resize": (1, 2), "Clip": (1, 2), "Pad": (2,), "Where": (0,),
-    "OneHot": (2,), "RotaryEmbedding": (1, 2), "STFT": (2,), "Attention": (3, 4, 5), "CausalConvWithState": (3,),
-    "LinearAttention": (3,), "NegativeLogLikelihoodLoss": (2,), "SoftmaxCrossEntropyLoss": (2,),
-}  # fmt: skip
-"""Operands that are not weights: the state in which a recurrent layer begins, masks and caches of attention, tables of
-angles, windows, weights of classes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TrainedConstants:
     """The trained constants.
 
     ``trained``: names in the order of the file. ``asked``: what each pattern of ``--trainable`` names.
@@ -45,7 +39,7 @@ class Choice:
     notes: tuple[str, ...]
 
 
-def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str]) -> Choice:
+def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str]) -> TrainedConstants:
     """Choose parameters: floating-point constants without running statistics, scalars and masks, or those that patterns
     match.
 
@@ -92,7 +86,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
             f"nothing is left to train: no floating constant of one dimension or more matches the options{where}",
             "gopt inspect MODEL --text lists its constants",
         )
-    return Choice(tuple(trained), tuple(patterns), tuple(notes))
+    return TrainedConstants(tuple(trained), tuple(patterns), tuple(notes))
 
 
 def running_statistics(forward: ForwardModel) -> set[str]:
@@ -112,7 +106,7 @@ def _no_weights(forward: ForwardModel) -> set[str]:
     return {
         node.input[place]
         for node in nested(forward.model.graph.node)
-        for place in _NO_WEIGHTS.get(node.op_type, ())
+        for place in operator(node.op_type).aside
         if place < len(node.input)
     }
 

@@ -8,6 +8,7 @@ from onnx import NodeProto, helper
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.ir.types import FLOATS, TensorType
+from gopt.operators.kinds import VIEWS
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
@@ -36,7 +37,7 @@ def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorTyp
     """
     makers = {name: node for node in forward.model.graph.node for name in node.output}
     node = makers.get(prediction)
-    while node is not None and node.op_type in ("Identity", "Reshape", "Flatten") and _keeps(forward, node, kind):
+    while node is not None and node.op_type in VIEWS and _keeps(forward, node, kind):
         node = makers.get(node.input[0])
     if node is None or node.op_type != op_type or node.domain not in ("", "ai.onnx"):
         return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ScheduleFormula:
     """A schedule. ``rule``: a function (lr, t) -> (rate) in float64; ``t``: the number of steps taken. ``options``:
     names of options with their defaults; None where the user must give one."""
 
@@ -59,9 +59,9 @@ _STEP = """step <step_size, gamma> (lr, t) => (rate)
 }"""
 """StepLR: times gamma every step_size steps."""
 
-SCHEDULES: Mapping[str, Schedule] = {
-    "linear": Schedule(_LINEAR, {"start_factor": 1 / 3, "end_factor": 1.0, "total_steps": 5}),
-    "cosine": Schedule(_COSINE, {"min_lr": 0.0, "total_steps": None}),
-    "step": Schedule(_STEP, {"step_size": None, "gamma": 0.1}),
+SCHEDULES: Mapping[str, ScheduleFormula] = {
+    "linear": ScheduleFormula(_LINEAR, {"start_factor": 1 / 3, "end_factor": 1.0, "total_steps": 5}),
+    "cosine": ScheduleFormula(_COSINE, {"min_lr": 0.0, "total_steps": None}),
+    "step": ScheduleFormula(_STEP, {"step_size": None, "gamma": 0.1}),
 }
 """By the name that ``--schedule`` takes."""

@@ -17,10 +17,10 @@ from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, unknown_shape, with_constants
 from gopt.frontends.derive.losses import LOSS, LOSSES, LossNames
 from gopt.frontends.derive.options import CRITERION, DYNAMIC, DeriveOptions, flag
-from gopt.frontends.derive.parameters import Choice, choose
+from gopt.frontends.derive.parameters import TrainedConstants, choose
 from gopt.frontends.derive.predictions import before, predicted
 from gopt.frontends.derive.training_mode import add_outputs, updated_statistics, write_out
-from gopt.frontends.derive.update import FIRST_SCALE, SCALE, Update
+from gopt.frontends.derive.update import FIRST_SCALE, SCALE, DerivedUpdate
 from gopt.frontends.derive.writer import StepWriter, scalar
 from gopt.frontends.functional_step import add_roles
 from gopt.ir.graph import Graph
@@ -69,7 +69,7 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     writer.values.update((name, forward.stored[name]) for name in mode.statistics)
     # Behind a loop inference knows no shape; that of a gradient is its parameter's.
     made.model.graph.value_info.extend(value_info(made.gradients[name], parameters[name].type) for name in parameters)
-    update = Update(writer, options, parameters, dict(made.gradients))
+    update = DerivedUpdate(writer, options, parameters, dict(made.gradients))
     update.write(scale)
     _order_inputs(made.model, batch, writer)
     graph = graph_of(made.model)
@@ -147,7 +147,7 @@ def _scale(model: ModelProto, options: DeriveOptions, free: FreeNames) -> str:
     return name
 
 
-def _unread(choice: Choice, unread: tuple[str, ...]) -> list[str]:
+def _unread(choice: TrainedConstants, unread: tuple[str, ...]) -> list[str]:
     """Remarks on parameters without a gradient; raises OptionError where a pattern of ``--trainable`` names no
     others."""
     for names in choice.asked:

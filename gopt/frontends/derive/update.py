@@ -25,7 +25,7 @@ TINY = 1e-6
 
 
 @dataclass
-class Update:
+class DerivedUpdate:
     """Writes the update of all parameters. ``gradients``: parameter -> its gradient."""
 
     writer: StepWriter

@@ -33,7 +33,7 @@ from gopt.verification.compare import distance_of
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CheckLimits:
     """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, the disturbance in units of
     the last place, the share of a state's ``size`` that is allowed however little it changes, and the share of the
     ``largest`` state that is allowed in each: a gradient of zero is rounding of others."""
@@ -46,12 +46,12 @@ class Limits:
 
 
 LIMITS = {
-    None: Limits(4e-5, 5e-3, 2.0**-23),
-    Autocast.FP16: Limits(5e-3, 0.1, 2.0**-11),
-    Autocast.BF16: Limits(2e-2, 0.15, 2.0**-8),
+    None: CheckLimits(4e-5, 5e-3, 2.0**-23),
+    Autocast.FP16: CheckLimits(5e-3, 0.1, 2.0**-11),
+    Autocast.BF16: CheckLimits(2e-2, 0.15, 2.0**-8),
 }
 """By the narrow type of a step."""
-WIDE = Limits(1e-6, 1e-4, 2.0**-52, 1e-9, 2.0**-50)
+WIDE = CheckLimits(1e-6, 1e-4, 2.0**-52, 1e-9, 2.0**-50)
 """In float64, where constants of the exported step are still those of float32: 1 - 0.999 is off by 1e-5."""
 NOISE = 64.0
 """Allowed as well: this many times what a disturbance in the last place does."""
@@ -205,7 +205,7 @@ def _compared(
 
 def _check_again(
     twin: EagerStates, batch: Mapping[str, torch.Tensor], numbers: Sequence[torch.Tensor], eager: EagerStates,
-    first: Arrays, limits: Limits,
+    first: Arrays, limits: CheckLimits,
 ) -> None:  # fmt: skip
     """Raise UnsupportedError where a first step is another one when it runs again: what it draws unseen would be taken
     for the effect of rounding, and a constant of the graph."""
@@ -281,7 +281,7 @@ def _equal(one: Arrays, other: Arrays) -> bool:
 
 
 def _distance(
-    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, first: np.ndarray, limits: Limits
+    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, first: np.ndarray, limits: CheckLimits
 ) -> float:
     """The difference as a share of the change; raises _Difference where it exceeds the limit."""
     difference, change, size = distance_of(mine, theirs), distance_of(theirs, first), distance_of(theirs)

@@ -155,9 +155,15 @@ def diagonal_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
 
 
 def squeeze(x: Any, dims: Any) -> Any:
-    for dim in sorted((d % x.dim() for d in dims), reverse=True):
+    """Without those dimensions that have one element: PyTorch leaves the others, and Squeeze of ONNX refuses them."""
+    for dim in sorted((d % x.dim() for d in dims if x.shape[d] == 1), reverse=True):
         x = aten.squeeze.dim(x, dim)
     return x
+
+
+def squeeze_one(x: Any, dim: Any) -> Any:
+    """As ``squeeze``."""
+    return NotImplemented if x.dim() and x.shape[dim] == 1 else aten.alias.default(x)
 
 
 def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
@@ -267,6 +273,7 @@ def table() -> Any:
         aten.lerp.Scalar: lerp,
         aten.amin.default: least,
         aten.amax.default: greatest,
+        aten.squeeze.dim: squeeze_one,
         aten.squeeze.dims: squeeze,
         aten.diagonal_scatter.default: diagonal_scatter,
         aten.diagonal_backward.default: diagonal_backward,

@@ -17,7 +17,7 @@ from gopt.frontends.pytorch.module_record import SCALE, TRACKER
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import returned
 from gopt.frontends.pytorch.randomness import ReplayedDraws
-from gopt.frontends.pytorch.states import Kind, find_places
+from gopt.frontends.pytorch.states import StateForm, find_places
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,7 +40,9 @@ class EagerStates:
         self.loss = float("nan")
         self.outputs: Arrays = {}
         """Outputs of the module in the last step, where they are kept."""
-        self._places = [each for each in find_places(self._training.recipe, seen) if each.kind is not Kind.CONSTANT]
+        self._places = [
+            each for each in find_places(self._training.recipe, seen) if each.kind is not StateForm.CONSTANT
+        ]
         if shake:
             generator = torch.Generator().manual_seed(5)
             with torch.no_grad():

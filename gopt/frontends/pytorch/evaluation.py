@@ -34,7 +34,7 @@ from gopt.frontends.pytorch.randomness import RandomSource
 from gopt.frontends.pytorch.recorded_step import OTHER_SIZES, no_form
 from gopt.frontends.pytorch.samples import dimensions, resized
 from gopt.frontends.pytorch.size_branches import inputs_with_samples, refuse_branches
-from gopt.frontends.pytorch.states import Kind, Place, find_places
+from gopt.frontends.pytorch.states import Place, StateForm, find_places
 from gopt.frontends.pytorch.tracing import TracedStep, exportable, graph_of_code, swapped
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor, no_calls
@@ -71,7 +71,7 @@ class _Forward:
 
     def places(self) -> list[Place]:
         """Parameters, buffers and constants."""
-        return [each for each in find_places(self.recipe, self.seen) if each.kind is not Kind.OPTIMIZER]
+        return [each for each in find_places(self.recipe, self.seen) if each.kind is not StateForm.OPTIMIZER]
 
     def values(self, held: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
         """The loss, other metrics, and what the module returns, of tensors in the place of ``held`` ones."""
@@ -190,8 +190,8 @@ def _at_any_size(forward: _Forward, sampled: Sequence[str], name: str) -> onnx.M
 
 def _graph(model: onnx.ModelProto, forward: _Forward) -> Graph:
     places = forward.places()
-    states = {each.name: each.value for each in places if each.kind is not Kind.CONSTANT}
-    return with_values(model, states, {each.name: each.value for each in places if each.kind is Kind.CONSTANT})
+    states = {each.name: each.value for each in places if each.kind is not StateForm.CONSTANT}
+    return with_values(model, states, {each.name: each.value for each in places if each.kind is StateForm.CONSTANT})
 
 
 def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
@@ -216,7 +216,7 @@ def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
 def _disturbed(place: Place, generator: torch.Generator) -> torch.Tensor:
     """A value of a place that is not its first one, where a run may have another."""
     value = place.value.detach()
-    if place.kind is Kind.CONSTANT or not value.is_floating_point():
+    if place.kind is StateForm.CONSTANT or not value.is_floating_point():
         return value.clone()
     return value + 0.1 * torch.rand(value.shape, generator=generator).to(value.dtype)
 

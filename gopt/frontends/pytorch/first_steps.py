@@ -20,7 +20,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.randomness import RecordedDraws, ReplayedDraws
 from gopt.frontends.pytorch.stand_in import stand_in
-from gopt.frontends.pytorch.states import Kind, Place, find_places, store_others
+from gopt.frontends.pytorch.states import Place, StateForm, find_places, store_others
 from gopt.sanitize import show
 
 _SHARE, _ROUNDING = 1e-4, 1e-6
@@ -39,7 +39,7 @@ def first_steps_apart(recipe: Recipe, seen: EagerSteps, draws: Sequence[torch.Te
     places, others = _places(plain, seen), _places(given, seen)
     first = {each.name: each.value.detach().clone() for each in places}
     for place in others:
-        if place.kind is Kind.OPTIMIZER and place.read() is None:
+        if place.kind is StateForm.OPTIMIZER and place.read() is None:
             place.store()
     store_others(given, seen)
     numbers = ReplayedDraws(draws)
@@ -48,7 +48,7 @@ def first_steps_apart(recipe: Recipe, seen: EagerSteps, draws: Sequence[torch.Te
     generator = torch.Generator().manual_seed(3)
     for place, other in zip(places, others):
         value, twin = place.read(), other.read()
-        if place.kind is Kind.PARAMETER and value is not None and value.grad is not None and twin is not None:
+        if place.kind is StateForm.PARAMETER and value is not None and value.grad is not None and twin is not None:
             value.grad *= 1 + torch.randn(value.shape, generator=generator).to(value.dtype) / 2
             twin.grad = value.grad.clone()
     taken = numbers.taken
@@ -93,7 +93,7 @@ def _with_values(recipe: Recipe) -> tuple[Recipe, EagerSteps, list[torch.Tensor]
 
 
 def _places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
-    return [each for each in find_places(recipe, seen) if each.kind is not Kind.CONSTANT]
+    return [each for each in find_places(recipe, seen) if each.kind is not StateForm.CONSTANT]
 
 
 def _step(recipe: Recipe, draws: Sequence[torch.Tensor]) -> None:

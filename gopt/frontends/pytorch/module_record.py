@@ -16,7 +16,7 @@ from gopt.frontends.pytorch.optimizer_runs import started
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.rate_formulas import fitted
 from gopt.frontends.pytorch.rates import scheduled_rates
-from gopt.frontends.pytorch.states import Kind, Place
+from gopt.frontends.pytorch.states import Place, StateForm
 
 SCALE, TRACKER = "loss_scale", "loss_scale.growth_tracker"
 _STEPS = 3
@@ -27,10 +27,10 @@ def torch_record(
     recipe: Recipe, options: ExportOptions, places: Sequence[Place], apart: Collection[int]
 ) -> TorchRecord:
     """The record of a recipe. ``apart``: optimizers whose first step differs from the others."""
-    names = {id(each.read()): each.name for each in places if each.kind is not Kind.OPTIMIZER}
+    names = {id(each.read()): each.name for each in places if each.kind is not StateForm.OPTIMIZER}
     module, lost = _state_dict(recipe.module, names)
     loss = _state_dict(recipe.loss, names)[0] if isinstance(recipe.loss, torch.nn.Module) else {}
-    trained = [each.name for each in places if each.kind is Kind.PARAMETER]
+    trained = [each.name for each in places if each.kind is StateForm.PARAMETER]
     rates = [] if recipe.scheduler is None else scheduled_rates(recipe, options.schedule_steps)
     return TorchRecord(
         module=module,
@@ -59,7 +59,7 @@ def _optimizer(
 ) -> TorchOptimizer:  # fmt: skip
     slots: dict[str | int | None, dict[str, Place]] = {}
     for each in places:
-        if each.kind is Kind.OPTIMIZER and each.owner == index and each.slot is not None:
+        if each.kind is StateForm.OPTIMIZER and each.owner == index and each.slot is not None:
             slots.setdefault(each.slot[0], {})[each.slot[1]] = each
     groups = []
     for place, group in enumerate(optimizer.param_groups):

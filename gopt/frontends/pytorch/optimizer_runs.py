@@ -11,7 +11,7 @@ from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.python_numbers import PythonNumbers
 from gopt.frontends.pytorch.reads import no_reads
-from gopt.frontends.pytorch.states import Kind, Place, store_others
+from gopt.frontends.pytorch.states import Place, StateForm, store_others
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _run(optimizer: torch.optim.Optimizer, places: Sequence[Place]) -> None:
 def _first_step(optimizer: torch.optim.Optimizer, own: Sequence[Place], absent: set[str]) -> dict[str, torch.Tensor]:
     """The new value of each of the optimizer's ``own`` places in its first step; all are as before at the end."""
     before = {each.name: each.current.detach().clone() for each in own}
-    gradients = {each.name: _gradient(each) for each in own if each.kind is Kind.PARAMETER}
+    gradients = {each.name: _gradient(each) for each in own if each.kind is StateForm.PARAMETER}
     for place in own:
         if place.name in absent:
             place.write(None)
@@ -76,7 +76,7 @@ def _first_step(optimizer: torch.optim.Optimizer, own: Sequence[Place], absent: 
     first = {each.name: each.current.detach().clone() for each in own}
     for place in own:
         parameter = place.read()
-        if place.kind is not Kind.PARAMETER:
+        if place.kind is not StateForm.PARAMETER:
             place.write(before[place.name])
         elif parameter is not None:
             with torch.no_grad():

@@ -10,14 +10,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.python_values import Path, said
-from gopt.frontends.pytorch.states import Kind, Place
+from gopt.frontends.pytorch.states import Place, StateForm
 from gopt.sanitize import show
 
 
 def refuse_shared_memory(places: Sequence[Place], around: Mapping[Path, torch.Tensor]) -> None:
     """Raise UnsupportedError where a place that a step writes to has memory of another place, or of a tensor that code
     keeps and reads (``around``). A tied tensor is one place."""
-    held = [(each.name, each.kind is not Kind.CONSTANT, each.read()) for each in places if not each.number]
+    held = [(each.name, each.kind is not StateForm.CONSTANT, each.read()) for each in places if not each.number]
     held += [(said(path), False, value) for path, value in around.items()]
     memory = defaultdict(list)
     for name, written, value in held:

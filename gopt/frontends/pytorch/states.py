@@ -16,7 +16,7 @@ from gopt.frontends.pytorch.eager_steps import EagerSteps, parameter_names, tens
 from gopt.frontends.pytorch.factory import Recipe
 
 
-class Kind(Enum):
+class StateForm(Enum):
     """The role of the tensor at a place."""
 
     PARAMETER = "parameter"
@@ -38,7 +38,7 @@ class Place:
     """
 
     name: str
-    kind: Kind
+    kind: StateForm
     value: torch.Tensor
     write: Callable[[Any], None]
     read: Callable[[], torch.Tensor | None]
@@ -103,7 +103,7 @@ def _parameters(recipe: Recipe, seen: EagerSteps) -> tuple[list[Place], list[Pla
         held, own, name = spots[0]
         value = held[own]
         if value.requires_grad and key in owners:
-            trained.append(_module_place(name, Kind.PARAMETER, value, spots, owners[key]))
+            trained.append(_module_place(name, StateForm.PARAMETER, value, spots, owners[key]))
         else:
             constant.append(_module_place(name, _kind(spots, seen), value, spots))
     known = {id(place.read()) for place in trained}
@@ -115,15 +115,15 @@ def _parameters(recipe: Recipe, seen: EagerSteps) -> tuple[list[Place], list[Pla
     return trained, constant
 
 
-def _kind(spots: Any, seen: EagerSteps) -> Kind:
-    return Kind.BUFFER if any(spot[2] in seen.buffers for spot in spots) else Kind.CONSTANT
+def _kind(spots: Any, seen: EagerSteps) -> StateForm:
+    return StateForm.BUFFER if any(spot[2] in seen.buffers for spot in spots) else StateForm.CONSTANT
 
 
 def _id_of(place: Place) -> int:
     return id(place.read())
 
 
-def _module_place(name: str, kind: Kind, value: torch.Tensor, spots: Any, owner: int | None = None) -> Place:
+def _module_place(name: str, kind: StateForm, value: torch.Tensor, spots: Any, owner: int | None = None) -> Place:
     def write(new: torch.Tensor | None) -> None:
         for held, key, _ in spots:
             held[key] = new
@@ -153,7 +153,7 @@ def _states_of(
         if not isinstance(first, FakeTensor):  # of those it is not known what code reads
             scalar = scalar and (index, owner.name, key) in seen.read
         name, slot = f"{owner.name}.{key}", (owner.name, key)
-        yield Place(name, Kind.OPTIMIZER, value, write, read, index, number, scalar, slot)
+        yield Place(name, StateForm.OPTIMIZER, value, write, read, index, number, scalar, slot)
 
 
 def store_others(recipe: Recipe, seen: EagerSteps) -> None:
@@ -180,7 +180,7 @@ def _counter(name: str, index: int, held: dict[str, Any], slot: tuple[int | None
     def read() -> torch.Tensor | None:
         return None if held.get(key) is None else _tensor(held[key])
 
-    return Place(name, Kind.OPTIMIZER, _tensor(first), write, read, index, True, slot=slot)
+    return Place(name, StateForm.OPTIMIZER, _tensor(first), write, read, index, True, slot=slot)
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -41,7 +41,7 @@ from gopt.frontends.pytorch.rate_formulas import default_values
 from gopt.frontends.pytorch.reads import assumptions, no_reads
 from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
-from gopt.frontends.pytorch.states import Kind, Place
+from gopt.frontends.pytorch.states import Place, StateForm
 from gopt.frontends.pytorch.value_shapes import refuse_shapes_of_values
 from gopt.sanitize import show
 
@@ -94,7 +94,7 @@ def _extra_states(
     """States of the loss scaler, moving averages, scheduler and first steps, before the first step."""
     values = {started(index): torch.tensor(0) for index in sorted(way.apart)}
     if options.ema is not None:
-        values |= {f"ema.{each.name}": each.value.clone() for each in places if each.kind is Kind.PARAMETER}
+        values |= {f"ema.{each.name}": each.value.clone() for each in places if each.kind is StateForm.PARAMETER}
     if options.loss_scale == DYNAMIC:
         values |= {SCALE: torch.tensor(FIRST_SCALE), TRACKER: torch.tensor(0, dtype=torch.int32)}
     if scheduler is not None:
@@ -111,8 +111,8 @@ def trace(
     extra = _extra_states(options, places, recipe.scheduler if scheduled else None, way)
     generator = torch.Generator().manual_seed(options.seed)
     drawn = dict(zip(draw_names(len(draws)), (draw.values(generator) for draw in draws)))
-    carried = [each for each in places if each.kind is not Kind.CONSTANT]
-    constant = [each for each in places if each.kind is Kind.CONSTANT]
+    carried = [each for each in places if each.kind is not StateForm.CONSTANT]
+    constant = [each for each in places if each.kind is StateForm.CONSTANT]
     states = {each.name: each.value.detach().clone() for each in carried} | extra
     constants = {each.name: each.value.detach().clone() for each in constant}
     kinds = (recipe.batch, drawn, hyper.values, {each.name: each.value for each in carried}, extra, constants)
@@ -197,7 +197,7 @@ def _step(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The loss, and the new value of every state, on traced tensors."""
     old = {each.name: values[each.name].clone() for each in places if each.owner is not None and options.scales_loss}
-    fixed = [values[each.name] for each in places if each.kind is Kind.CONSTANT and each.name in values]
+    fixed = [values[each.name] for each in places if each.kind is StateForm.CONSTANT and each.name in values]
     with autocast(options), no_reads("the step", fixed):
         loss = recipe.loss_of({name: values[name] for name in recipe.batch})
     scale = values.get(SCALE, options.loss_scale)
@@ -216,7 +216,7 @@ def _step(
         new |= {
             f"ema.{each.name}": values[f"ema.{each.name}"] * options.ema + new[each.name] * (1 - options.ema)
             for each in places
-            if each.kind is Kind.PARAMETER
+            if each.kind is StateForm.PARAMETER
         }
     if options.loss_scale == DYNAMIC:
         new |= _new_scale(values[SCALE], values[TRACKER], torch.stack(overflowed).any())
@@ -273,13 +273,13 @@ def swapped(
         value, original = values[place.name], place.read()
         if place.is_scalar:
             value = value.double()
-        if place.kind is Kind.PARAMETER:
+        if place.kind is StateForm.PARAMETER:
             value = value.requires_grad_(True)
-        if place.kind is not Kind.OPTIMIZER and original is not None:
+        if place.kind is not StateForm.OPTIMIZER and original is not None:
             replaced[id(original)] = value
         place.write(value)
     for place, original in zip(places, kept):
-        if place.kind is Kind.PARAMETER and original is not None:
+        if place.kind is StateForm.PARAMETER and original is not None:
             copy_tensor_hooks(original, replaced[id(original)], replaced)
     loss = recipe.loss
     recipe.loss = rebound(loss, replaced)

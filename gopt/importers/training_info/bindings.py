@@ -17,7 +17,7 @@ from gopt.sanitize import line, show
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class BoundUpdate:
     """An initializer ``state``, the ``value`` that replaces it, and the graph output that is that value."""
 
     state: str
@@ -25,7 +25,7 @@ class Update:
     output: str
 
 
-def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[Update, ...]:
+def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[BoundUpdate, ...]:
     """The updates of a joined step, whose graph is given an output for each and the states as inputs.
 
     Raises InputError for a binding that names nothing, UnsupportedError where there is none.
@@ -35,7 +35,7 @@ def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[Update, ...]:
     made = {name for node in graph.node for name in node.output if name}
     known, outputs = made | fed | set(stored), {each.name for each in graph.output}
     free = FreeNames(known)
-    updates: dict[str, Update] = {}
+    updates: dict[str, BoundUpdate] = {}
     taken: set[str] = set()
     for entry in info.update_binding:
         state, value = entry.key, entry.value
@@ -50,7 +50,7 @@ def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[Update, ...]:
             output = free.take(f"{state}_out")
             graph.node.append(helper.make_node("Identity", [value], [output]))
         taken.add(output)
-        updates[state] = Update(state, value, output)
+        updates[state] = BoundUpdate(state, value, output)
         if output not in outputs:
             graph.output.append(ValueInfoProto(name=output))
         if state not in fed:
@@ -63,7 +63,7 @@ def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[Update, ...]:
     return tuple(updates.values())
 
 
-def check_types(model: ModelProto, updates: Sequence[Update]) -> None:
+def check_types(model: ModelProto, updates: Sequence[BoundUpdate]) -> None:
     """Raise InputError for a state that is replaced by a value of another type; a type that nothing tells is taken to
     be the state's, and declared."""
     stored, types = stored_types(model.graph), value_types(model, "the step")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gopt.artifact.checkpoint_index import open_index
 from gopt.offline.diff.models import diff_graphs
-from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.diff.values import EXACT, Tolerance
 from gopt.offline.folder_contents import read_folder
 
@@ -20,7 +20,7 @@ def diff_checkpoints(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
         ("mesh", *(held.manifest.mesh.mesh() for held in (first, second))),
     ):
         if before != after:
-            lines.append(Difference("record", f"{what}: {before} -> {after}"))
+            lines.append(FileDifference("record", f"{what}: {before} -> {after}"))
     result = diff_graphs(
         str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles), tolerance=tolerance
     )

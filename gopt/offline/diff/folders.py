@@ -14,7 +14,7 @@ from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.ir.load import load
 from gopt.offline.diff.json_records import diff_json
 from gopt.offline.diff.models import diff_graphs
-from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.diff.review import review_sections
 from gopt.offline.diff.sections import Section, kind_sections
 from gopt.offline.diff.splits import diff_splits
@@ -27,7 +27,7 @@ class _Folders:
     a: Path
     b: Path
     tolerance: Tolerance
-    lines: list[Difference] = field(default_factory=list)
+    lines: list[FileDifference] = field(default_factory=list)
     renamed: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -44,7 +44,9 @@ def review_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
     both = _Folders(a, b, tolerance)
     if reports[0].source.sha256 != reports[1].source.sha256:
         _file_lines(both, "source.onnx", _same_bytes(a / "states.bin", b / "states.bin"), states=False)
-    rows = [Difference("record", ": ".join(filter(None, row)), each.title) for each in sections for row in each.rows]
+    rows = [
+        FileDifference("record", ": ".join(filter(None, row)), each.title) for each in sections for row in each.rows
+    ]
     source = kind_sections((line.kind, "", line.text) for line in both.lines)
     review = (*sections[:-1], *(replace(each, title=f"Source: {each.title}") for each in source), *sections[-1:])
     note = "graphs of ranks are not compared node by node: --full does"
@@ -74,7 +76,7 @@ def diff_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
     lists: dict[str, Sequence[Manifest | Report]] = {MANIFEST_FILE: manifests, REPORT_FILE: reports}
     for file, records in lists.items():
         texts = diff_json(records[0].to_json(), records[1].to_json())
-        both.lines += [Difference("record", text, file) for text in texts]
+        both.lines += [FileDifference("record", text, file) for text in texts]
     same_values = _same_bytes(a / "states.bin", b / "states.bin")
     if (a / "source.onnx").is_file() and (b / "source.onnx").is_file():
         _file_lines(both, "source.onnx", same_values)
@@ -92,7 +94,7 @@ def diff_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
             where = "" if phase == "step" else f", {phase}"
             found.setdefault((line.kind, line.text, where), []).append(rank)
     both.lines += [
-        Difference(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
+        FileDifference(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
     ]
     return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes), review)
 
@@ -108,7 +110,7 @@ def _file_lines(both: _Folders, name: str, same_values: bool, *, states: bool = 
     first, second = both.a / name, both.b / name
     graphs = [load(path, own=True) for path in (first, second)]
     result = diff_graphs(str(first), graphs[0], str(second), graphs[1], states=states, tolerance=both.tolerance)
-    both.lines += [Difference(line.kind, line.text, name) for line in result.lines]
+    both.lines += [FileDifference(line.kind, line.text, name) for line in result.lines]
     both.renamed += result.renamed
     both.notes += result.notes
 

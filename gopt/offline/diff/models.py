@@ -15,7 +15,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.tensor import Tensor
 from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
-from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.diff.values import EXACT, Distance, Tolerance, distance
 from gopt.offline.text import digest, ref, tensor_text
 from gopt.opaque.expand import expand
@@ -70,12 +70,12 @@ def _kept_roles(graph: Graph, name: str) -> RoleMap:
     return stored_roles(graph, name)
 
 
-def _model_lines(a: Graph, b: Graph) -> Iterator[Difference]:
+def _model_lines(a: Graph, b: Graph) -> Iterator[FileDifference]:
     opsets = [{e.domain or "ai.onnx": e.version for e in graph.header.opset_import} for graph in (a, b)]
     for domain in sorted({*opsets[0], *opsets[1]}):
         versions = [each.get(domain, "none") for each in opsets]
         if versions[0] != versions[1]:
-            yield Difference("model", f"opset {domain}: {versions[0]} -> {versions[1]}")
+            yield FileDifference("model", f"opset {domain}: {versions[0]} -> {versions[1]}")
     functions = [
         {(f.domain, f.name, f.overload): f.SerializeToString(deterministic=True) for f in graph.header.functions}
         for graph in (a, b)
@@ -84,12 +84,12 @@ def _model_lines(a: Graph, b: Graph) -> Iterator[Difference]:
         if functions[0].get(key) != functions[1].get(key):
             both = key in functions[0] and key in functions[1]
             word = "changed" if both else "added" if key in functions[1] else "removed"
-            yield Difference("model", f"function {key[0]}.{key[1]} {word}")
+            yield FileDifference("model", f"function {key[0]}.{key[1]} {word}")
 
 
 def _interface_lines(
     a: Graph, b: Graph, first: TrainingGraph | None, second: TrainingGraph | None
-) -> Iterator[Difference]:
+) -> Iterator[FileDifference]:
     told_inputs: set[str] = set()
     told_outputs: set[str] = set()
     if first is not None and second is not None:
@@ -101,23 +101,23 @@ def _interface_lines(
         yield from _byte_lines(first, second)
         if first.losses != second.losses:
             one, two = (", ".join(map(ref, each.losses)) for each in (first, second))
-            yield Difference("output", f"loss: {one} -> {two}")
+            yield FileDifference("output", f"loss: {one} -> {two}")
     sides = ("input", a.inputs, b.inputs, told_inputs), ("output", a.outputs, b.outputs, told_outputs)
     for kind, old, new, told in sides:
         for name, before, after in _joined(old, new):
             if name in told:
                 continue
             if before is None or after is None:
-                yield Difference(kind, f"{ref(name)} {'added' if before is None else 'removed'}: {after or before}")
+                yield FileDifference(kind, f"{ref(name)} {'added' if before is None else 'removed'}: {after or before}")
             elif before != after:
-                yield Difference(kind, f"{ref(name)}: {before} -> {after}")
+                yield FileDifference(kind, f"{ref(name)}: {before} -> {after}")
         if list(old) != list(new) and sorted(old) == sorted(new):
-            yield Difference(kind, "order changed")
+            yield FileDifference(kind, "order changed")
 
 
-def _value_lines(a: Graph, b: Graph, tolerance: Tolerance) -> list[Difference]:
+def _value_lines(a: Graph, b: Graph, tolerance: Tolerance) -> list[FileDifference]:
     """Initial values of inputs that differ: first those that are no numbers, then the worst by their relative delta."""
-    found: list[tuple[float, Difference]] = []
+    found: list[tuple[float, FileDifference]] = []
     for name in a.inputs:
         old, new = a.initializers.get(name), b.initializers.get(name)
         if name not in b.inputs or _same_tensor(old, new):
@@ -128,29 +128,29 @@ def _value_lines(a: Graph, b: Graph, tolerance: Tolerance) -> list[Difference]:
         texts = ["none" if value is None else tensor_text(value) for value in (old, new)]
         by = "" if gap is None else f" ({gap})"
         rank = float("inf") if gap is None else gap.relative
-        found.append((rank, Difference("value", f"{ref(name)}: {texts[0]} -> {texts[1]}{by}")))
+        found.append((rank, FileDifference("value", f"{ref(name)}: {texts[0]} -> {texts[1]}{by}")))
     return [line for _, line in sorted(found, key=lambda each: -each[0])]
 
 
-def _state_lines(name: str, state: State | None, other: State | None, a: Graph, b: Graph) -> Iterator[Difference]:
+def _state_lines(name: str, state: State | None, other: State | None, a: Graph, b: Graph) -> Iterator[FileDifference]:
     if state is None or other is None:
         each, graph = (state, a) if state is not None else (other, b)
         assert each is not None
         owner = f" of {ref(each.of)}" if each.of else ""
         word = "added" if state is None else "removed"
-        yield Difference("state", f"{ref(name)} {word}: {graph.types[name]} {each.kind.value}{owner}")
+        yield FileDifference("state", f"{ref(name)} {word}: {graph.types[name]} {each.kind.value}{owner}")
         return
     if a.types[name] != b.types[name]:
-        yield Difference("state", f"{ref(name)}: {a.types[name]} -> {b.types[name]}")
+        yield FileDifference("state", f"{ref(name)}: {a.types[name]} -> {b.types[name]}")
     if state.kind != other.kind:
-        yield Difference("state", f"{ref(name)}: {state.kind.value} -> {other.kind.value}")
+        yield FileDifference("state", f"{ref(name)}: {state.kind.value} -> {other.kind.value}")
     if state.of != other.of:
-        yield Difference("state", f"{ref(name)}: of {ref(state.of or '')} -> of {ref(other.of or '')}")
+        yield FileDifference("state", f"{ref(name)}: of {ref(state.of or '')} -> of {ref(other.of or '')}")
     if state.updated != other.updated:
-        yield Difference("state", f"{ref(name)}: replaced by {ref(state.updated)} -> {ref(other.updated)}")
+        yield FileDifference("state", f"{ref(name)}: replaced by {ref(state.updated)} -> {ref(other.updated)}")
 
 
-def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[Difference]:
+def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[FileDifference]:
     sums: list[dict[str, int]] = [{}, {}]
     for training, total in zip((first, second), sums):
         for state in training.states:
@@ -158,7 +158,7 @@ def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[Differe
     for kind in sorted({*sums[0], *sums[1]}):
         before, after = sums[0].get(kind, 0), sums[1].get(kind, 0)
         if before != after:
-            yield Difference("bytes", f"{kind}: {before} -> {after} ({after - before:+d})")
+            yield FileDifference("bytes", f"{kind}: {before} -> {after} ({after - before:+d})")
 
 
 def _joined(a: Mapping[str, T], b: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:

@@ -11,7 +11,7 @@ from gopt.offline.diff.sections import Section, kind_sections
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FileDifference:
     """One difference. ``kind``: added, removed, op, attribute, rewired, input, output, value, state, bytes, model,
     record; ``where``: the file it is in, '' for a pair of models."""
 
@@ -29,7 +29,7 @@ class Diff(HtmlTable):
 
     a: str
     b: str
-    lines: tuple[Difference, ...]
+    lines: tuple[FileDifference, ...]
     renamed: int
     notes: tuple[str, ...] = ()
     review: tuple[Section, ...] = ()

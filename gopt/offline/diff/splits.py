@@ -13,7 +13,7 @@ from gopt.artifact.report_record import Report
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import to_document
 from gopt.offline.diff.models import diff_graphs
-from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.inspect_split import SplitInspection, inspect_split
 from gopt.pass_records import format_bytes, rank_ranges
@@ -26,14 +26,14 @@ def diff_splits(a: Path, b: Path, manifests: Sequence[Manifest], reports: Sequen
     """Compare two splits; None where they differ in nothing but, perhaps, the graphs of their roles."""
     entries = [entry for manifest in manifests if (entry := manifest.parameter_server) is not None]
     found = [inspect_split(manifest, entry, report) for manifest, entry, report in zip(manifests, entries, reports)]
-    lines = [Difference("record", text) for text in _settings(*found)]
-    lines += [Difference("record", text) for text in _moved(entries[0], entries[1])]
-    lines += [Difference("bytes", text) for text in _sizes(*found)]
+    lines = [FileDifference("record", text) for text in _settings(*found)]
+    lines += [FileDifference("record", text) for text in _moved(entries[0], entries[1])]
+    lines += [FileDifference("bytes", text) for text in _sizes(*found)]
     if not lines:
         return None
     first, second = read_folder(a), read_folder(b)
     result = diff_graphs(str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles))
-    lines += [Difference(line.kind, line.text, "source") for line in result.lines]
+    lines += [FileDifference(line.kind, line.text, "source") for line in result.lines]
     return Diff(str(a), str(b), tuple(lines), result.renamed, result.notes)
 
 

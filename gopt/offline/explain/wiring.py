@@ -6,8 +6,9 @@ from functools import cached_property
 
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.operators.kinds import CASTS, LAYOUT
 
-_VIEWS = ("Cast", "Reshape", "Identity", "Slice", "Flatten")
+_VIEWS = LAYOUT | CASTS
 
 
 class Wiring(GraphIndex):

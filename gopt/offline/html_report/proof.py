@@ -9,7 +9,7 @@ from typing import Any
 from gopt import documents
 from gopt.documents.records import from_document
 from gopt.errors import InputError
-from gopt.offline.html_report.record import Doubt, Proof, WorstError
+from gopt.offline.html_report.record import PageDoubt, Proof, WorstError
 from gopt.offline.html_report.verification_record import VerificationRecord
 
 DOUBTS = 100
@@ -32,9 +32,9 @@ def read_proof(verification: Path | Mapping[str, Any], ranks: int) -> Proof:
             "verify this folder: gopt verify DIR --json > proof.json",
         )
     refuted = [
-        Doubt(each.parameter, f"{each.gradient} is not its gradient") for each in found.gradients if each.refuted
+        PageDoubt(each.parameter, f"{each.gradient} is not its gradient") for each in found.gradients if each.refuted
     ]
-    doubts = [*refuted, *(Doubt(each.name, each.why) for each in found.unconfirmed)]
+    doubts = [*refuted, *(PageDoubt(each.name, each.why) for each in found.unconfirmed)]
     return Proof(
         outcome=found.outcome,
         tolerance=found.tolerance,

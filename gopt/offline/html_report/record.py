@@ -158,7 +158,7 @@ class WorstError:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class PageDoubt:
     """A value that could not be confirmed, or was shown to be no gradient, and why."""
 
     name: str
@@ -178,7 +178,7 @@ class Proof:
     gradients: int
     confirmed: int
     unconfirmed: int
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[PageDoubt, ...]
     notes: tuple[str, ...]
 
 

@@ -16,10 +16,10 @@ from gopt.ir.graph_index import walk
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
-from gopt.operators.kinds import MEANS, VIEWS
+from gopt.operators.kinds import CASTS, MEANS, SPREADS
 from gopt.sanitize import show
 
-_LAYOUT = VIEWS | {"Cast", "Expand"}
+_LAYOUT = SPREADS | CASTS
 _SCALE = frozenset(["Mul", "Div", "Sub", "Add", "Sqrt", "Reciprocal", "Pow", "Max", "Clip"])
 _REDUCE = MEANS | {"ReduceSumSquare"}
 _TOLERANCE = 1e-4

@@ -12,10 +12,11 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
+from gopt.operators.kinds import COMPARISONS, STEPWISE
 
 _SAMPLES = 20_000
 _TOLERANCE = 1e-3
-_COMPARE = frozenset(["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Floor"])
+_COMPARE = COMPARISONS | STEPWISE
 
 
 def as_identities(subgraph: ForwardSubgraph, draws: Iterable[str]) -> Iterator[Node]:

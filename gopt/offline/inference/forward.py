@@ -21,7 +21,7 @@ from gopt.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class InferenceForward:
     """A model of the forward alone. ``dropped``: inputs and random values that only dropout read; ``running``: values
     of the batch that running statistics replace, and BatchNorm nodes; ``changed``: values that are others than in
     training, for one of these reasons."""
@@ -32,7 +32,7 @@ class Forward:
     changed: frozenset[str]
 
 
-def forward_only(training: TrainingGraph, outputs: Sequence[str], *, called: bool = False) -> Forward:
+def forward_only(training: TrainingGraph, outputs: Sequence[str], *, called: bool = False) -> InferenceForward:
     """The model that computes ``outputs``, or where there are none the step's own outputs beside the loss.
 
     BatchNorm reads running statistics, and dropout passes values on. ``called``: where the loss function of an exported
@@ -66,7 +66,7 @@ def forward_only(training: TrainingGraph, outputs: Sequence[str], *, called: boo
     dropped = tuple(name for name in draws if name in subgraph.values and name not in read)
     changed = descendants(GraphIndex(found), kept & made.keys())
     ran = tuple(node.outputs[0] for node in running if node.outputs[0] in kept)
-    return Forward(found, dropped, ran, frozenset(changed))
+    return InferenceForward(found, dropped, ran, frozenset(changed))
 
 
 def _given(graph: Graph, values: Mapping[str, str]) -> Graph:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gopt.offline.kinds.registry import KINDS, Kind, inspect_path, kind_of
+from gopt.offline.kinds.registry import KINDS, FileKind, inspect_path, kind_of
 
-__all__ = ["KINDS", "Kind", "inspect_path", "kind_of"]
+__all__ = ["KINDS", "FileKind", "inspect_path", "kind_of"]

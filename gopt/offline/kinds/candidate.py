@@ -16,7 +16,7 @@ HEAD = 4096
 """Bytes read to distinguish files that are not ONNX."""
 
 
-class Candidate:
+class FileCandidate:
     """``path`` and what can be read of it. Nothing goes by its name."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -18,7 +18,7 @@ from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError
 from gopt.notebook import HtmlTable
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 MANIFEST, REPORT, RECORD = "gopt-manifest/1", report_record.FORMAT, "gopt-record/1"
 
@@ -94,7 +94,7 @@ class RecordInspection(HtmlTable):
         return {"format": "gopt-inspection/1", "what": "record"} | to_document(self)
 
 
-def stated_format(candidate: Candidate) -> str:
+def stated_format(candidate: FileCandidate) -> str:
     """The ``format`` that a JSON document states; '' for anything else."""
     if not candidate.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         return ""
@@ -106,26 +106,26 @@ def stated_format(candidate: Candidate) -> str:
     return stated if isinstance(stated, str) else ""
 
 
-def is_manifest(candidate: Candidate) -> bool:
+def is_manifest(candidate: FileCandidate) -> bool:
     return stated_format(candidate) == MANIFEST
 
 
-def is_report(candidate: Candidate) -> bool:
+def is_report(candidate: FileCandidate) -> bool:
     return stated_format(candidate) == REPORT
 
 
-def is_record(candidate: Candidate) -> bool:
+def is_record(candidate: FileCandidate) -> bool:
     return stated_format(candidate) == RECORD
 
 
-def is_checkpoint(candidate: Candidate) -> bool:
+def is_checkpoint(candidate: FileCandidate) -> bool:
     """Return whether this is a step of a checkpoint, its index, or a folder with complete steps."""
     if candidate.is_folder:
         return (candidate.path / INDEX_FILE).is_file() or bool(complete_steps(candidate.path))
     return stated_format(candidate) == FORMAT
 
 
-def inspect_manifest(candidate: Candidate) -> ManifestInspection:
+def inspect_manifest(candidate: FileCandidate) -> ManifestInspection:
     """Describe a manifest; raises InputError if it is damaged."""
     path = candidate.path
     manifest = from_document(Manifest, documents.read_json(path, documents.MANIFEST))
@@ -140,7 +140,7 @@ def inspect_manifest(candidate: Candidate) -> ManifestInspection:
     )  # fmt: skip
 
 
-def inspect_report(candidate: Candidate) -> ReportInspection:
+def inspect_report(candidate: FileCandidate) -> ReportInspection:
     """Describe a report of a rewrite; raises InputError if it is damaged."""
     report = from_document(Report, documents.read_json(candidate.path, documents.REPORT))
     return ReportInspection(
@@ -150,7 +150,7 @@ def inspect_report(candidate: Candidate) -> ReportInspection:
     )  # fmt: skip
 
 
-def inspect_record(candidate: Candidate) -> RecordInspection:
+def inspect_record(candidate: FileCandidate) -> RecordInspection:
     """Describe the record of a run; raises InputError if it is damaged."""
     record = documents.read_json(candidate.path, documents.RECORD)
     received = {name: len(given) for name, given in record["received"].items()}
@@ -162,7 +162,7 @@ def inspect_record(candidate: Candidate) -> RecordInspection:
     )  # fmt: skip
 
 
-def inspect_checkpoint(candidate: Candidate) -> CheckpointInspection:
+def inspect_checkpoint(candidate: FileCandidate) -> CheckpointInspection:
     """The complete steps of a checkpoint, and the newest of them; raises RunError where its index is damaged."""
     folder = candidate.path if candidate.is_folder else candidate.path.parent
     steps = complete_steps(folder)

@@ -29,7 +29,7 @@ from gopt.ir.load import graph_of, load, outline
 from gopt.ir.types import TensorType, dtype_name
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 SIZE = 8
 """A size that a hint gives to a dimension that has a name."""
@@ -121,7 +121,7 @@ def how_to_train(path: Path, graph: Graph) -> str:
 
 def _written_out(path: Path, graph: Graph) -> Graph:
     """The graph without calls of the model's own functions."""
-    model = Candidate(path).model if graph.header.functions else None
+    model = FileCandidate(path).model if graph.header.functions else None
     return graph if model is None else graph_of(inline_functions(model), path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from gopt.documents.records import to_document
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import Inspection
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 from gopt.offline.kinds.ort_checkpoint import OrtCheckpointInspection, inspect_ort_checkpoint, is_ort_checkpoint
 from gopt.offline.kinds.ort_models import (
     OrtOptimizerInspection,
@@ -53,12 +53,12 @@ class OrtArtifactsInspection(HtmlTable):
         }  # fmt: skip
 
 
-def is_ort_artifacts(candidate: Candidate) -> bool:
+def is_ort_artifacts(candidate: FileCandidate) -> bool:
     """Return whether a folder has one of the two graphs, whatever its name."""
     return candidate.is_folder and any(is_ort_training(each) or is_ort_optimizer(each) for each in _files(candidate))
 
 
-def inspect_ort_artifacts(candidate: Candidate) -> OrtArtifactsInspection:
+def inspect_ort_artifacts(candidate: FileCandidate) -> OrtArtifactsInspection:
     """Describe the files of a folder; raises InputError for a damaged checkpoint."""
     files = list(_files(candidate))
     training = next((inspect_ort_training(each) for each in files if is_ort_training(each)), None)
@@ -74,9 +74,9 @@ def inspect_ort_artifacts(candidate: Candidate) -> OrtArtifactsInspection:
     )  # fmt: skip
 
 
-def _files(candidate: Candidate) -> Iterator[Candidate]:
+def _files(candidate: FileCandidate) -> Iterator[FileCandidate]:
     paths = sorted(path for path in candidate.path.iterdir() if path.is_file())
-    return (Candidate(path) for path in paths[:MOST])
+    return (FileCandidate(path) for path in paths[:MOST])
 
 
 def _notes(

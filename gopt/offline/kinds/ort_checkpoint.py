@@ -9,7 +9,7 @@ from gopt.documents.records import to_document
 from gopt.importers.artifacts.checkpoint import IDENTIFIER, OptimizerGroup, Stored, read_checkpoint
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 NEXT = "it holds values for the training_model.onnx beside it: gopt inspect FOLDER shows both"
 
@@ -48,11 +48,11 @@ class OrtCheckpointInspection(HtmlTable):
         return {"format": "gopt-inspection/1", "what": "ort_checkpoint"} | to_document(self)
 
 
-def is_ort_checkpoint(candidate: Candidate) -> bool:
+def is_ort_checkpoint(candidate: FileCandidate) -> bool:
     return candidate.head[4:8] == IDENTIFIER
 
 
-def inspect_ort_checkpoint(candidate: Candidate) -> OrtCheckpointInspection:
+def inspect_ort_checkpoint(candidate: FileCandidate) -> OrtCheckpointInspection:
     """Describe a checkpoint; raises InputError for a damaged one."""
     held = read_checkpoint(candidate.path)
     return OrtCheckpointInspection(

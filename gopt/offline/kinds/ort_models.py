@@ -19,7 +19,7 @@ from gopt.importers.artifacts.folder import ACCUMULATOR, OPTIMIZERS, is_optimize
 from gopt.ir.types import TensorType, dtype_name
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 BACKWARD = "Backward pass"
 """The ``doc_string`` of each node of the backward."""
@@ -62,16 +62,16 @@ class OrtOptimizerInspection(HtmlTable):
         return {"format": "gopt-inspection/1", "what": "ort_optimizer_model"} | to_document(self)
 
 
-def is_ort_training(candidate: Candidate) -> bool:
+def is_ort_training(candidate: FileCandidate) -> bool:
     return candidate.model is not None and is_training(candidate.model)
 
 
-def is_ort_optimizer(candidate: Candidate) -> bool:
+def is_ort_optimizer(candidate: FileCandidate) -> bool:
     """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
     return candidate.model is not None and is_optimizer(candidate.model)
 
 
-def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
+def inspect_ort_training(candidate: FileCandidate) -> OrtTrainingInspection:
     """Describe a training graph: the parameters with gradients, forward and backward."""
     model = candidate.model
     assert model is not None
@@ -95,7 +95,7 @@ def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
     )
 
 
-def inspect_ort_optimizer(candidate: Candidate) -> OrtOptimizerInspection:
+def inspect_ort_optimizer(candidate: FileCandidate) -> OrtOptimizerInspection:
     """Describe an optimizer graph: its optimizer and constants."""
     model = candidate.model
     assert model is not None

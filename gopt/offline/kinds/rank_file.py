@@ -12,7 +12,7 @@ from gopt.ir.graph import COMM
 from gopt.ir.load import load
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
 
@@ -39,11 +39,11 @@ class RankFileInspection(HtmlTable):
         return {"format": "gopt-inspection/1", "what": "rank_file"} | to_document(self)
 
 
-def is_rank_file(candidate: Candidate) -> bool:
+def is_rank_file(candidate: FileCandidate) -> bool:
     return RANK in candidate.metadata
 
 
-def inspect_rank_file(candidate: Candidate) -> RankFileInspection:
+def inspect_rank_file(candidate: FileCandidate) -> RankFileInspection:
     """Describe the program of one rank; raises InputError for a damaged file."""
     path = candidate.path
     graph = load(path, own=True)

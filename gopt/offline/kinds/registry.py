@@ -11,7 +11,7 @@ from gopt.errors import InputError
 from gopt.offline.inspect_folder import inspect_folder
 from gopt.offline.inspect_role import ROLE, inspect_role
 from gopt.offline.kinds import gopt_files, value_files
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 from gopt.offline.kinds.ort_artifacts import inspect_ort_artifacts, is_ort_artifacts
 from gopt.offline.kinds.ort_checkpoint import inspect_ort_checkpoint, is_ort_checkpoint
 from gopt.offline.kinds.ort_models import inspect_ort_optimizer, inspect_ort_training, is_ort_optimizer, is_ort_training
@@ -27,15 +27,15 @@ class Description(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """One kind: ``name`` in words, how it is recognised (never by a file's name), and what describes it."""
 
     name: str
-    recognise: Callable[[Candidate], bool]
-    inspect: Callable[[Candidate], Description]
+    recognise: Callable[[FileCandidate], bool]
+    inspect: Callable[[FileCandidate], Description]
 
 
-def _role(candidate: Candidate) -> Description:
+def _role(candidate: FileCandidate) -> Description:
     found = inspect_role(candidate.path)
     if found is None:
         raise InputError(f"{candidate.path}: its metadata name no role", "write the folder again with gopt split")
@@ -43,26 +43,26 @@ def _role(candidate: Candidate) -> Description:
 
 
 KINDS = (
-    Kind("checkpoint of gopt", gopt_files.is_checkpoint, gopt_files.inspect_checkpoint),
-    Kind("training artifacts of ONNX Runtime", is_ort_artifacts, inspect_ort_artifacts),
-    Kind("output folder of gopt", lambda candidate: candidate.is_folder, lambda each: inspect_folder(each.path)),
-    Kind("manifest of gopt", gopt_files.is_manifest, gopt_files.inspect_manifest),
-    Kind("report of gopt", gopt_files.is_report, gopt_files.inspect_report),
-    Kind("record of a run", gopt_files.is_record, gopt_files.inspect_record),
-    Kind("training checkpoint of ONNX Runtime", is_ort_checkpoint, inspect_ort_checkpoint),
-    Kind("safetensors", value_files.is_safetensors, value_files.inspect_safetensors),
-    Kind("archive of NumPy arrays", value_files.is_npz, value_files.inspect_npz),
-    Kind("file of a trainer or a server", lambda candidate: ROLE in candidate.metadata, _role),
-    Kind("file of a rank", is_rank_file, inspect_rank_file),
-    Kind("model with training_info", has_training_info, inspect_training_info),
-    Kind("training graph of ONNX Runtime", is_ort_training, inspect_ort_training),
-    Kind("optimizer graph of ONNX Runtime", is_ort_optimizer, inspect_ort_optimizer),
+    FileKind("checkpoint of gopt", gopt_files.is_checkpoint, gopt_files.inspect_checkpoint),
+    FileKind("training artifacts of ONNX Runtime", is_ort_artifacts, inspect_ort_artifacts),
+    FileKind("output folder of gopt", lambda candidate: candidate.is_folder, lambda each: inspect_folder(each.path)),
+    FileKind("manifest of gopt", gopt_files.is_manifest, gopt_files.inspect_manifest),
+    FileKind("report of gopt", gopt_files.is_report, gopt_files.inspect_report),
+    FileKind("record of a run", gopt_files.is_record, gopt_files.inspect_record),
+    FileKind("training checkpoint of ONNX Runtime", is_ort_checkpoint, inspect_ort_checkpoint),
+    FileKind("safetensors", value_files.is_safetensors, value_files.inspect_safetensors),
+    FileKind("archive of NumPy arrays", value_files.is_npz, value_files.inspect_npz),
+    FileKind("file of a trainer or a server", lambda candidate: ROLE in candidate.metadata, _role),
+    FileKind("file of a rank", is_rank_file, inspect_rank_file),
+    FileKind("model with training_info", has_training_info, inspect_training_info),
+    FileKind("training graph of ONNX Runtime", is_ort_training, inspect_ort_training),
+    FileKind("optimizer graph of ONNX Runtime", is_ort_optimizer, inspect_ort_optimizer),
 )
 """The first that recognises a path describes it. What none recognises is a training step or an inference model, which
 only the analysis of the graph can tell: see ``gopt.cli.inspect``."""
 
 
-def kind_of(candidate: Candidate) -> Kind | None:
+def kind_of(candidate: FileCandidate) -> FileKind | None:
     """The kind of a path; None for other models, and for what is no model. Raises InputError where there is no file."""
     return next((kind for kind in KINDS if kind.recognise(candidate)), None)
 
@@ -72,7 +72,7 @@ def inspect_path(path: str | os.PathLike[str]) -> Description | None:
 
     Raises InputError for damaged files, and for files of other tools, with what they look like.
     """
-    candidate = Candidate(path)
+    candidate = FileCandidate(path)
     kind = kind_of(candidate)
     if kind is not None:
         return kind.inspect(candidate)

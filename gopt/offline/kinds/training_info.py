@@ -11,7 +11,7 @@ from gopt import api
 from gopt.documents.records import to_document
 from gopt.errors import GoptError
 from gopt.notebook import HtmlTable
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 NEXT = "gopt shard MODEL --ranks N shards it: algorithm and update_binding are read as one step"
 REFUSED = "correct what is refused, or write the step as one plain graph: new states as outputs"
@@ -49,11 +49,11 @@ class TrainingInfoInspection(HtmlTable):
         return {"format": "gopt-inspection/1", "what": "training_info"} | to_document(self)
 
 
-def has_training_info(candidate: Candidate) -> bool:
+def has_training_info(candidate: FileCandidate) -> bool:
     return candidate.model is not None and len(candidate.model.training_info) > 0
 
 
-def inspect_training_info(candidate: Candidate) -> TrainingInfoInspection:
+def inspect_training_info(candidate: FileCandidate) -> TrainingInfoInspection:
     """Describe the entries of a model's ``training_info``."""
     model = candidate.model
     assert model is not None

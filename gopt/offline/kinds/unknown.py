@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gopt.errors import InputError
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ SIGNATURES = (
 )
 
 
-def looks_like(candidate: Candidate) -> InputError | None:
+def looks_like(candidate: FileCandidate) -> InputError | None:
     """Return the error for a file of another kind; None if the format cannot be guessed."""
     head = candidate.head
     for signature in SIGNATURES:

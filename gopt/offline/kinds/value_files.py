@@ -17,7 +17,7 @@ from gopt.ir.external_data import naming, read_safetensors
 from gopt.ir.types import TensorType
 from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 
 NEXT = "it holds only values: gopt shard MODEL --state FILE gives them to a step whose inputs have these names"
 
@@ -40,13 +40,13 @@ class ValuesInspection(HtmlTable):
         return {"format": "gopt-inspection/1", "what": "values"} | to_document(self)
 
 
-def is_safetensors(candidate: Candidate) -> bool:
+def is_safetensors(candidate: FileCandidate) -> bool:
     """Return whether a file begins with the length of a JSON header that fits into it."""
     head = candidate.head
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= candidate.size - 8
 
 
-def is_npz(candidate: Candidate) -> bool:
+def is_npz(candidate: FileCandidate) -> bool:
     """Return whether a file is a zip archive of arrays."""
     if not candidate.head.startswith(b"PK\x03\x04"):
         return False
@@ -58,7 +58,7 @@ def is_npz(candidate: Candidate) -> bool:
     return bool(names) and all(name.endswith(".npy") for name in names)
 
 
-def inspect_safetensors(candidate: Candidate) -> ValuesInspection:
+def inspect_safetensors(candidate: FileCandidate) -> ValuesInspection:
     """The tensors of a file; raises InputError for a damaged one."""
     with naming(str(candidate.path)):
         found = read_safetensors(str(candidate.path), candidate.size)
@@ -70,7 +70,7 @@ def inspect_safetensors(candidate: Candidate) -> ValuesInspection:
     return _values(candidate, "safetensors", {name: tensor.type for name, tensor in found.items()}, metadata)
 
 
-def inspect_npz(candidate: Candidate) -> ValuesInspection:
+def inspect_npz(candidate: FileCandidate) -> ValuesInspection:
     """The arrays of an archive by their headers; raises InputError for a damaged one."""
     types = {}
     try:
@@ -89,7 +89,7 @@ def inspect_npz(candidate: Candidate) -> ValuesInspection:
 
 
 def _values(
-    candidate: Candidate, kind: str, types: Mapping[str, TensorType], metadata: Mapping[str, str]
+    candidate: FileCandidate, kind: str, types: Mapping[str, TensorType], metadata: Mapping[str, str]
 ) -> ValuesInspection:
     tensors = tuple(NamedValue(name, type.dtype, type.shape, _nbytes(type)) for name, type in types.items())
     dtypes = Counter(each.dtype for each in tensors)

@@ -12,10 +12,10 @@ from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import control_flow
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, dtype_name
 from gopt.offline.optimizer.numpy_ops import Array, run
-from gopt.operators.kinds import control_flow
 
 Values = dict[str, Array | None]
 _STEPS = (1, 13, 24, 5000, 10**6)

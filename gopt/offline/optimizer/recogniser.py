@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.analysis.updates import Mode, UpdateSubgraph
+from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fit_rule import fit_rule
@@ -68,7 +68,7 @@ class Recogniser:
 def _unknown(subgraph: UpdateSubgraph, update_fn: UpdateFunction, states: int) -> Rule:
     """Describe an update without a known rule; clips before it are not part of it."""
     count = f"{states} state{'' if states == 1 else 's'}" if states else "no state"
-    if subgraph.mode is Mode.WHOLE:
+    if subgraph.mode is UpdateMode.WHOLE:
         return Rule(f"non-elementwise update with {count}", recognised=False)
     own = " and norms of its own" if update_fn.reduces else ""
     return Rule(f"elementwise update with {count}{own}", recognised=False)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import control_flow
 from gopt.offline.optimizer.probe_harness import ProbeHarness
-from gopt.operators.kinds import control_flow
 
 
 @dataclass(frozen=True, slots=True)

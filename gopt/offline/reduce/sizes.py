@@ -8,12 +8,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from gopt.offline.reduce.graph_view import GraphView
+from gopt.operators.table import operator
 
 SMALL = 2
-_SHAPE_AT = {
-    "Reshape": (1,), "Expand": (1,), "ConstantOfShape": (0,), "Slice": (1, 2), "Split": (1,), "OneHot": (1,),
-}  # fmt: skip
-"""Operators that read sizes, and at which of their inputs."""
 
 
 def sizes(view: GraphView) -> list[int]:
@@ -35,7 +32,7 @@ def resized(view: GraphView, mapping: Mapping[int, int]) -> ModelProto:
     model.CopyFrom(view.model)
     graph = model.graph
     shapes = {
-        node.input[place] for node in graph.node for place in _SHAPE_AT.get(node.op_type, ()) if place < len(node.input)
+        node.input[place] for node in graph.node for place in _lengths(node.op_type) if place < len(node.input)
     }  # fmt: skip
     for info in (*graph.input, *graph.output, *graph.value_info):
         _resize_type(info, mapping)
@@ -49,6 +46,12 @@ def resized(view: GraphView, mapping: Mapping[int, int]) -> ModelProto:
                 elif attribute.ints and node.output[0] in shapes:
                     attribute.ints[:] = [mapping.get(size, size) for size in attribute.ints]
     return model
+
+
+def _lengths(op_type: str) -> list[int]:
+    """The operands that hold lengths of dimensions."""
+    record = operator(op_type)
+    return [*record.lengths] if record.shape is None else [*record.lengths, record.shape]
 
 
 def _resize_type(info: ValueInfoProto, mapping: Mapping[int, int]) -> None:

@@ -17,7 +17,7 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.nodes import nested
 from gopt.ir.symbol_table import RESERVED
-from gopt.offline.inference.forward import Forward
+from gopt.offline.inference.forward import InferenceForward
 from gopt.opaque.function_export import source_nodes
 from gopt.sanitize import show
 
@@ -26,7 +26,7 @@ IN_TRAINING = "training"
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class StepDivision:
     """A step as an inference graph and the nodes of its algorithm, in order.
 
     ``functions``: bodies of optimizers that the source does not have. ``names``: a value of the step -> its name in the
@@ -44,7 +44,7 @@ class Division:
         return self.names.get(value, value)
 
 
-def divide(training: TrainingGraph, forward: Forward) -> Division:
+def divide(training: TrainingGraph, forward: InferenceForward) -> StepDivision:
     """Divide a step at its forward. Nodes of optimizers are those of the file, not what they are written out as.
 
     Raises UnsupportedError for a collective, and for a body of control flow that reads a value with two names;
@@ -67,7 +67,7 @@ def divide(training: TrainingGraph, forward: Forward) -> Division:
         )
     names = {name: free.take(f"{name}.{IN_TRAINING}") for name in again}
     labels = {node.name for node in inference.nodes}
-    return Division(inference, [_named(node, names, labels, free) for node in left], functions, names, free)
+    return StepDivision(inference, [_named(node, names, labels, free) for node in left], functions, names, free)
 
 
 def _refuse_collectives(nodes: Iterable[Node]) -> None:

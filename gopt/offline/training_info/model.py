@@ -21,7 +21,7 @@ from gopt.ir.nodes import nested
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.offline import merge
-from gopt.offline.training_info.division import Division
+from gopt.offline.training_info.division import StepDivision
 from gopt.opaque.function_export import prepare
 from gopt.sanitize import show
 
@@ -29,7 +29,7 @@ OLDEST = 7
 """Version of the file format since which models have ``training_info``."""
 
 
-def training_model(training: TrainingGraph, parts: Division, first: Graph | None = None) -> Graph:
+def training_model(training: TrainingGraph, parts: StepDivision, first: Graph | None = None) -> Graph:
     """The inference graph, with the algorithm in its header; ``first``: the start-up graph to keep.
 
     Raises InputError for a state without a value.
@@ -52,7 +52,7 @@ def training_model(training: TrainingGraph, parts: Division, first: Graph | None
     return replace(inference, header=header, name=training.graph.name)
 
 
-def _placed(training: TrainingGraph, parts: Division) -> tuple[Graph, dict[str, Tensor]]:
+def _placed(training: TrainingGraph, parts: StepDivision) -> tuple[Graph, dict[str, Tensor]]:
     """The inference graph with the values that it stores, and the values that the algorithm stores."""
     step, states, inference = training.graph, training.state_of(), parts.inference
     unknown = next((name for name in states if name not in step.initializers), None)
@@ -77,7 +77,7 @@ def _placed(training: TrainingGraph, parts: Division) -> tuple[Graph, dict[str, 
 
 
 def _write_algorithm(
-    body: GraphProto, training: TrainingGraph, parts: Division, inference: Graph, stored: Mapping[str, Tensor]
+    body: GraphProto, training: TrainingGraph, parts: StepDivision, inference: Graph, stored: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """Fill in the algorithm; return each state with the value that replaces it."""
     step, states = training.graph, training.state_of()
@@ -104,11 +104,11 @@ def _write_algorithm(
     return {state.tensor: replaced[state.updated] for state in training.states}
 
 
-def _made(parts: Division, inference: Graph) -> set[str]:
+def _made(parts: StepDivision, inference: Graph) -> set[str]:
     return {name for node in (*inference.nodes, *parts.nodes) for name in node.outputs if name}
 
 
-def _roles(training: TrainingGraph, parts: Division, inference: Graph, updates: Mapping[str, str]) -> str:
+def _roles(training: TrainingGraph, parts: StepDivision, inference: Graph, updates: Mapping[str, str]) -> str:
     """Roles that the data flow of the joined graph may not settle: the loss, gradients, the batch."""
     made = _made(parts, inference)
     gradients = {name: parts.name(value) for name, value in training.gradients.items() if parts.name(value) in made}

@@ -13,7 +13,7 @@ from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.fuse_collectives.diagnose import Place, neighbours
 from gopt.passes.fuse_collectives.emit import NAME, fuse
-from gopt.passes.fuse_collectives.order import Order, orders
+from gopt.passes.fuse_collectives.order import CallOrder, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
 from gopt.program import SpmdProgram
@@ -21,7 +21,7 @@ from gopt.sharding.verifier import parts_so_far
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FusionOptions:
     """Caps of a fused call in MiB and in tensors; ``first_mb`` is that of the first call of a kind, for an early
     start. ``cap_mb`` auto follows from the sizes, 0 leaves every call as it is; the others are auto = no such cap."""
 
@@ -30,7 +30,7 @@ class Options:
     first_mb: float | None = None
 
 
-def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
+def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult:
     """Join calls of one kind, group, root, dtype and reduction into packed ones; simplify pairs of calls.
 
     Requires: to run after shard and statistics, whose cut buckets it leaves alone. Guarantees: no call waits for what
@@ -66,7 +66,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     )
 
 
-def _plan(program: SpmdProgram, free: Sequence[Node], order: Order, options: Options) -> Sequence[Packing]:
+def _plan(program: SpmdProgram, free: Sequence[Node], order: CallOrder, options: FusionOptions) -> Sequence[Packing]:
     cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
     items = [item(program.graph, node, order, program.weighed) for node in free]
     if program.micro_steps > 1:
@@ -84,7 +84,7 @@ def _of_micro_steps(program: SpmdProgram) -> set[str]:
     return needed
 
 
-def _check(options: Options) -> None:
+def _check(options: FusionOptions) -> None:
     for name, value in (("cap-mb", options.cap_mb), ("first-mb", options.first_mb)):
         if value is not None and not 0 <= value < float("inf"):
             raise OptionError(f"pass {NAME}: {name} cannot be {value}", "0 leaves every call as it is")
@@ -92,4 +92,4 @@ def _check(options: Options) -> None:
         raise OptionError(f"pass {NAME}: max-tensors cannot be {options.max_tensors}", "give at least 1")
 
 
-PASS = Pass(NAME, Options, fuse_collectives, after=("shard", "statistics"))
+PASS = Pass(NAME, FusionOptions, fuse_collectives, after=("shard", "statistics"))

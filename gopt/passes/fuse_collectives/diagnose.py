@@ -6,9 +6,9 @@ from collections.abc import Container, Mapping
 from itertools import pairwise
 
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.passes.fuse_collectives.pack import Bucket, Key, bound_by
+from gopt.passes.fuse_collectives.pack import Key, PackedBucket, bound_by
 
-Place = tuple[int, Bucket]
+Place = tuple[int, PackedBucket]
 """A bucket and its number among those of its key."""
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.operators.kinds import REDUCTIONS, heavy
+from gopt.ir.node_kinds import heavy
+from gopt.operators.kinds import REDUCTIONS
 from gopt.program import SpmdProgram
 
 _REDUCTIONS = frozenset(REDUCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CallOrder:
     """A topological order: ``place`` of every node, and the place of the first reader of each call's outputs.
 
     Every call directly follows the last of its inputs, or is at the start of its level. Calls may be fused if the last
@@ -28,7 +29,7 @@ class Order:
     """Call -> place and name of the value that its first reader reads; (number of nodes, '') if there is no reader."""
 
 
-def orders(program: SpmdProgram, packable: Collection[Node]) -> list[Order]:
+def orders(program: SpmdProgram, packable: Collection[Node]) -> list[CallOrder]:
     """Return candidate orders; the first is preferred if several are equally good.
 
     (1) If some calls only finish what others began (the mean over ``dp`` of a gradient that is a sum over ``tp``),
@@ -116,7 +117,7 @@ def _levels(graph: Graph, among: Container[int], packable: Container[int]) -> li
     return result
 
 
-def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> Order:
+def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> CallOrder:
     """Let every call move up to the last of its inputs, and no further than its floor, a place among ``nodes``."""
     ready: dict[str, int] = {}
     keys = []
@@ -135,4 +136,4 @@ def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> Order
         for name in node.reads:
             if name in sent:
                 due[sent[name]] = min(due[sent[name]], (place[id(node)], name))
-    return Order(place, due)
+    return CallOrder(place, due)

@@ -14,7 +14,7 @@ from gopt.analysis.partition import choose_cap, packing_bound
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
-from gopt.passes.fuse_collectives.order import Order
+from gopt.passes.fuse_collectives.order import CallOrder
 from gopt.records.placements import Sharding
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
@@ -45,7 +45,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PackedItem:
     """A call that may be fused: its place in the order, and the place of its first reader."""
 
     node: Node
@@ -56,10 +56,10 @@ class Item:
 
 
 @dataclass(slots=True)
-class Bucket:
+class PackedBucket:
     """Calls that become one, and why the next one was not taken in."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[PackedItem] = field(default_factory=list)
     nbytes: int = 0
     tensors: int = 0
     due: tuple[float, str] = (float("inf"), "")
@@ -67,7 +67,7 @@ class Bucket:
     why: str = ""
     alone: bool = False
 
-    def add(self, item: Item) -> None:
+    def add(self, item: PackedItem) -> None:
         self.items.append(item)
         self.nbytes += item.nbytes
         self.tensors += len(item.node.outputs)
@@ -75,7 +75,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PackLimits:
     """Caps in bytes of a bucket and of the first one of a key, and how many tensors it may hold; None: any number."""
 
     cap: int
@@ -88,8 +88,8 @@ class Packing:
     """The buckets of one key in the order they are ready, and the limits that shaped them."""
 
     key: Key
-    limits: Limits
-    buckets: tuple[Bucket, ...]
+    limits: PackLimits
+    buckets: tuple[PackedBucket, ...]
 
     def to_json(self) -> dict[str, object]:
         sizes = [item.nbytes for bucket in self.buckets for item in bucket.items]
@@ -128,51 +128,51 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
     return ""
 
 
-def item(graph: Graph, node: Node, order: Order, weighed: Mapping[str, TensorType]) -> Item:
+def item(graph: Graph, node: Node, order: CallOrder, weighed: Mapping[str, TensorType]) -> PackedItem:
     """A call as something to pack; its size is that of the larger side, in bytes of the types ``weighed``."""
     sides = [
         sum(weighed.get(name, graph.type_of(name)).nbytes for name in names) for names in (node.inputs, node.outputs)
     ]
-    return Item(node, Key.of(graph, node), max(sides), order.place[id(node)], order.due[id(node)])
+    return PackedItem(node, Key.of(graph, node), max(sides), order.place[id(node)], order.due[id(node)])
 
 
-def pack(items: Sequence[Item], cap: int | None, first: int | None, tensors: int | None) -> list[Packing]:
+def pack(items: Sequence[PackedItem], cap: int | None, first: int | None, tensors: int | None) -> list[Packing]:
     """Buckets by key; ``cap`` None chooses one for each key from the sizes of its tensors."""
     ordered = sorted(items, key=lambda each: (_first(each), each.place))
     found = []
     for _, run in groupby(ordered, key=_first):
         group = list(run)
         own = choose_cap([each.nbytes for each in group]) if cap is None else cap
-        limits = Limits(own, own if first is None else min(first, own), tensors)
+        limits = PackLimits(own, own if first is None else min(first, own), tensors)
         found.append(Packing(group[0].key, limits, tuple(_next_fit(group, limits))))
     return found
 
 
-def _first(each: Item) -> tuple[str, str, int, str, str, str, bool]:
+def _first(each: PackedItem) -> tuple[str, str, int, str, str, str, bool]:
     key = each.key
     return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.sharding), key.micro
 
 
-def _next_fit(items: Sequence[Item], limits: Limits) -> list[Bucket]:
+def _next_fit(items: Sequence[PackedItem], limits: PackLimits) -> list[PackedBucket]:
     """Fill one bucket at a time; a call of at least the cap goes alone, and the open bucket stays open."""
-    done: list[Bucket] = []
-    held, limit = Bucket(), limits.first
+    done: list[PackedBucket] = []
+    held, limit = PackedBucket(), limits.first
     for each in items:
         if each.nbytes >= limits.cap:
             why = "one tensor a call" if limits.cap == 0 else f"at least the cap of {limits.cap} bytes by itself"
-            done.append(Bucket(why=f"{why}: {each.node.outputs[0]}", alone=True))
+            done.append(PackedBucket(why=f"{why}: {each.node.outputs[0]}", alone=True))
             done[-1].add(each)
             continue
         why = _full(held, each, limit, limits.tensors) if held.items else ""
         if why:
-            held.why, held, limit = why, Bucket(), limits.cap
+            held.why, held, limit = why, PackedBucket(), limits.cap
         if not held.items:
             done.append(held)
         held.add(each)
     return done
 
 
-def _full(held: Bucket, each: Item, cap: int, tensors: int | None) -> str:
+def _full(held: PackedBucket, each: PackedItem, cap: int, tensors: int | None) -> str:
     """Return the reason why a call cannot join the open bucket; '' if it can."""
     due, value = held.due
     if due <= each.place:

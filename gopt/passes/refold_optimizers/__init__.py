@@ -23,11 +23,11 @@ NAME = "refold-optimizers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RefoldOptions:
     """Nothing to choose."""
 
 
-def refold_optimizers(program: SpmdProgram, options: Options) -> PassResult:
+def refold_optimizers(program: SpmdProgram, options: RefoldOptions) -> PassResult:
     """Fold what shard left of each opaque optimizer back into its operator.
 
     Requires: to run after shard. Guarantees: an operator is put back only over nodes that are, one by one, those of
@@ -164,4 +164,4 @@ class _Folder:
         return True
 
 
-PASS = Pass(NAME, Options, refold_optimizers, after=("shard",))
+PASS = Pass(NAME, RefoldOptions, refold_optimizers, after=("shard",))

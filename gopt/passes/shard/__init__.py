@@ -9,7 +9,7 @@ from dataclasses import replace
 from gopt.analysis.coupling import settled_reduction
 from gopt.analysis.training import Phase
 from gopt.analysis.update_subgraphs import find_updates
-from gopt.analysis.updates import Mode, UpdateSubgraph
+from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.rewriter import GraphRewriter
 from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
@@ -139,7 +139,7 @@ def _describe(program: SpmdProgram, bucket: object) -> dict[str, object]:
     }
     if isinstance(bucket, SplitBucket):
         row["classes"] = len(bucket.groups)
-    if subgraphs[0].mode is not Mode.SPLIT:
+    if subgraphs[0].mode is not UpdateMode.SPLIT:
         row["reasons"] = sorted({subgraph.why for subgraph in subgraphs})
     return row
 

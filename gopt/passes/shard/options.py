@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
 
-from gopt.analysis.partition import Owners, Partition, Rule
+from gopt.analysis.partition import Owners, Partition, PartitionRule
 from gopt.analysis.training import StateKind
 from gopt.errors import OptionError
-from gopt.passes.shard.plan import Layout, TransferStyle
+from gopt.passes.shard.plan import StateLayout, TransferStyle
 from gopt.program import SpmdProgram
 from gopt.suggestions import did_you_mean
 
@@ -46,7 +46,7 @@ class Options:
     partition: Partition = Partition.FLAT
     override: str = ""
     owners: Owners = Owners.LARGEST_FIRST
-    rule: Rule = Rule.BALANCED
+    rule: PartitionRule = PartitionRule.BALANCED
     min_piece: int | None = None
     style: TransferStyle = TransferStyle.GATHER
     bucket_mb: float | None = None
@@ -100,7 +100,7 @@ def useless(options: Options) -> dict[str, tuple[str, ...]]:
     return {name: why for name, why in found.items() if getattr(options, name) != getattr(Options(), name)}
 
 
-def layout_of(program: SpmdProgram, options: Options) -> Layout:
+def layout_of(program: SpmdProgram, options: Options) -> StateLayout:
     """Return the layout that the options specify; raises OptionError for an override that matches no parameter."""
     overrides = _parse_overrides(options.override)
     names = [state.tensor for state in program.training.parameters if state.tensor in program.training.gradients]
@@ -108,7 +108,7 @@ def layout_of(program: SpmdProgram, options: Options) -> Layout:
         if not any(fnmatchcase(name, pattern) for name in names):
             hint = did_you_mean(pattern, names) or "see the parameters with gopt inspect"
             raise OptionError(f"shard: override {pattern}:{kind.value} matches no parameter", hint)
-    return Layout(
+    return StateLayout(
         program.mesh.shard_axis, program.mesh.shard_ranks,
         options.partition, options.owners, options.rule, options.min_piece, overrides,
         None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20)),

@@ -13,7 +13,7 @@ from gopt.analysis.partition import (
     Item,
     Owners,
     Partition,
-    Rule,
+    PartitionRule,
     assign,
     ceil_pieces,
     choose_cap,
@@ -26,7 +26,7 @@ from gopt.analysis.partition import (
     window_cuts,
 )
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
 from gopt.collectives.layout import flat_cuts
 from gopt.ir.types import TensorType
 from gopt.program import BucketSlice, ShardedState
@@ -105,7 +105,7 @@ class ReplicatedBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardPlan:
     """All buckets in the order their gradients are complete, and the cap that shaped them."""
 
     buckets: tuple[SplitBucket | WholeBucket | ReplicatedBucket, ...]
@@ -116,7 +116,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StateLayout:
     """Rules that place a step's tensors on the ``ranks`` members of an axis.
 
     ``overrides``: (pattern of parameter names, partition), the first match counts. ``least``: minimum elements of a
@@ -127,7 +127,7 @@ class Layout:
     ranks: int
     partition: Partition = Partition.FLAT
     owners: Owners = Owners.LARGEST_FIRST
-    rule: Rule = Rule.BALANCED
+    rule: PartitionRule = PartitionRule.BALANCED
     least: int | None = None
     overrides: tuple[tuple[str, Partition], ...] = ()
     cap: int | None = None
@@ -144,16 +144,16 @@ class Layout:
 
     @property
     def least_piece(self) -> int:
-        return self.least if self.least is not None else LEAST_PIECE if self.rule is Rule.CEIL else 1
+        return self.least if self.least is not None else LEAST_PIECE if self.rule is PartitionRule.CEIL else 1
 
 
 def make_plan(
     training: TrainingGraph,
     updates: Updates,
-    layout: Layout,
+    layout: StateLayout,
     copies: Mapping[str, ShardedState],
     weighed: Mapping[str, TensorType],
-) -> Plan:
+) -> ShardPlan:
     """Place every parameter of a step. ``weighed``: types by which tensors are put together; cuts follow their own."""
     total = sum(weighed[gradient].nbytes for gradient in set(training.gradients.values()))
     placer = _Placer(layout, training.graph.types, weighed, updates)
@@ -164,13 +164,13 @@ def make_plan(
         name = f"b{number}"
         members = [updates.subgraphs[item.name] for item in bucket.items]
         mode = members[0].mode
-        if mode is Mode.SPLIT:
+        if mode is UpdateMode.SPLIT:
             buckets.append(_split(name, members, placer, bucket.why))
-        elif mode is Mode.WHOLE:
+        elif mode is UpdateMode.WHOLE:
             buckets.append(_whole(name, members, placer, bucket.why))
         else:
             buckets.append(ReplicatedBucket(name, tuple(members), bucket.why))
-    return Plan(tuple(buckets), cap)
+    return ShardPlan(tuple(buckets), cap)
 
 
 def _fitting(items: Sequence[Item], base: int) -> int:
@@ -236,7 +236,7 @@ def _first_uses(training: TrainingGraph) -> dict[str, int]:
 class _Placer:
     """Assigns owners of whole tensors and cuts of tensors that are sliced alone; then orders and cuts buckets."""
 
-    layout: Layout
+    layout: StateLayout
     types: Mapping[str, TensorType]
     weighed: Mapping[str, TensorType]
     updates: Updates
@@ -248,27 +248,29 @@ class _Placer:
         load = [0] * self.layout.ranks
         whole = []
         for name, subgraph in self.updates.subgraphs.items():
-            pieces = self._pieces(self.weighed[name], name) if subgraph.mode is Mode.SPLIT else []
+            pieces = self._pieces(self.weighed[name], name) if subgraph.mode is UpdateMode.SPLIT else []
             if len(pieces) > 1:
                 first = lightest_window(load, len(pieces))
                 own = self._pieces(self.types[name], name)
                 self.sliced[name] = window_cuts(own, first, self.layout.ranks)
                 for place, piece in enumerate(pieces):
                     load[first + place] += piece
-            elif subgraph.mode is Mode.WHOLE or (subgraph.mode is Mode.SPLIT and self.kind(name) is Partition.WHOLE):
+            elif subgraph.mode is UpdateMode.WHOLE or (
+                subgraph.mode is UpdateMode.SPLIT and self.kind(name) is Partition.WHOLE
+            ):
                 whole.append(name)
         sizes = [self.weighed[name].elements for name in whole]
         self.owner = dict(zip(whole, assign(whole, sizes, load, self.layout.owners)))
 
     def _pieces(self, type: TensorType, name: str) -> list[int]:
-        if self.layout.rule is not Rule.CEIL or self.layout.of(name) is not Partition.ROWS:
+        if self.layout.rule is not PartitionRule.CEIL or self.layout.of(name) is not Partition.ROWS:
             return []
         return ceil_pieces(type.dims, self.layout.ranks, self.layout.least_piece)
 
     def kind(self, name: str) -> Partition:
         """Return the partition of a tensor; under the ``ceil`` rule a tensor of a single piece is whole."""
         asked = self.layout.of(name)
-        by_itself = asked is Partition.ROWS and self.layout.rule is Rule.CEIL
+        by_itself = asked is Partition.ROWS and self.layout.rule is PartitionRule.CEIL
         return Partition.WHOLE if by_itself and name not in self.sliced else asked
 
     def order(self, subgraphs: Sequence[UpdateSubgraph]) -> list[UpdateSubgraph]:

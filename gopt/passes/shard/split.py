@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType, dtype_code
-from gopt.operators.kinds import LAYOUT, elementwise
+from gopt.operators.kinds import LAYOUT
 from gopt.passes.shard import emit
 from gopt.passes.shard.emitted_bucket import EmittedBucket
 from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue

@@ -36,7 +36,7 @@ class StatisticPolicy(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class StatisticsOptions:
     """``auto`` combines each new statistic as it follows the batch: by mean, sum, maximum or minimum over the ranks
     that see different data; ``mean`` averages all of them, ``root`` takes those of the first rank, ``local`` leaves
     them apart, ``sync`` takes every value over samples over the samples of all ranks, in forward and backward."""
@@ -44,7 +44,7 @@ class Options:
     statistics: StatisticPolicy = StatisticPolicy.AUTO
 
 
-def statistics(program: SpmdProgram, options: Options) -> PassResult:
+def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     """Combine the new statistics over the ranks that see different data.
 
     Guarantees: replicated statistics are equal after every step, or marked local in the manifest. ``auto`` refuses
@@ -267,4 +267,4 @@ def needed(program: SpmdProgram) -> str:
     return f"statistic {held!r} follows each rank's own data, and nothing else averages it or marks it local"
 
 
-PASS = Pass("statistics", Options, statistics, needed=needed)
+PASS = Pass("statistics", StatisticsOptions, statistics, needed=needed)

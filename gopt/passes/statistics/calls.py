@@ -10,9 +10,9 @@ from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, walk
+from gopt.ir.node_kinds import random
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import scalar_of
-from gopt.operators.kinds import random
 from gopt.passes.statistics.rows import RowCalls
 from gopt.program import Accumulator, SpmdProgram
 

@@ -91,7 +91,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DeviceBlock:
     """A contiguous tensor in the GPU's memory, which begins ``offset`` bytes into it."""
 
     memory: Memory
@@ -119,14 +119,14 @@ class Block:
     def end(self) -> int:
         return self.offset + self.nbytes
 
-    def part(self, start: int, shape: Sequence[int]) -> Block:
+    def part(self, start: int, shape: Sequence[int]) -> DeviceBlock:
         """The elements from ``start`` on, as a tensor of that shape. It may reach beyond the block, within the
         block's memory."""
-        return Block(self.memory, self.offset + start * self.dtype.itemsize, self.dtype, tuple(shape))
+        return DeviceBlock(self.memory, self.offset + start * self.dtype.itemsize, self.dtype, tuple(shape))
 
-    def bits(self) -> Block:
+    def bits(self) -> DeviceBlock:
         """The same memory as a flat block of bytes."""
-        return Block(self.memory, self.offset, np.dtype(np.uint8), (self.nbytes,))
+        return DeviceBlock(self.memory, self.offset, np.dtype(np.uint8), (self.nbytes,))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
-from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
+from gopt.runtime.engines.cuda import INSTALL, Cuda, DeviceBlock, Dtype, Event, Memory
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.partition import Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
@@ -68,7 +68,7 @@ class GpuSegment:
     overwrites: frozenset[str] = frozenset()
 
     def __init__(
-        self, gpu: Gpu, segment: Segment, session: tuple[tuple[str, ...], Any], buffers: Mapping[str, Block],
+        self, gpu: Gpu, segment: Segment, session: tuple[tuple[str, ...], Any], buffers: Mapping[str, DeviceBlock],
         types: Mapping[str, TensorType],
     ) -> None:  # fmt: skip
         self.outputs = segment.outputs
@@ -79,7 +79,7 @@ class GpuSegment:
         known_types = {name: types[name] for name in self.outputs if name in types and known(types[name].dtype)}
         self._types = {name: type for name, type in known_types.items() if type.static}
 
-    def run(self, values: Mapping[str, Block]) -> dict[str, Block]:
+    def run(self, values: Mapping[str, DeviceBlock]) -> dict[str, DeviceBlock]:
         given = {name: values[name] for name in self.inputs}
         made = {
             name: self._buffers[name] if name in self._buffers else self._gpu.empty(type.dims, numpy_dtype(type.dtype))
@@ -120,7 +120,7 @@ class Gpu:
 
     # --- memory ---
 
-    def empty(self, shape: Sequence[int], dtype: Dtype, beyond: int = 0) -> Block:
+    def empty(self, shape: Sequence[int], dtype: Dtype, beyond: int = 0) -> DeviceBlock:
         """Allocate a tensor with undefined values, and memory for ``beyond`` elements behind it.
 
         The compute stream may use it at once, the communication stream after it has waited for the compute stream.
@@ -129,16 +129,16 @@ class Gpu:
         nbytes = max(-(-needed // _GRAIN), 1) * _GRAIN
         free = self._pool.setdefault(nbytes, [])
         value = free.pop() if free else self._memory([nbytes], np.uint8, "cuda", self.index)
-        return Block(Memory(value, nbytes, free), 0, dtype, tuple(shape))
+        return DeviceBlock(Memory(value, nbytes, free), 0, dtype, tuple(shape))
 
-    def copy(self, target: Block, source: Block, stream: int) -> None:
+    def copy(self, target: DeviceBlock, source: DeviceBlock, stream: int) -> None:
         """Copy the bytes of ``source`` to the beginning of ``target``."""
         if source.nbytes:
             kind = self.cuda.kind("DeviceToDevice")
             self.cuda("cudaMemcpyAsync", target.pointer, source.pointer, source.nbytes, kind, stream)
 
     def copy_rows(
-        self, target: Block, step: int, source: Block, stride: int, width: int, rows: int, stream: int
+        self, target: DeviceBlock, step: int, source: DeviceBlock, stride: int, width: int, rows: int, stream: int
     ) -> None:
         """Copy ``rows`` rows of ``width`` bytes. They begin every ``stride`` bytes in ``source`` and every ``step``
         in ``target``."""
@@ -165,8 +165,8 @@ class Gpu:
     def sessions(self) -> SessionCache:
         return Sessions(self.index, self.compute_stream)
 
-    def to_device(self, shown: Array | Block) -> Block:
-        if isinstance(shown, Block):
+    def to_device(self, shown: Array | DeviceBlock) -> DeviceBlock:
+        if isinstance(shown, DeviceBlock):
             return shown
         array = np.require(shown, requirements="C")
         if array_dtype(array) == "string" or array.dtype.hasobject:
@@ -179,14 +179,14 @@ class Gpu:
                 self.cuda("cudaMemcpyAsync", made.pointer, array.ctypes.data, array.nbytes, kind, self.compute_stream)
         return made
 
-    def hold(self, shown: Array | Block) -> Block:
+    def hold(self, shown: Array | DeviceBlock) -> DeviceBlock:
         return self.to_device(shown)
 
-    def view(self, value: Block) -> Block:
+    def view(self, value: DeviceBlock) -> DeviceBlock:
         return value
 
-    def to_host(self, shown: Array | Block) -> Array:
-        if not isinstance(shown, Block):
+    def to_host(self, shown: Array | DeviceBlock) -> Array:
+        if not isinstance(shown, DeviceBlock):
             return shown
         made = np.empty(shown.shape, shown.dtype)
         if made.nbytes:
@@ -221,13 +221,13 @@ class Gpu:
 
     def compile_segment(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],
-        views: Mapping[str, Sequence[Block]] | None, persistent: Mapping[str, Any],
+        views: Mapping[str, Sequence[DeviceBlock]] | None, persistent: Mapping[str, Any],
     ) -> GpuSegment:  # fmt: skip
         return GpuSegment(self, segment, session, {name: each[0] for name, each in (views or {}).items()}, types)
 
     def run(
-        self, session: Any, given: Mapping[str, Block], made: Mapping[str, Block], outputs: Sequence[str]
-    ) -> list[Block]:
+        self, session: Any, given: Mapping[str, DeviceBlock], made: Mapping[str, DeviceBlock], outputs: Sequence[str]
+    ) -> list[DeviceBlock]:
         """Queue the run of a session on its stream, and return its outputs. Raises RunError."""
         binding = session.io_binding()
         for name, block in given.items():
@@ -248,9 +248,9 @@ class Gpu:
         return [made[name] if name in made else _allocated(value) for name, value in values]
 
 
-def _allocated(value: Any) -> Block:
+def _allocated(value: Any) -> DeviceBlock:
     dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
-    return Block(Memory(value, value.tensor_size_in_bytes()), 0, dtype, tuple(value.shape()))
+    return DeviceBlock(Memory(value, value.tensor_size_in_bytes()), 0, dtype, tuple(value.shape()))
 
 
 @functools.cache

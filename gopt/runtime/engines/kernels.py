@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from gopt.runtime.engines.cuda import Block
+from gopt.runtime.engines.cuda import DeviceBlock
 from gopt.runtime.engines.gpu import Gpu, Sessions, code
 
 
@@ -22,18 +22,18 @@ class Kernels:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._sessions = gpu, Sessions(gpu.index, gpu.comm_stream)
 
-    def cast(self, source: Block, target: Block) -> None:
+    def cast(self, source: DeviceBlock, target: DeviceBlock) -> None:
         """Write the elements of one block into another of another type: floats are rounded, integers truncated to
         the width."""
         node = helper.make_node("Cast", ["x"], ["y"], to=code(target.dtype))
         self._run([node], [source], target)
 
-    def mark_nan(self, source: Block, target: Block) -> None:
+    def mark_nan(self, source: DeviceBlock, target: DeviceBlock) -> None:
         """Write 1 where an element is NaN, else 0; ``target`` is of uint8."""
         nodes = [helper.make_node("IsNaN", ["x"], ["n"]), helper.make_node("Cast", ["n"], ["y"], to=TensorProto.UINT8)]
         self._run(nodes, [source], target)
 
-    def put_nan(self, source: Block, marks: Block, target: Block) -> None:
+    def put_nan(self, source: DeviceBlock, marks: DeviceBlock, target: DeviceBlock) -> None:
         """Write the elements of ``source``, and NaN where ``marks`` (uint8) is not 0."""
         nan = helper.make_tensor("v", code(source.dtype), [1], [np.nan])
         nodes = [
@@ -43,7 +43,7 @@ class Kernels:
         ]
         self._run(nodes, [source, marks], target)
 
-    def _run(self, nodes: Sequence[NodeProto], given: Sequence[Block], target: Block) -> None:
+    def _run(self, nodes: Sequence[NodeProto], given: Sequence[DeviceBlock], target: DeviceBlock) -> None:
         if not target.size:
             return
         infos = [helper.make_tensor_value_info(n, code(b.dtype), ["rows"]) for n, b in zip("xz", given)]

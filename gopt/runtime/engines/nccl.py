@@ -24,7 +24,7 @@ from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import raise_on_one_rank
-from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Event, bindings
+from gopt.runtime.engines.cuda import INSTALL, Cuda, DeviceBlock, Event, bindings
 from gopt.runtime.engines.gpu import Gpu
 from gopt.runtime.engines.kernels import Kernels
 from gopt.runtime.engines.staging import ReductionOp, Staging, contiguous_views, equal_parts
@@ -86,10 +86,10 @@ class PendingCollective:
 
     gpu: Gpu
     done: Event
-    outputs: list[Block]
-    held: list[Block]
+    outputs: list[DeviceBlock]
+    held: list[DeviceBlock]
 
-    def result(self) -> list[Block]:
+    def result(self) -> list[DeviceBlock]:
         """The outputs. Work that is queued on the compute stream from now on comes after the call."""
         self.gpu.wait_event(self.gpu.compute_stream, self.done)
         self.held = []  # what gets their memory now comes behind the wait
@@ -138,10 +138,10 @@ class NcclEngine:
             ender.join(2.0)
         self._control.fail(error)
 
-    def call(self, index: int, node: Node, inputs: list[Block]) -> list[Block]:
+    def call(self, index: int, node: Node, inputs: list[DeviceBlock]) -> list[DeviceBlock]:
         return self.start(index, node, inputs).result()
 
-    def start(self, index: int, node: Node, inputs: list[Block]) -> PendingCollective:
+    def start(self, index: int, node: Node, inputs: list[DeviceBlock]) -> PendingCollective:
         """Queue a call on the GPU, and return its future. Raises RunError."""
         group = node.attributes["group"]
         name = f"call {index} ({node.op_type} over {group})"
@@ -173,7 +173,7 @@ class StreamCollectives:
     position: Callable[[int], None]
     mark: Callable[[str, float, float], None]
 
-    def __call__(self, index: int, node: Node, inputs: list[Block]) -> PendingCollective:
+    def __call__(self, index: int, node: Node, inputs: list[DeviceBlock]) -> PendingCollective:
         self.position(index)
         begin = time.perf_counter()
         started = self.engine.start(index, node, inputs)
@@ -189,7 +189,7 @@ class _Call:
     will have written."""
 
     def __init__(
-        self, comm: Any, nccl: Any, mesh: Mesh, rank: int, staging: Staging, node: Node, inputs: list[Block]
+        self, comm: Any, nccl: Any, mesh: Mesh, rank: int, staging: Staging, node: Node, inputs: list[DeviceBlock]
     ) -> None:
         self._comm, self._group, self._staging, self._inputs = comm, nccl.group, staging, inputs
         self._attributes = node.attributes
@@ -200,15 +200,15 @@ class _Call:
         self._operator = getattr(nccl, self._how.operator) if self._how is not None else None
         self._any = nccl.MAX
 
-    def all_reduce(self) -> list[Block]:
+    def all_reduce(self) -> list[DeviceBlock]:
         return self._reduced(lambda x, y, operator: self._comm.allreduce(x, y, operator, stream=self._stream))
 
-    def reduce(self) -> list[Block]:
+    def reduce(self) -> list[DeviceBlock]:
         root = self._attributes["root"]
         found = self._reduced(lambda x, y, operator: self._comm.reduce(x, y, operator, root, stream=self._stream))
         return found if self._place == root else []
 
-    def _reduced(self, make: Callable[[Block, Block, Any], None]) -> list[Block]:
+    def _reduced(self, make: Callable[[DeviceBlock, DeviceBlock, Any], None]) -> list[DeviceBlock]:
         """All tensors after the reduction. NCCL is given one flat buffer."""
         how, staging = self._reduction, self._staging
         given = [staging.upcast(each, how) for each in self._inputs]
@@ -223,7 +223,7 @@ class _Call:
         narrow = [staging.downcast(total, seen, how) for total, seen in zip(totals, marks)]
         return [flat.part(0, each.shape) for flat, each in zip(narrow, self._inputs)]
 
-    def broadcast(self) -> list[Block]:
+    def broadcast(self) -> list[DeviceBlock]:
         made = self._stated()
         with self._group():
             for source, target in zip(self._inputs or made, made):
@@ -231,7 +231,7 @@ class _Call:
                     self._comm.broadcast(source.bits(), target.bits(), self._attributes["root"], stream=self._stream)
         return made
 
-    def reduce_scatter(self) -> list[Block]:
+    def reduce_scatter(self) -> list[DeviceBlock]:
         how, staging, place = self._reduction, self._staging, self._place
         if "cuts" in self._attributes:
             pieces, counts = self._inputs, lengths(self._attributes["cuts"])
@@ -251,7 +251,7 @@ class _Call:
         own = (counts[place],)
         return [staging.downcast(mine.part(0, own), seen.part(0, own), how).part(0, shape)]
 
-    def _scatter(self, flat: Block, mine: Block, counts: Sequence[int], equal: int, operator: Any) -> None:
+    def _scatter(self, flat: DeviceBlock, mine: DeviceBlock, counts: Sequence[int], equal: int, operator: Any) -> None:
         if equal:
             whole = flat.part(0, (equal * len(counts),))
             self._comm.reduce_scatter(whole, mine, operator, stream=self._stream)
@@ -261,7 +261,7 @@ class _Call:
                 part = flat.part(start, (counts[member],))
                 self._comm.reduce(part, mine, operator, member, stream=self._stream)
 
-    def all_gather(self) -> list[Block]:
+    def all_gather(self) -> list[DeviceBlock]:
         shard, attributes = self._inputs[0], self._attributes
         if "cuts" in attributes:
             whole = self._gathered(shard, lengths(attributes["cuts"]))
@@ -271,7 +271,7 @@ class _Call:
         whole = self._gathered(shard, [math.prod(shape) for shape in shapes])
         return [self._staging.joined(contiguous_views(whole, shapes), axis)]
 
-    def _gathered(self, shard: Block, counts: Sequence[int]) -> Block:
+    def _gathered(self, shard: DeviceBlock, counts: Sequence[int]) -> DeviceBlock:
         """The shards of all members, one after the other."""
         equal = equal_parts(counts)
         whole = self._staging.empty(equal * len(counts) or sum(counts), shard.dtype)
@@ -289,7 +289,7 @@ class _Call:
                     self._comm.broadcast(source.bits(), part.bits(), member, stream=self._stream)
         return whole
 
-    def all_to_all(self) -> list[Block]:
+    def all_to_all(self) -> list[DeviceBlock]:
         attributes, axis = self._attributes, self._attributes["concat_axis"]
         given = self._staging.sliced(self._inputs[0], attributes["split_axis"], attributes["split_sizes"])
         shapes = [resized(given[self._place].shape, axis, size) for size in attributes["concat_sizes"]]
@@ -300,24 +300,24 @@ class _Call:
                 self._exchange([into], self._comm.recv, member)
         return [self._staging.joined(got, axis)]
 
-    def send(self) -> list[Block]:
+    def send(self) -> list[DeviceBlock]:
         """Send tensors. NCCL has no tags, so sends and receives of two ranks match in file order."""
         with self._group():
             self._exchange(self._inputs, self._comm.send, self._peer)
         return []
 
-    def recv(self) -> list[Block]:
+    def recv(self) -> list[DeviceBlock]:
         made = self._stated()
         with self._group():
             self._exchange(made, self._comm.recv, self._peer)
         return made
 
-    def _exchange(self, blocks: Sequence[Block], move: Callable[..., None], peer: int) -> None:
+    def _exchange(self, blocks: Sequence[DeviceBlock], move: Callable[..., None], peer: int) -> None:
         for block in blocks:
             if block.size:
                 move(block.bits(), peer, stream=self._stream)
 
-    def _stated(self) -> list[Block]:
+    def _stated(self) -> list[DeviceBlock]:
         """Allocate the outputs, whose types and shapes the node's attributes give."""
         dtype = numpy_dtype(self._attributes["dtype"])
         return [self._staging.empty(shape, dtype) for shape in parse_shapes(self._attributes["shapes"])]
@@ -328,7 +328,7 @@ class _Call:
         return self._how
 
 
-_MAKE: dict[str, Callable[[_Call], list[Block]]] = {
+_MAKE: dict[str, Callable[[_Call], list[DeviceBlock]]] = {
     "AllReduce": _Call.all_reduce, "Reduce": _Call.reduce, "Broadcast": _Call.broadcast,
     "ReduceScatter": _Call.reduce_scatter, "AllGather": _Call.all_gather, "AllToAll": _Call.all_to_all,
     "Send": _Call.send, "Recv": _Call.recv,

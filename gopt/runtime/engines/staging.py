@@ -16,7 +16,7 @@ import numpy as np
 from gopt.collectives.layout import ALIGN as SHARD
 from gopt.collectives.layout import HALVES, resized
 from gopt.ir.graph import Node
-from gopt.runtime.engines.cuda import Block, Dtype
+from gopt.runtime.engines.cuda import DeviceBlock, Dtype
 from gopt.runtime.engines.gpu import ALIGN, Gpu
 from gopt.runtime.engines.kernels import Kernels
 
@@ -55,19 +55,19 @@ class Staging:
 
     gpu: Gpu
     kernels: Kernels
-    held: list[Block] = field(default_factory=list)
+    held: list[DeviceBlock] = field(default_factory=list)
 
-    def empty(self, shape: Sequence[int] | int, dtype: Dtype, beyond: int = 0) -> Block:
+    def empty(self, shape: Sequence[int] | int, dtype: Dtype, beyond: int = 0) -> DeviceBlock:
         made = self.gpu.empty((shape,) if isinstance(shape, int) else shape, dtype, beyond)
         self.held.append(made)
         return made
 
-    def copy(self, target: Block, source: Block) -> None:
+    def copy(self, target: DeviceBlock, source: DeviceBlock) -> None:
         self.gpu.copy(target, source, self.gpu.comm_stream)
 
     # --- reductions ---
 
-    def upcast(self, block: Block, how: ReductionOp) -> Block:
+    def upcast(self, block: DeviceBlock, how: ReductionOp) -> DeviceBlock:
         """A flat block in the type in which it is combined; may be the block itself."""
         if not how.casts:
             return block.bits() if how.wide != how.dtype else block.part(0, (block.size,))
@@ -75,7 +75,7 @@ class Staging:
         self._cast(block, made)
         return made
 
-    def marks(self, block: Block, how: ReductionOp, buffer: int = 0) -> Block:
+    def marks(self, block: DeviceBlock, how: ReductionOp, buffer: int = 0) -> DeviceBlock:
         """1 where an input of a maximum or minimum is NaN, with memory for ``room`` elements; an empty block for
         other reductions."""
         size = block.size if how.extreme else 0
@@ -83,19 +83,19 @@ class Staging:
         self.kernels.mark_nan(self._aligned(block.part(0, (size,))), made)
         return made
 
-    def downcast(self, total: Block, marks: Block, how: ReductionOp) -> Block:
+    def downcast(self, total: DeviceBlock, marks: DeviceBlock, how: ReductionOp) -> DeviceBlock:
         """A flat result in the type of the call, with NaN where an input was NaN."""
         if how.extreme:
             mended = self.empty(total.size, total.dtype)
             self.kernels.put_nan(total, marks, mended)
             total = mended
         if not how.casts:
-            return Block(total.memory, total.offset, how.dtype, total.shape)
+            return DeviceBlock(total.memory, total.offset, how.dtype, total.shape)
         made = self.empty(total.size, how.dtype)
         self.kernels.cast(total, made)
         return made
 
-    def _cast(self, source: Block, target: Block) -> None:
+    def _cast(self, source: DeviceBlock, target: DeviceBlock) -> None:
         """Cast any block into a flat one. Kernels get only blocks at aligned addresses."""
         source = self._aligned(source.part(0, (source.size,)))
         made = target if target.offset % ALIGN == 0 else self.empty(target.shape, target.dtype)
@@ -103,7 +103,7 @@ class Staging:
         if made is not target:
             self.copy(target, made)
 
-    def _aligned(self, block: Block) -> Block:
+    def _aligned(self, block: DeviceBlock) -> DeviceBlock:
         """The block, or a copy where its address is not aligned."""
         if block.offset % ALIGN == 0:
             return block
@@ -113,7 +113,7 @@ class Staging:
 
     # --- layout ---
 
-    def packed(self, blocks: Sequence[Block], how: ReductionOp, buffer: int) -> Block:
+    def packed(self, blocks: Sequence[DeviceBlock], how: ReductionOp, buffer: int) -> DeviceBlock:
         """The blocks as one flat block in the type of the reduction, with memory for ``room`` elements: a view where
         they are adjacent, else a copy."""
         size, first = sum(block.size for block in blocks), blocks[0]
@@ -132,12 +132,12 @@ class Staging:
             start += block.size
         return flat
 
-    def unpacked(self, flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+    def unpacked(self, flat: DeviceBlock, shapes: Sequence[tuple[int, ...]]) -> list[DeviceBlock]:
         """The tensors that are adjacent in a flat block. Those at unaligned addresses are copied, because sessions
         read them."""
         return [self._aligned(part) for part in contiguous_views(flat, shapes)]
 
-    def sliced(self, block: Block, axis: int, sizes: Sequence[int]) -> list[Block]:
+    def sliced(self, block: DeviceBlock, axis: int, sizes: Sequence[int]) -> list[DeviceBlock]:
         """Slices of an axis, each contiguous: views or copies."""
         rows, row = math.prod(block.shape[:axis]), math.prod(block.shape[axis + 1 :])
         made = []
@@ -150,7 +150,7 @@ class Staging:
             made.append(part)
         return made
 
-    def joined(self, pieces: Sequence[Block], axis: int) -> Block:
+    def joined(self, pieces: Sequence[DeviceBlock], axis: int) -> DeviceBlock:
         """Join adjacent slices along an axis."""
         first = pieces[0]
         length = sum(piece.shape[axis] for piece in pieces)
@@ -165,14 +165,14 @@ class Staging:
             start += width
         return whole
 
-    def _rows(self, target: Block, step: int, source: Block, stride: int, width: int, rows: int) -> None:
+    def _rows(self, target: DeviceBlock, step: int, source: DeviceBlock, stride: int, width: int, rows: int) -> None:
         """Copy rows of ``width`` elements, which begin every ``stride`` elements in ``source`` and every ``step`` in
         ``target``."""
         item = source.dtype.itemsize
         self.gpu.copy_rows(target, step * item, source, stride * item, width * item, rows, self.gpu.comm_stream)
 
 
-def contiguous_views(flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+def contiguous_views(flat: DeviceBlock, shapes: Sequence[tuple[int, ...]]) -> list[DeviceBlock]:
     """Views of a flat block as adjacent tensors of these shapes."""
     starts = accumulate(map(math.prod, shapes), initial=0)
     return [flat.part(start, shape) for start, shape in zip(starts, shapes)]

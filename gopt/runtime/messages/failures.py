@@ -35,7 +35,7 @@ class LostError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PeerFailure:
     """A failure that ends all endpoints; ``source`` is the number of the endpoint that reported it."""
 
     source: int
@@ -43,7 +43,7 @@ class Failure:
     exit_code: int
 
     @classmethod
-    def of(cls, source: int, error: BaseException) -> Failure:
+    def of(cls, source: int, error: BaseException) -> PeerFailure:
         text = error.message if isinstance(error, GoptError) else f"{type(error).__name__}: {error}"
         return cls(source, text, getattr(error, "exit_code", 70))
 
@@ -72,7 +72,7 @@ def lost(roster: Roster, number: int, gone: int, why: str, awaited: Awaited) -> 
     return LostError(text, gone)
 
 
-def stopped(roster: Roster, number: int, failure: Failure, awaited: Awaited | None) -> RunError:
+def stopped(roster: Roster, number: int, failure: PeerFailure, awaited: Awaited | None) -> RunError:
     where = f"; {_waits(roster, number, awaited, 'waited')}" if awaited is not None and awaited.sources else ""
     return RunError(f"stopped, because {roster.describe(failure.source)} failed: {failure.text}{where}")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from gopt.errors import RunError
 from gopt.runtime.messages import failures
-from gopt.runtime.messages.failures import Awaited, Failure, LostError
-from gopt.runtime.messages.mailbox import Mailbox, Slot
+from gopt.runtime.messages.failures import Awaited, LostError, PeerFailure
+from gopt.runtime.messages.mailbox import Mail, Mailbox
 from gopt.runtime.messages.message import Header, Message
 from gopt.runtime.messages.order import ByArrival, Order, Recorded
 from gopt.runtime.messages.outgoing import Sending
@@ -43,7 +43,7 @@ class Hub(ABC):
         self.mailboxes = {number: Mailbox(settings) for number in local}
         self.changed = threading.Condition()
         self.order: Order = order or ByArrival()
-        self.failure: Failure | None = None
+        self.failure: PeerFailure | None = None
         self.lost: dict[int, str] = {}
         """Endpoint that is lost -> why."""
         self.dropped: dict[int, set[int]] = {number: set() for number in local}
@@ -184,7 +184,7 @@ class Hub(ABC):
             self._place(to, sending.header, sending.message.arrays, sending.owned)
             self._finish(sending)
 
-    def _place(self, to: int, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot | None:
+    def _place(self, to: int, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Mail | None:
         """Lock held: take a message in, unless its source was dropped. Memory of the wrong size is a failure of the
         receiver, which ends all endpoints."""
         if header.source in self.dropped[to]:
@@ -192,7 +192,7 @@ class Hub(ABC):
         try:
             return self.mailboxes[to].place(header, arrays, owned)
         except Exception as error:
-            self._fail(Failure.of(to, error))
+            self._fail(PeerFailure.of(to, error))
             return None
 
     # --- the control plane ---
@@ -261,9 +261,9 @@ class Hub(ABC):
 
     def fail(self, number: int, error: BaseException) -> None:
         with self.changed:
-            self._fail(Failure.of(number, error))
+            self._fail(PeerFailure.of(number, error))
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: PeerFailure) -> None:
         """Lock held: record a failure, unless there is one already."""
         if self.failure is None:
             self.failure = failure

@@ -20,7 +20,7 @@ Allocate = Callable[[Header], Sequence[Array] | None]
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class Mail:
     """A message whose header has arrived. ``left``: the number of its transfers that are under way."""
 
     header: Header
@@ -33,7 +33,7 @@ class Mailbox:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._slots: list[Slot] = []
+        self._slots: list[Mail] = []
         self._bytes = 0
         self.allocate: Allocate | None = None
         self.items: dict[int, deque[Any]] = {}
@@ -45,7 +45,7 @@ class Mailbox:
         """Return whether another message may come in."""
         return len(self._slots) < self._settings.messages and self._bytes < self._settings.bytes
 
-    def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot:
+    def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Mail:
         """Take a message in.
 
         ``arrays``: the arrays, if they have arrived already; they are copied unless they are ``owned`` and the endpoint
@@ -60,7 +60,7 @@ class Mailbox:
             for target, array in zip(memory, arrays, strict=True):
                 if target is not array:
                     np.copyto(target, array)
-        slot = Slot(header, memory)
+        slot = Mail(header, memory)
         self._slots.append(slot)
         self._bytes += header.nbytes
         self.last_heard[header.source] = time.monotonic()
@@ -79,8 +79,8 @@ class Mailbox:
         """Return the receivable messages: the oldest of each source, if it has arrived completely."""
         return [slot.header for slot in self._heads()]
 
-    def _heads(self) -> list[Slot]:
-        first: dict[int, Slot] = {}
+    def _heads(self) -> list[Mail]:
+        first: dict[int, Mail] = {}
         for slot in self._slots:
             first.setdefault(slot.header.source, slot)
         return [slot for slot in first.values() if not slot.left]

@@ -21,7 +21,7 @@ from gopt.errors import OptionError
 from gopt.runtime.engines.heartbeat import how_it_died
 from gopt.runtime.engines.mpi import load_mpi
 from gopt.runtime.messages.endpoint import Endpoint
-from gopt.runtime.messages.failures import Failure
+from gopt.runtime.messages.failures import PeerFailure
 from gopt.runtime.messages.heartbeat import Heartbeat
 from gopt.runtime.messages.hub import Hub, Ready
 from gopt.runtime.messages.message import bits, decode, encode
@@ -215,7 +215,7 @@ class MpiHub(Hub):
             self._heartbeat.heard(self._status.Get_source())
             item = json.loads(self._received(found))
             if "failed" in item:
-                self._hear_failure(Failure(*item["failed"]))
+                self._hear_failure(PeerFailure(*item["failed"]))
             else:
                 self._given(item["to"], item)
             moved = True
@@ -230,7 +230,7 @@ class MpiHub(Hub):
     def seconds_silent(self, number: int, other: int) -> float:
         return self._heartbeat.seconds_silent(self.roster.processes[other])
 
-    def _hear_failure(self, failure: Failure) -> None:
+    def _hear_failure(self, failure: PeerFailure) -> None:
         super()._fail(failure)
 
     def _blocked(self, number: int, ready: Ready, until: float) -> None:
@@ -252,7 +252,7 @@ class MpiHub(Hub):
             if isinstance(each.message, Sending):
                 self._finish(each.message)
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: PeerFailure) -> None:
         """Lock held: tell all processes of a failure, and wait a moment so that they receive it."""
         if self.failure is not None:
             return
@@ -304,7 +304,7 @@ def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
                     if hub._advance():
                         hub.changed.notify_all()
                 except Exception as error:
-                    Hub._fail(hub, Failure.of(next(iter(hub.mailboxes)), error))
+                    Hub._fail(hub, PeerFailure.of(next(iter(hub.mailboxes)), error))
                     return
             pause = BUSY_SLEEP if alone and hub._transfers.arrays else LAST_SLEEP
         del hub  # a thread that held it would keep it alive

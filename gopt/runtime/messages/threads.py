@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.runtime.engines.threads import check_threads
 from gopt.runtime.messages.endpoint import Endpoint
-from gopt.runtime.messages.failures import Awaited, Failure
+from gopt.runtime.messages.failures import Awaited, PeerFailure
 from gopt.runtime.messages.hub import Hub, Ready
 from gopt.runtime.messages.order import Order, Serial
 from gopt.runtime.messages.roster import Roster, Settings
@@ -119,7 +119,7 @@ def run_threads(
             results[number] = work(hub.endpoint(number))
         except BaseException as error:
             if may_end(number) and not isinstance(error, InputError):
-                hub.lose(number, Failure.of(number, error).text)
+                hub.lose(number, PeerFailure.of(number, error).text)
             else:
                 found.append((number, error))
                 hub.fail(number, error)

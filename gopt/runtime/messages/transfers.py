@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gopt.runtime.messages.mailbox import Slot
+from gopt.runtime.messages.mailbox import Mail
 from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.session import Array
 
@@ -21,7 +21,7 @@ class Transfer:
     source: int
     to: int
     memory: Any
-    message: Sending | Slot | None = None
+    message: Sending | Mail | None = None
     control: bool = False
     waiting: tuple[Sending, list[Array], int] | None = None
     """Of a header: the arrays that are sent when it is taken, and their tag."""
@@ -86,7 +86,7 @@ class Transfers:
         gone = [each for each in self.under_way if which(each)]
         self.under_way = [each for each in self.under_way if not which(each)]
         for each in gone:
-            if isinstance(each.message, Slot):
+            if isinstance(each.message, Mail):
                 each.request.Cancel()
             if each.message is not None:
                 self.arrays -= 1

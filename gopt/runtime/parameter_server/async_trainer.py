@@ -11,7 +11,7 @@ from typing import Any
 from gopt.artifact.server_entries import Mode
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.parameter_server.faults import OUT_OF_DATA, Stop
+from gopt.runtime.parameter_server.faults import OUT_OF_DATA, StopFault
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
 from gopt.runtime.parameter_server.run_record import keep_record
 from gopt.runtime.parameter_server.sync_point import SyncReport, synchronise
@@ -77,7 +77,7 @@ class AsyncTrainer(PushPullTrainer):
         computing steps."""
         if self._waits or self._more():
             return True
-        ends = self._faults.stop is Stop.FIRST
+        ends = self._faults.stop is StopFault.FIRST
         number = self.endpoint.number
         if number not in self._step_end.exhausted:
             self._step_end.exhausted.add(number)

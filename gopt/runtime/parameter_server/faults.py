@@ -29,7 +29,7 @@ class OnNan(StrEnum):
     SKIP = "skip"
 
 
-class Stop(StrEnum):
+class StopFault(StrEnum):
     """When a run ends whose trainers have unequal amounts of data: with the first trainer that has no more, or with
     the last."""
 
@@ -51,7 +51,7 @@ class FaultOptions:
     """
 
     nan: OnNan = OnNan.PASS
-    stop: Stop | None = None
+    stop: StopFault | None = None
     continues: bool = False
     staleness: int | None = None
     tell: Callable[[str], None] = _nothing

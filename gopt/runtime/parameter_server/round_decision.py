@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
+from gopt.runtime.parameter_server.server_exchange import HeldPart, ServerExchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ def agree_on_contributors(
     ``complete``: trainers whose whole contribution is on this server. ``some``: those of which any part is.
     """
 
-    def join(parts: list[Part]) -> list[Part]:
+    def join(parts: list[HeldPart]) -> list[HeldPart]:
         whole = set.intersection(*(set(part.note["complete"]) for part in parts))
         anything = set[int]().union(*(part.note["complete"] + part.note["some"] for part in parts))
-        return [Part(note=[sorted(whole), sorted(anything - whole)])] * len(parts)
+        return [HeldPart(note=[sorted(whole), sorted(anything - whole)])] * len(parts)
 
-    mine = Part(note={"complete": sorted(complete), "some": sorted(some)})
+    mine = HeldPart(note={"complete": sorted(complete), "some": sorted(some)})
     whole, left_out = exchange(round_number, mine, join).note
     return Contributors(tuple(whole), tuple(left_out))
 
@@ -44,8 +44,8 @@ def agree_on_fault(exchange: ServerExchange, round_number: int, wrong: str) -> s
     """Return the fault that the first server with one found in a round, or ''; all servers call it, and get the
     same."""
 
-    def join(parts: list[Part]) -> list[Part]:
-        return [Part(note=next((part.note for part in parts if part.note), ""))] * len(parts)
+    def join(parts: list[HeldPart]) -> list[HeldPart]:
+        return [HeldPart(note=next((part.note for part in parts if part.note), ""))] * len(parts)
 
-    found: str = exchange(round_number, Part(note=wrong), join).note
+    found: str = exchange(round_number, HeldPart(note=wrong), join).note
     return found

@@ -15,7 +15,7 @@ from gopt.runtime.messages.message import Kind
 from gopt.runtime.parameter_server.contributions import Contributions
 from gopt.runtime.parameter_server.faults import not_finite, overflow
 from gopt.runtime.parameter_server.membership import Trainers
-from gopt.runtime.parameter_server.server_rows import TablePart, merged_rows
+from gopt.runtime.parameter_server.server_rows import StoredRows, merged_rows
 from gopt.runtime.parameter_server.waits import Waits
 from gopt.runtime.session import Array
 
@@ -26,7 +26,7 @@ class RoundMerge:
     with a description of what they are to send."""
 
     buckets: Mapping[int, Sequence[KeyEntry]]
-    tables: Mapping[int, TablePart]
+    tables: Mapping[int, StoredRows]
     contributions: Contributions
     trainers: Trainers
     waits: Waits

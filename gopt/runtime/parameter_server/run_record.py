@@ -24,12 +24,13 @@ from gopt.disk.staging import replace_file
 from gopt.documents.records import OPTIONAL, from_document, key, to_document
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.load import load
-from gopt.operators.kinds import RANDOM, draws
+from gopt.ir.node_kinds import draws
+from gopt.operators.kinds import RANDOM
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind
 from gopt.runtime.messages.order import Arrival
 from gopt.runtime.messages.roster import Roster
-from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job
@@ -71,7 +72,7 @@ class JobRecord:
     startup: bool
     every: int
     nan: OnNan
-    stop: Stop | None
+    stop: StopFault | None
     staleness: int | None
 
     @classmethod

@@ -35,7 +35,7 @@ from gopt.runtime.parameter_server.membership import IDLE, Trainers
 from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.parameter_server.round_decision import agree_on_contributors, agree_on_fault
 from gopt.runtime.parameter_server.round_merge import RoundMerge
-from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
+from gopt.runtime.parameter_server.server_exchange import HeldPart, ServerExchange
 from gopt.runtime.parameter_server.server_rows import part_of, rows_answer, table_parts
 from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.parameter_server.split_checkpoints import SplitCheckpoints
@@ -279,12 +279,12 @@ class SyncServer:
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
         """A reduction over servers, in the order of their numbers."""
 
-        def join(parts: list[Part]) -> list[Part]:
+        def join(parts: list[HeldPart]) -> list[HeldPart]:
             arrays = [list(part.arrays) for part in parts]
             results = COLLECTIVES["AllReduce"].execute(node.attributes, arrays, array_dtype(arrays[0][0]))
-            return [Part(tuple(each or ())) for each in results]
+            return [HeldPart(tuple(each or ())) for each in results]
 
-        return list(self._exchange(self.version, Part(tuple(np.array(each) for each in inputs)), join).arrays)
+        return list(self._exchange(self.version, HeldPart(tuple(np.array(each) for each in inputs)), join).arrays)
 
 
 def _blank(type: TensorType) -> Array:

@@ -12,7 +12,7 @@ from gopt.runtime.session import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HeldPart:
     """Arrays that one server sends or receives; ``note`` is a small value that JSON can hold."""
 
     arrays: tuple[Array, ...] = ()
@@ -43,7 +43,7 @@ class ServerExchange:
         else:
             self._totals[place] = message
 
-    def __call__(self, round_number: int, part: Part, join: Callable[[list[Part]], list[Part]]) -> Part:
+    def __call__(self, round_number: int, part: HeldPart, join: Callable[[list[HeldPart]], list[HeldPart]]) -> HeldPart:
         """Give a part; returns this server's result of ``join``, which server 0 calls with all parts."""
         number = self._place[1] + 1 if self._place[0] == round_number else 0
         self._place = place = round_number, number
@@ -53,14 +53,14 @@ class ServerExchange:
             while place not in self._totals:
                 self.receive((first,), f"complete call {number} of round {round_number}")
             total = self._totals.pop(place)
-            return Part(total.arrays, total.note)
+            return HeldPart(total.arrays, total.note)
         while missing := [each for each in others if each not in self._partials.get(place, {})]:
             self.receive(missing, f"give their part of call {number} of round {round_number}")
         came = self._partials.pop(place, {})
-        results = join([part, *(Part(came[each].arrays, came[each].note) for each in others)])
+        results = join([part, *(HeldPart(came[each].arrays, came[each].note) for each in others)])
         for other, result in zip(others, results[1:], strict=True):
             self.endpoint.send(other, self._message(Kind.TOTAL, result))
         return results[0]
 
-    def _message(self, kind: Kind, part: Part) -> Message:
+    def _message(self, kind: Kind, part: HeldPart) -> Message:
         return self.endpoint.message(kind, self._place[1], self._place[0], part.arrays, part.note)

@@ -18,7 +18,7 @@ from gopt.runtime.session import Array
 
 
 @dataclass(frozen=True, slots=True)
-class TablePart:
+class StoredRows:
     """A server's part of a table: ``rows`` x ``columns`` elements, flattened, of the state ``input``."""
 
     name: str
@@ -27,7 +27,7 @@ class TablePart:
     columns: int
 
 
-def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, TablePart]:
+def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, StoredRows]:
     """Number of a table -> this server's part of it."""
     found = {}
     for number, entry in enumerate(tables):
@@ -35,18 +35,18 @@ def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, TablePar
         place = layout.part(server)
         if place is not None:
             rows, columns = layout.local_rows(server), len(layout.columns(server))
-            found[number] = TablePart(entry.parameter, entry.inputs[place], rows, columns)
+            found[number] = StoredRows(entry.parameter, entry.inputs[place], rows, columns)
     return found
 
 
-def part_of(parts: Mapping[int, TablePart], table: int, trainer: int) -> TablePart:
+def part_of(parts: Mapping[int, StoredRows], table: int, trainer: int) -> StoredRows:
     """A server's part of the table that a trainer names; raises RunError where it has none."""
     if table not in parts:
         raise RunError(f"trainer {trainer} names rows of table {table}, of which this server has none")
     return parts[table]
 
 
-def rows_answer(part: TablePart, take: Callable[[Array], Array], message: Message) -> Array:
+def rows_answer(part: StoredRows, take: Callable[[Array], Array], message: Message) -> Array:
     """The rows that a pull asks for, in the type that it names. ``take``: copies rows of the part. Raises RunError
     for rows that the part does not have."""
     (ids,) = message.arrays
@@ -56,7 +56,7 @@ def rows_answer(part: TablePart, take: Callable[[Array], Array], message: Messag
         return rows.astype(numpy_dtype(message.note["dtype"]), copy=False)
 
 
-def merged_rows(part: TablePart, node: Node, found: Mapping[int, Contribution]) -> list[Array]:
+def merged_rows(part: StoredRows, node: Node, found: Mapping[int, Contribution]) -> list[Array]:
     """The merged rows of a round. Raises RunError for rows that the part does not have."""
     for trainer, each in found.items():
         assert each.ids is not None
@@ -67,7 +67,7 @@ def merged_rows(part: TablePart, node: Node, found: Mapping[int, Contribution]) 
     return merge_rows(found, attributes["reduce"], attributes["dtype"], attributes["width"])
 
 
-def check_rows(part: TablePart, ids: Array, trainer: int) -> None:
+def check_rows(part: StoredRows, ids: Array, trainer: int) -> None:
     """Raise RunError for rows that a part does not have."""
     outside = ids[(ids < 0) | (ids >= part.rows)]
     if outside.size:

@@ -16,7 +16,7 @@ from gopt.errors import InputError, RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import walk
 from gopt.ir.types import numpy_dtype
-from gopt.records.tables import Ids, Layout, Request, TableLayout
+from gopt.records.tables import Ids, Layout, TableLayout, TableRequest
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited
@@ -54,7 +54,7 @@ class PendingRows:
     client: TableRows
     number: int
     layout: TableLayout
-    parts: tuple[Request, ...]
+    parts: tuple[TableRequest, ...]
     places: Ids
     count: int
     """Distinct rows."""

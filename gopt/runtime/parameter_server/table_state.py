@@ -12,7 +12,7 @@ from gopt.parameter_server.blocks import Block, TablePart
 from gopt.runtime.device import Host
 from gopt.runtime.messages.message import Message
 from gopt.runtime.parameter_server.key_state import BlockState, Part
-from gopt.runtime.parameter_server.server_rows import TablePart as Rows
+from gopt.runtime.parameter_server.server_rows import StoredRows as Rows
 from gopt.runtime.parameter_server.server_rows import check_rows, rows_answer
 from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.session import Array, SessionCache

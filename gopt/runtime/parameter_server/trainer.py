@@ -22,7 +22,7 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.parameter_server.faults import OUT_OF_DATA, Stop
+from gopt.runtime.parameter_server.faults import OUT_OF_DATA, StopFault
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.membership import IDLE
 from gopt.runtime.parameter_server.split_checkpoints import SplitCheckpoints
@@ -235,7 +235,7 @@ class PushPullTrainer:
         """OUT_OF_DATA where the run ends for lack of data, else 0; the chief reports whose data ended. ``more``:
         trainer -> whether it has data for the next step."""
         without = {number for number, has in more.items() if not has}
-        ends = bool(without) and (self._faults.stop is Stop.FIRST or len(without) == len(more))
+        ends = bool(without) and (self._faults.stop is StopFault.FIRST or len(without) == len(more))
         for number in sorted(without - self._step_end.exhausted):
             self._tell(f"trainer {number} has no more data after step {self.step}{': the run ends' if ends else ''}")
         self._step_end.exhausted |= without

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
-from gopt.runtime.partition import Call, ProgramStep
+from gopt.runtime.partition import CallStep, ProgramStep
 from gopt.runtime.planner.assignment import BufferAssignment
 from gopt.runtime.shared_memory import GatherRequest
 
@@ -37,7 +37,7 @@ def find_hazards(
     shared = {number: gather for number, gather in buffers.gathers.items() if gather.member is not None}
     if not shared:
         return {}
-    place = {step.index: position for position, step in enumerate(steps) if isinstance(step, Call)}
+    place = {step.index: position for position, step in enumerate(steps) if isinstance(step, CallStep)}
     members = {str(gather.call.attributes["group"]): gather.member or 0 for gather in shared.values()}
     happens_before = HappensBefore(steps, buffers.graph, members)
     remote: dict[int, list[str]] = {}
@@ -78,7 +78,7 @@ class HappensBefore:
         """Value -> the number of the last step that reads it."""
         self._at: dict[str, list[int]] = {group: [] for group in members}
         """Group -> the numbers of the steps that are its calls."""
-        self._barriers: dict[str, list[tuple[Call, int]]] = {group: [] for group in members}
+        self._barriers: dict[str, list[tuple[CallStep, int]]] = {group: [] for group in members}
         """Group -> calls that no rank leaves before all have entered, with their numbers among those of the group."""
         self._ended: list[int] = []
         """For every step, the last call of the file that is known to have ended when the step begins: calls are made
@@ -88,9 +88,9 @@ class HappensBefore:
         ended = -1
         for place, step in enumerate(steps):
             ended = max([ended, *(made[name] for name in step.inputs if name in made)])
-            self._ended.append(step.index - 1 if isinstance(step, Call) else ended)
+            self._ended.append(step.index - 1 if isinstance(step, CallStep) else ended)
             self._last.update(dict.fromkeys(step.inputs, place))
-            if isinstance(step, Call):
+            if isinstance(step, CallStep):
                 made.update(dict.fromkeys(step.outputs, step.index))
                 group = str(step.node.attributes["group"])
                 if group in members:
@@ -112,7 +112,7 @@ class HappensBefore:
         found = bisect_right(barriers, self._ended[step], key=lambda entry: entry[0].index)
         return barriers[found - 1][1] if found else -1
 
-    def first(self, group: str, least: int, step: int) -> tuple[Call | None, int]:
+    def first(self, group: str, least: int, step: int) -> tuple[CallStep | None, int]:
         """The first call of a group, from the index ``least`` on, that all ranks have entered when a step has waited
         for it. None and -1 where there is none before the step."""
         barriers = self._barriers[group]
@@ -121,7 +121,7 @@ class HappensBefore:
         return barriers[found] if here else (None, -1)
 
 
-def _is_barrier(call: Call, member: int, types: Mapping[str, TensorType]) -> bool:
+def _is_barrier(call: CallStep, member: int, types: Mapping[str, TensorType]) -> bool:
     """Return whether no rank has its result before all have entered the call: a reduction with a result that is not
     empty."""
     cuts = call.node.attributes.get("cuts")

@@ -17,7 +17,7 @@ import numpy as np
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.host_value import Value
 from gopt.runtime.memory import aligned, unpack_views
-from gopt.runtime.partition import Call, ProgramStep, Segment
+from gopt.runtime.partition import CallStep, ProgramStep, Segment
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.session import Array
 
@@ -49,7 +49,7 @@ def plan_memory(
     """
     views = {name: [Value(view, persistent=True)] for name, view in buffers.send_views.items()}
     output_buffers: dict[int, Array] = {}
-    waited = {name for step in steps if isinstance(step, Call) for name in step.inputs}
+    waited = {name for step in steps if isinstance(step, CallStep) for name in step.inputs}
     free: dict[int, list[Array]] = {}
     reused: dict[str, _ReusedMemory] = {}
 
@@ -82,7 +82,7 @@ def plan_memory(
             output_buffers[step.index] = allocate(step.outputs)
         for name in gone:
             # No step waits for a call whose result is not read, so its memory is never known to be free.
-            if name in reused and name not in waited and not (isinstance(step, Call) and name in step.outputs):
+            if name in reused and name not in waited and not (isinstance(step, CallStep) and name in step.outputs):
                 reused[name].users -= 1
                 if not reused[name].users:
                     free.setdefault(reused[name].memory.nbytes, []).append(reused[name].memory)
@@ -102,7 +102,7 @@ def _is_planned(name: str, types: Mapping[str, TensorType]) -> bool:
     return type is not None and bool(type.elements) and type.dtype in _NUMPY_TYPES
 
 
-def _has_output_buffer(call: Call, types: Mapping[str, TensorType]) -> bool:
+def _has_output_buffer(call: CallStep, types: Mapping[str, TensorType]) -> bool:
     """Return whether the results of a call are adjacent in one buffer."""
     if call.node.op_type != "AllGather" or "cuts" not in call.node.attributes:
         return False

@@ -20,7 +20,7 @@ from gopt.artifact.report_check import read_report
 from gopt.errors import GoptError, RunError
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array
-from gopt.runtime.training.start_values import Difference, Replicas, first_difference
+from gopt.runtime.training.start_values import Replicas, StartDifference, first_difference
 from gopt.sanitize import show
 
 _SMALL = 4096
@@ -93,7 +93,7 @@ class Audit:
         raise error
 
 
-def _told(manifest: Manifest, found: Difference, folder: Path) -> str:
+def _told(manifest: Manifest, found: StartDifference, folder: Path) -> str:
     """The first tensor of the source that a state has, and its bucket."""
     entry = manifest.ranks[found.first]
     state = next(each for each in manifest.states_of(entry) if each.input == found.state)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,15 +122,19 @@ def batch_function(text: str) -> Callable[[int, int], Any]:
 
 
 def load_function(text: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names; the current folder is searched too. Raises OptionError."""
+    """The function that ``module:function`` or ``FILE.py:function`` names; the current folder is searched too. Raises
+    OptionError."""
     module, name = _module_and_name(text)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    if module.endswith(".py"):
+        folder, module = str(Path(module).resolve().parent), Path(module).stem
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise OptionError(
-            f"cannot find {text!r}: {error}", "write module:function, with the module on PYTHONPATH"
+            f"cannot find {text!r}: {error}", "write FILE.py:function, or module:function with the module on PYTHONPATH"
         ) from error
     if not callable(function):
         raise OptionError(f"{text!r} is not a function", "write module:function")

@@ -65,7 +65,7 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class Choice:
+class KeptChoice:
     """The best evaluation so far. ``kept``: of it, behind ``step``; ``without``: evaluations since then."""
 
     rule: BestRule

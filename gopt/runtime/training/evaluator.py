@@ -30,7 +30,7 @@ from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, ta
 from gopt.runtime.training.batch_stream import array, named
 from gopt.runtime.training.checkpoint import writers
 from gopt.runtime.training.data import batch_function, open_data
-from gopt.runtime.training.evaluation import BestRule, Choice, Evaluation, EvaluationPlan
+from gopt.runtime.training.evaluation import BestRule, Evaluation, EvaluationPlan, KeptChoice
 from gopt.runtime.training.fitted_arrays import fitted
 from gopt.runtime.training.sample_files import on_disk
 from gopt.sanitize import clean_line, listed, show
@@ -51,7 +51,7 @@ class Evaluator:
     """Inputs that take any number of samples."""
     states: frozenset[str]
     metrics: tuple[str, ...]
-    choice: Choice | None
+    choice: KeptChoice | None
     _executor: Executor
     _source: ArraySource | Callable[[int, int], Iterable[Any]]
     _inputs: tuple[str, ...] = field(init=False)
@@ -75,7 +75,7 @@ class Evaluator:
         graph.outputs = {name: graph.outputs[name] for name in metrics}
         free = [name for name in graph.inputs if name not in states and name not in graph.initializers]
         types, open_ = _batch_types({name: graph.inputs[name] for name in free}, samples, str(plan.model))
-        choice = None if plan.best is None else Choice(_direction(plan.best, metrics), plan.patience)
+        choice = None if plan.best is None else KeptChoice(_direction(plan.best, metrics), plan.patience)
         executor = Executor(graph, SessionCache())
         return cls(plan, manifest, types, open_, states, metrics, choice, executor, _source(plan.data, types))
 

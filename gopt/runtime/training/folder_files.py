@@ -11,7 +11,7 @@ from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest, RankEntry
 
 
-class Agreement(Protocol):
+class FolderAgreement(Protocol):
     """A rank among others: its number, and a gather of small objects among all."""
 
     @property
@@ -27,7 +27,7 @@ def check_own(folder: Path, manifest: Manifest, rank: int) -> None:
         check_files(folder, manifest.files, _graphs([manifest.ranks[rank]]))
 
 
-def check_shared(folder: Path, manifest: Manifest, engine: Agreement) -> None:
+def check_shared(folder: Path, manifest: Manifest, engine: FolderAgreement) -> None:
     """Raise InputError where a file that ranks share is not what gopt wrote; all ranks call it, and of those that have
     one folder on one host the first reads them."""
     found = folder.stat()

@@ -13,7 +13,7 @@ from gopt.errors import OptionError
 from gopt.ir.types import numpy_dtype
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job
-from gopt.runtime.training.schedules import USABLE, Schedule, default_schedule, parse_schedule, usable
+from gopt.runtime.training.schedules import USABLE, RateSchedule, default_schedule, parse_schedule, usable
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class HyperParameter:
     """A hyper-parameter, and the array in which it is fed in every step."""
 
     name: str
-    schedule: Schedule
+    schedule: RateSchedule
     array: Array
     value: float = math.nan
 

@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class JobUsage:
     """The use of a step. ``tokens``: of all ranks, 0 where the batch has none; ``memory``: the largest peak of a
     process by then, in bytes; ``flops``: of all ranks; ``peak``: operations a second of all ranks' devices, 0 where
     that is not known."""
@@ -93,19 +93,19 @@ class Progress:
     """Of the states behind the step."""
     cause: str = ""
     """Of a first step whose loss is not finite: where the numbers end."""
-    usage: Usage = Usage()
+    usage: JobUsage = JobUsage()
 
     @classmethod
     def of(
         cls, step: int, losses: Sequence[Mapping[str, float]], seconds: float, samples: int,
         more: Mapping[str, Any] | None = None, hyper: Mapping[str, float] | None = None,
-        evaluation: Evaluation | None = None, cause: str = "", usage: Usage | None = None,
+        evaluation: Evaluation | None = None, cause: str = "", usage: JobUsage | None = None,
     ) -> Progress:  # fmt: skip
         """Of what all ranks report: losses by name, the first one first."""
         first, *others = ({name: tuple(each[name] for each in losses)} for name in losses[0])
         (own,) = first.values()
         beside = {name: made for each in others for name, made in each.items()}
-        return cls(step, own, seconds, samples, more or {}, beside, hyper or {}, evaluation, cause, usage or Usage())
+        return cls(step, own, seconds, samples, more or {}, beside, hyper or {}, evaluation, cause, usage or JobUsage())
 
     @property
     def loss(self) -> float:

@@ -21,31 +21,31 @@ Rule = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """The values of a hyper-parameter. ``steps``: how many steps they are known for; None: for any."""
 
     at: Rule
     steps: int | None = None
 
 
-def parse_schedule(text: str) -> Schedule:
+def parse_schedule(text: str) -> RateSchedule:
     """A hyper-parameter as a function of the step; ``docs/running.md`` lists the forms.
 
     Raises OptionError, and InputError for a table that cannot be read.
     """
     found = _formula(text)
     if found is not None:
-        return Schedule(found)
+        return RateSchedule(found)
     kind, colon, rest = text.partition(":")
     if kind == "table" and colon:
         return _tabled(_read_table(rest), rest)
     if not colon or ":" in rest:  # module:function has one colon
         raise OptionError(f"cannot read {show(text)} as a schedule", _FORMS)
     function = load_function(text)
-    return Schedule(lambda step: float(function(step)))
+    return RateSchedule(lambda step: float(function(step)))
 
 
-def default_schedule(name: str, given: DefaultValue) -> Schedule:
+def default_schedule(name: str, given: DefaultValue) -> RateSchedule:
     """The schedule of a step's own value: a number, a formula or a table, and never a file or a function. Raises
     InputError; ``name``: of the hyper-parameter."""
     try:
@@ -61,14 +61,14 @@ def default_schedule(name: str, given: DefaultValue) -> Schedule:
             f"the value of {name!r} in the step is {show(given.schedule)}, which is no number or formula",
             f"set another with --set {name}=VALUE",
         )
-    return Schedule(found, given.steps)
+    return RateSchedule(found, given.steps)
 
 
-def _tabled(values: Sequence[float], name: str) -> Schedule:
+def _tabled(values: Sequence[float], name: str) -> RateSchedule:
     wrong = next((step for step, value in enumerate(values) if not usable(value)), None)
     if wrong is not None:
         raise OptionError(f"{name}: step {wrong + 1}: {values[wrong]}", USABLE)
-    return Schedule(lambda step: float(values[step]), len(values))
+    return RateSchedule(lambda step: float(values[step]), len(values))
 
 
 def _read_table(path: str) -> list[float]:

@@ -122,7 +122,7 @@ def check_equal(engine: Engine, replicas: Replicas, states: Mapping[str, Array])
         raise _start_error(found)
 
 
-def difference(engine: Engine, replicas: Replicas, digest: Callable[[str], str]) -> Difference | None:
+def difference(engine: Engine, replicas: Replicas, digest: Callable[[str], str]) -> StartDifference | None:
     """The first state that ranks hold in common and that differs among them, the same on all ranks, which all call it;
     None where all agree. ``digest``: of a state of this rank."""
     digests = functools.cache(digest)
@@ -131,7 +131,7 @@ def difference(engine: Engine, replicas: Replicas, digest: Callable[[str], str])
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StartDifference:
     """Ranks whose value of a state differs from that of the first rank of their group along an axis."""
 
     axis: str
@@ -145,7 +145,7 @@ class Difference:
         return f"rank{'s' * (len(self.others) > 1)} {', '.join(map(str, self.others))}"
 
 
-def _start_error(found: Difference) -> RunError:
+def _start_error(found: StartDifference) -> RunError:
     return RunError(
         f"{found.who} and rank {found.first} start with different values of {found.state!r}, which they hold in common "
         f"along {found.axis}",
@@ -153,7 +153,7 @@ def _start_error(found: Difference) -> RunError:
     )
 
 
-def _compared(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str, str]]) -> Difference | None:
+def _compared(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str, str]]) -> StartDifference | None:
     """``own``: by axis, the digest of every state that this rank holds as a replica along it."""
     digests = {axis: hashlib.sha256(repr(list(each.items())).encode()).hexdigest() for axis, each in own.items()}
     if replicas.differ(engine.gather([digests.get(axis, "") for axis in replicas.axes])):
@@ -163,12 +163,12 @@ def _compared(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str,
 
 def first_difference(
     mesh: Mesh, axes: Sequence[str], found: Sequence[Mapping[str, Mapping[str, str]]]
-) -> Difference:  # fmt: skip
+) -> StartDifference:  # fmt: skip
     """``found``: for every rank, by axis and state, the digest of its value."""
     for axis in axes:
         for first in (rank for rank in range(mesh.ranks) if mesh.index(axis, rank) == 0):
             for name, digest in found[first][axis].items():
                 others = [rank for rank in mesh.members(axis, first) if found[rank][axis].get(name) != digest]
                 if others:
-                    return Difference(axis, name, first, tuple(others))
+                    return StartDifference(axis, name, first, tuple(others))
     raise RunError("ranks have different states", "all ranks need the files of one gopt shard")

@@ -39,7 +39,7 @@ from gopt.runtime.training.first_nan import first_nan
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
-from gopt.runtime.training.job import Job, Progress, Usage, mean, not_finite, not_finite_error, read_manifest
+from gopt.runtime.training.job import Job, JobUsage, Progress, mean, not_finite, not_finite_error, read_manifest
 from gopt.runtime.training.kept_order import kept_order, with_kept_order
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.startup import startup_values
@@ -98,7 +98,7 @@ class Trainer:
         self._samples = max((type.dims[0] if type.dims else 1 for type in closed), default=1)
         """Of a batch of one rank; where their number is open, of its newest one."""
         self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
-        self._usage = Usage()
+        self._usage = JobUsage()
         self._tokens = next((type.dims[1] for type in self.types.values() if _is_tokens(type)), 0)
         """Of a sample; 0 where no input is of tokens."""
         self._next_input = self.manifest.next_inputs(self.record)
@@ -160,7 +160,7 @@ class Trainer:
         check_equal(self.engine, replicas, self.held)
         if self.job.peak_flops is not None:
             own = sum(times * flops(self._graphs[phase]) for phase, times in self.phases)
-            self._usage = Usage(flops=sum(self.engine.gather(own)), peak=self.job.peak_flops * self.mesh.ranks)
+            self._usage = JobUsage(flops=sum(self.engine.gather(own)), peak=self.job.peak_flops * self.mesh.ranks)
         self._audit = Audit(replicas, self.engine.rank, self.job.folder)
         plans = raise_on_one_rank(self.engine, self._plan)
         shared = share_memory(self.engine, list(plans.values()))

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.operators.kinds import elementwise
 from gopt.runtime.host_value import Value, bind_memory
 from gopt.runtime.partition import Segment
 from gopt.runtime.planner.memory_planner import BufferViews

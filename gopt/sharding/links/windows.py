@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from gopt.operators.dims.link import OperatorUse, Slot, Strategy
 from gopt.operators.kinds import CONVOLUTIONS
 from gopt.records.placements import REPLICATED, Partial, Placement, Ranges, Shard, Window, WindowTerms
 from gopt.sharding.halo import shared_like, window
-from gopt.sharding.links.link import Operator, Slot, Strategy
 
 _LOWEST = frozenset({"float16", "float32", "float64", "int8", "uint8"})
 """Types with a lowest number that a border may hold."""
@@ -93,7 +93,7 @@ class Sliding:
         return sizes if sum(sizes) == self.made and min(sizes) >= 0 and self.ranges(sizes) == ranges else None
 
 
-def sliding(operator: Operator, dim: int) -> Sliding | None:
+def sliding(operator: OperatorUse, dim: int) -> Sliding | None:
     """Return how an operator slides along a spatial dimension; None if that cannot be expressed."""
     given, at, transposed = operator.attributes, dim - 2, operator.op_type == "ConvTranspose"
     length, made = operator.size(0, dim), operator.made()[dim]
@@ -117,7 +117,7 @@ def sliding(operator: Operator, dim: int) -> Sliding | None:
     return found if (made - 1) * stride < length + before else None
 
 
-def pads(operator: Operator, dim: int, stride: int, extent: int, length: int, made: int) -> tuple[int, int]:
+def pads(operator: OperatorUse, dim: int, stride: int, extent: int, length: int, made: int) -> tuple[int, int]:
     """Return the padding before and after a dimension."""
     given, at, places = operator.attributes, dim - 2, operator.rank(0) - 2
     auto = given.get("auto_pad", "NOTSET")
@@ -140,7 +140,7 @@ def _placed(slot: Slot, placement: Shard | Window, count: int) -> int | None:
     return placement.dim
 
 
-def _first(operator: Operator, first: Placement, second: Placement = REPLICATED) -> tuple[Placement, ...]:
+def _first(operator: OperatorUse, first: Placement, second: Placement = REPLICATED) -> tuple[Placement, ...]:
     return (first, second, *[REPLICATED] * (len(operator.operands) - 2))[: len(operator.operands)]
 
 
@@ -160,7 +160,7 @@ def _filled(sizes: Sequence[int]) -> bool:
     return min(sizes) > 0
 
 
-def _slid(operator: Operator, slot: Slot, placement: Shard | Window, dim: int, border: str) -> Iterator[Strategy]:
+def _slid(operator: OperatorUse, slot: Slot, placement: Shard | Window, dim: int, border: str) -> Iterator[Strategy]:
     """Places of the result, each member's from its window of operand 0."""
     slide = sliding(operator, dim)
     if slide is None or (slot.place and not slot.result):
@@ -174,7 +174,7 @@ def _slid(operator: Operator, slot: Slot, placement: Shard | Window, dim: int, b
             yield Strategy(_first(operator, read), results, masked)
 
 
-def convolution(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def convolution(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """Places of the result; and, where the kernel is split, terms of a sum."""
     dim = _placed(slot, placement, operator.rank(0))
     if dim is None:
@@ -196,7 +196,7 @@ def convolution(operator: Operator, slot: Slot, placement: Shard | Window) -> It
             yield Strategy(_first(operator, read, Shard(dim, sizes)), (Partial("sum"),))
 
 
-def transposed(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def transposed(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """Places of operand 0, each of which adds to a window of the result."""
     dim = _placed(slot, placement, operator.rank(0))
     slide = sliding(operator, dim) if dim is not None else None
@@ -206,7 +206,7 @@ def transposed(operator: Operator, slot: Slot, placement: Shard | Window) -> Ite
         yield Strategy(_first(operator, placement), (WindowTerms(dim, slide.ranges(placement.sizes), slide.length),))
 
 
-def max_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def max_pool(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """Places of the result; padding is never the largest, as long as the window contains other elements.
 
     Places of the selected elements are counted in row-major order only.
@@ -219,7 +219,7 @@ def max_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> Itera
         yield from _slid(operator, slot, placement, dim, "lowest")
 
 
-def average_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def average_pool(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """Places of the result, where those beside the operand are not read, or are counted as zeros."""
     dim = _placed(slot, placement, operator.rank(0))
     slide = sliding(operator, dim) if dim is not None else None
@@ -228,28 +228,28 @@ def average_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> I
     yield from _slid(operator, slot, placement, dim, "zeros")
 
 
-def plain_mean(operator: Operator, slide: Sliding) -> bool:
+def plain_mean(operator: OperatorUse, slide: Sliding) -> bool:
     """Return whether every mean is one of as many numbers, along a dimension."""
     counted = operator.op_type == "AveragePool" and operator.attributes.get("count_include_pad", 0)
     padded = slide.read(0, slide.made)[1] <= slide.length + slide.behind
     return slide.inside or (bool(counted) and padded)
 
 
-def norm_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def norm_pool(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """LpPool: zeros beside the operand add nothing to a sum of powers."""
     dim = _placed(slot, placement, operator.rank(0))
     if dim is not None:
         yield from _slid(operator, slot, placement, dim, "zeros")
 
 
-def transpose(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def transpose(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """A window, where its dimension goes: the operand of a weight's gradient is one."""
     if isinstance(placement, Window) and not slot.result:
         perm = list(operator.attributes.get("perm") or reversed(range(operator.rank(0))))
         yield Strategy((placement,), (replace(placement, dim=perm.index(placement.dim)),))
 
 
-def sliced(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def sliced(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """Slice: each place of the result is one of the operand, on the member that has it."""
     rows = slices(operator)
     if rows is not None and placement.dim in rows and not slot.place:
@@ -257,7 +257,7 @@ def sliced(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterato
         yield from _taken(operator, slot, placement, step, -start)
 
 
-def slices(operator: Operator) -> dict[int, tuple[int, int]] | None:
+def slices(operator: OperatorUse) -> dict[int, tuple[int, int]] | None:
     """Dimension -> the first place that a Slice takes and how far the next is; None where that is not known, or where
     it goes backwards."""
     given, rank = operator.attributes, operator.rank(0)
@@ -280,14 +280,14 @@ def slices(operator: Operator) -> dict[int, tuple[int, int]] | None:
     return found
 
 
-def padded(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+def padded(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
     """Pad with zeros: what is added is beside the windows of the first and the last member."""
     added = paddings(operator)
     if added is not None and not slot.place:
         yield from _taken(operator, slot, placement, 1, added[placement.dim][0])
 
 
-def paddings(operator: Operator) -> list[tuple[int, int]] | None:
+def paddings(operator: OperatorUse) -> list[tuple[int, int]] | None:
     """Return the padding of a Pad before and after each dimension; None if it is unknown or not zeros."""
     rank, given = operator.rank(0), operator.attributes
     known = [operator.constant(place) if operator.has(place) else None for place in range(1, 4)]
@@ -304,7 +304,7 @@ def paddings(operator: Operator) -> list[tuple[int, int]] | None:
     return found
 
 
-def _taken(operator: Operator, slot: Slot, placement: Shard | Window, step: int, pad: int) -> Iterator[Strategy]:
+def _taken(operator: OperatorUse, slot: Slot, placement: Shard | Window, step: int, pad: int) -> Iterator[Strategy]:
     """Places of the result, each of which is one place of the operand, or one beside it."""
     dim, length, made = placement.dim, operator.size(0, placement.dim), operator.made()[placement.dim]
     if (isinstance(placement, Shard) and placement.runs > 1) or not made or not length:

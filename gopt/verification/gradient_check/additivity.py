@@ -18,7 +18,7 @@ from enum import Enum
 
 import numpy as np
 
-from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.forward import CheckedForward, Values
 
 SPLITS = 2
 """Ways to part the samples that are tried."""
@@ -57,7 +57,7 @@ class SampleExchange:
 
 
 def sample_exchanges(
-    forward: Forward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator,
+    forward: CheckedForward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator,
     counts: Mapping[str, str],
 ) -> list[SampleExchange]:  # fmt: skip
     """Squares over exchanges of samples under which the loss is additive, along the first axis where it is.
@@ -88,7 +88,7 @@ def sample_exchanges(
     return []
 
 
-def _sums(forward: Forward, point: Values, counts: Mapping[str, str]) -> Values:
+def _sums(forward: CheckedForward, point: Values, counts: Mapping[str, str]) -> Values:
     """The gradients at a point without the counts that divide them."""
     found = forward.loss_and_gradients(point)[1]
     by = forward.values([*dict.fromkeys(counts.values())], point) if counts else {}
@@ -127,7 +127,7 @@ def _crossed(here: Values, there: Values, own: np.ndarray, axis: int) -> Values:
     return crossed
 
 
-def _losses_are_additive(forward: Forward, corners: Sequence[Values], generator: np.random.Generator) -> bool:
+def _losses_are_additive(forward: CheckedForward, corners: Sequence[Values], generator: np.random.Generator) -> bool:
     """At the point itself and at one near it, where a sum of losses that agrees by chance does not."""
     floating = [
         state.tensor for state in forward.training.parameters

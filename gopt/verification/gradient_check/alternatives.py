@@ -9,8 +9,8 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.verification.gradient_check.computed_weights import TRIES, computed_weights, dependent_values, read_by
-from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, measure
-from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.difference_quotients import Candidate, QuotientFit, measure
+from gopt.verification.gradient_check.forward import CheckedForward, Values
 from gopt.verification.gradient_check.layout import turned, with_layout
 
 SLICED = 64
@@ -23,12 +23,12 @@ QUICK = 2
 class SlopeMeter:
     """Measures parts of one training step."""
 
-    forward: Forward
+    forward: CheckedForward
     generator: np.random.Generator
 
     def measure(
         self, parts: Sequence[Candidate], points: Sequence[Values], rungs: int | None = None, fixed: Sequence[str] = ()
-    ) -> Fit:
+    ) -> QuotientFit:
         """``fixed``: values of the graph that the points hold. Only the first ``rungs`` lengths of the step."""
 
         def losses(point: Values) -> np.ndarray:
@@ -40,7 +40,7 @@ class SlopeMeter:
 
 def along_computed_weight(
     slope_meter: SlopeMeter, training: TrainingGraph, name: str, points: Sequence[Values], at: tuple[np.ndarray, ...]
-) -> tuple[str, Fit] | None:
+) -> tuple[str, QuotientFit] | None:
     """Return the value computed from states alone whose gradient is ``at``."""
     forward = slope_meter.forward
     for seam in computed_weights(forward.graph, training.losses, set(training.batch), name, at[0].shape):
@@ -57,7 +57,7 @@ def along_computed_weight(
 
 def behind(
     slope_meter: SlopeMeter, training: TrainingGraph, part: Candidate, points: Sequence[Values], gradient: str
-) -> tuple[str, Fit, bool] | None:
+) -> tuple[str, QuotientFit, bool] | None:
     """A gradient through which alone ``gradient`` depends on the batch, its fit, and whether it does so linearly."""
     forward, batch = slope_meter.forward, set(training.batch)
     tries = 0
@@ -73,7 +73,7 @@ def behind(
     return None
 
 
-def _linear(forward: Forward, point: Values, result: str, name: str, held: Sequence[np.ndarray]) -> bool:
+def _linear(forward: CheckedForward, point: Values, result: str, name: str, held: Sequence[np.ndarray]) -> bool:
     """Return whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
 
     def at(value: np.ndarray) -> np.ndarray:
@@ -97,7 +97,7 @@ def where_taken(
     parts: Sequence[Candidate],
     points: Sequence[Values],
     shifts: Mapping[str, str],
-) -> Fit:
+) -> QuotientFit:
     """A fit at the points where every rank's own batch has moved the parameters to: ``shifts`` names them."""
     forward = slope_meter.forward
     held = [forward.values(list(shifts.values()), point) for point in points]
@@ -110,7 +110,7 @@ def where_taken(
     return slope_meter.measure(names, moved, None, tuple(shifts.values()))
 
 
-def in_slices(slope_meter: SlopeMeter, part: Candidate, points: Sequence[Values]) -> Fit | None:
+def in_slices(slope_meter: SlopeMeter, part: Candidate, points: Sequence[Values]) -> QuotientFit | None:
     """A fit whose ratios are those of slices along some axis, each with a factor of its own."""
     for masks in _masks(part):
         fits = []

@@ -25,8 +25,8 @@ from gopt.verification.gradient_check.alternatives import (
     where_taken,
 )
 from gopt.verification.gradient_check.computed_weights import shifted
-from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, Losses
-from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.difference_quotients import Candidate, Losses, QuotientFit
+from gopt.verification.gradient_check.forward import CheckedForward, Values
 from gopt.verification.gradient_check.held_forward import Stop
 from gopt.verification.gradient_check.layout import Layouts, turned
 from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
@@ -75,7 +75,7 @@ def check_gradients(
     ``whole``: gradients are all of the derivative, so that an element that is always zero is none that is masked, and
     no others than ``names`` are looked at.
     """
-    forward = Forward(training, call)
+    forward = CheckedForward(training, call)
     generator = np.random.default_rng(seed + 3)
     given = _with_numbers_first(forward, forward.points(batches))
     points = with_a_third(given[:POINTS], training.batch, generator)
@@ -116,7 +116,7 @@ class _GradientChecker:
         return [self.found[name] for name in parameters if name in self.found]
 
     def say(
-        self, name: str, verdict: Verdict, why: str, fit: Fit | None = None, stops: tuple[str, ...] = ()
+        self, name: str, verdict: Verdict, why: str, fit: QuotientFit | None = None, stops: tuple[str, ...] = ()
     ) -> None:  # fmt: skip
         ratios = fit.ratios if fit is not None else ()
         self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why, stops)
@@ -263,7 +263,7 @@ class _GradientChecker:
 
     def _agreeing(
         self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray], losses: Losses
-    ) -> Iterator[tuple[list[Candidate], Fit]]:
+    ) -> Iterator[tuple[list[Candidate], QuotientFit]]:
         """The parts that agree with slopes of some losses, together with others.
 
         Of a value that hardly changes between batches that would say little about what changes.
@@ -283,7 +283,7 @@ class _GradientChecker:
             (points[k], float(levels[k][place]), {name: part.at[k] for name, part in by_name.items()}) for k in turns
         )
         for names, ratios in check.agreeing(looks, list(by_name)):
-            yield [by_name[name] for name in names], Fit(True, True, ratios[0], 0.0, tuple(ratios))
+            yield [by_name[name] for name in names], QuotientFit(True, True, ratios[0], 0.0, tuple(ratios))
 
     def _only_loss(self, parts: Sequence[Candidate]) -> int | None:
         """The place of the one loss that the gradients of all parts come from; None where there may be several."""
@@ -292,7 +292,7 @@ class _GradientChecker:
         own = [place for place, loss in enumerate(losses) if of == {frozenset([loss])}]
         return 0 if len(losses) == 1 else next(iter(own), None)
 
-    def _proportional(self, parts: Sequence[Candidate], fit: Fit) -> None:
+    def _proportional(self, parts: Sequence[Candidate], fit: QuotientFit) -> None:
         for part in parts:
             if fit.replaces:
                 self.say(part.parameter, Verdict.REFUTED, said.REPLACEMENT, fit)
@@ -322,7 +322,7 @@ class _GradientChecker:
 
     # --- not proportional, but right to average ---------------------------------------------------------------------
 
-    def check_alone(self, part: Candidate, fit: Fit, points: list[Values]) -> None:
+    def check_alone(self, part: Candidate, fit: QuotientFit, points: list[Values]) -> None:
         """A value that is not proportional: turned, a sum over samples, of a computed weight, in slices, or wrong."""
         name = part.parameter
         flat = not fit.measured and self.still([part], [], points)
@@ -427,7 +427,7 @@ class _GradientChecker:
         self._say_stopped(part, *found)
         return True
 
-    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: Fit) -> None:
+    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: QuotientFit) -> None:
         names = tuple(map(str, stops))
         self.say(part.parameter, Verdict.CONFIRMED, said.STOPPED.format("; ".join(names)), fit, names)
 
@@ -469,7 +469,7 @@ class _GradientChecker:
         return True
 
 
-def _with_numbers_first(forward: Forward, points: list[Values]) -> list[Values]:
+def _with_numbers_first(forward: CheckedForward, points: list[Values]) -> list[Values]:
     """The points in order; where the first ones have one at which a loss is no number, such points come last."""
     if all(np.isfinite(forward.losses(point)).all() for point in points[:POINTS]):
         return points

@@ -53,7 +53,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class QuotientFit:
     """Residual of ⟨g, d⟩ = factor · slope over all directions: ``rest`` is relative to the measured values.
 
     With several losses it is that of the first alone that fits, else of a sum of their slopes, each with a factor of
@@ -79,7 +79,7 @@ class Fit:
 def measure(
     parts: Sequence[Candidate], points: Sequence[Values], losses: Losses, count: int, precision: Precision,
     generator: np.random.Generator, rungs: int | None = None,
-) -> Fit:  # fmt: skip
+) -> QuotientFit:  # fmt: skip
     """The best fit over the ladder for all ``parts`` moved together, one factor for all, for each of ``count`` losses.
 
     Each length of the step takes 2 · DIRECTIONS runs of the losses a point, of several losses more, and the first that
@@ -88,7 +88,7 @@ def measure(
     """
     directions = [_direction(parts, generator) for _ in range(DIRECTIONS + count - 1)]
     due = replace(precision, tolerance=precision.tolerance / math.sqrt(len(parts)))
-    best = Fit(False, False, 0.0, 1.0, ())
+    best = QuotientFit(False, False, 0.0, 1.0, ())
     too_short, tried = 0.0, 0
     for step in precision.ladder:
         if step <= too_short or tried == rungs:
@@ -119,7 +119,7 @@ def _direction(parts: Sequence[Candidate], generator: np.random.Generator) -> li
 def _fit(
     parts: Sequence[Candidate], points: Sequence[Values], losses: Losses, precision: Precision,
     directions: Sequence[Sequence[np.ndarray]], step: float,
-) -> Fit:  # fmt: skip
+) -> QuotientFit:  # fmt: skip
     along, rise, level, own, whole = [], [], 0.0, [], []
     for direction in directions:
         above, below = ([losses(point) for point in _moved(points, parts, direction, sign * step)] for sign in (1, -1))
@@ -152,10 +152,10 @@ def _moved(
 def _judged(
     along: np.ndarray, rise: np.ndarray, precision: Precision, noise: float,
     own: Sequence[tuple[float, np.ndarray]], whole: Sequence[float],
-) -> Fit:  # fmt: skip
+) -> QuotientFit:  # fmt: skip
     """The fit to one loss alone, the first that holds; else to all together. ``rise``: a column for each loss."""
 
-    def fitted(chosen: list[int]) -> Fit:
+    def fitted(chosen: list[int]) -> QuotientFit:
         beside = [(value, slopes[chosen]) for value, slopes in own]
         return _fitted(along, rise[:, chosen], precision, noise, beside, np.array(whole))
 
@@ -170,10 +170,10 @@ def _judged(
 def _fitted(
     along: np.ndarray, rise: np.ndarray, precision: Precision, noise: float,
     own: Sequence[tuple[float, np.ndarray]], whole: np.ndarray,
-) -> Fit:  # fmt: skip
+) -> QuotientFit:  # fmt: skip
     length, steep = float(np.linalg.norm(along)), float(np.linalg.norm(rise))
     if not np.isfinite(length + steep) or steep * CLEAR * precision.tolerance < noise:
-        return Fit(False, False, 0.0, 1.0, ())
+        return QuotientFit(False, False, 0.0, 1.0, ())
     factors = np.linalg.lstsq(rise, along, rcond=None)[0]
     factor = float(factors[np.argmax(np.abs(factors) * np.linalg.norm(rise, axis=0))])
     rest = float(np.linalg.norm(along - rise @ factors))
@@ -183,4 +183,4 @@ def _fitted(
     beside = np.array([value - float(slopes @ factors) for value, slopes in own])
     offset = float(np.dot(beside, whole) / max(float(np.dot(whole, whole)), 1e-300))
     clean = float(np.linalg.norm(beside - offset * whole)) <= 1e-2 * float(np.linalg.norm(beside))
-    return Fit(True, bool(holds), factor, rest / max(length, 1e-300), ratios, offset if clean else 0.0)
+    return QuotientFit(True, bool(holds), factor, rest / max(length, 1e-300), ratios, offset if clean else 0.0)

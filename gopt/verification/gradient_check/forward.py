@@ -83,7 +83,7 @@ def sessions_for(graph: Graph) -> SessionCache:
     return SessionCache(keep=sum(each.nbytes for each in graph.initializers.values()) <= _LARGE)
 
 
-class Forward:
+class CheckedForward:
     """Computes the losses, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
 
     def __init__(self, training: TrainingGraph, call: CollectiveCallback, sparing: bool = False) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
 from gopt.runtime.reference_eval import seconds
-from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.forward import CheckedForward, Values
 from gopt.verification.reference_graphs import subgraph
 
 PER_NODE = 1e-5
@@ -54,7 +54,7 @@ class Stop:
 class HeldForward:
     """Computes the losses at points of ``points``: some of the ``stops`` are on there."""
 
-    def __init__(self, forward: Forward, stops: Sequence[Stop]) -> None:
+    def __init__(self, forward: CheckedForward, stops: Sequence[Stop]) -> None:
         self.forward, self.stops = forward, stops
         self._graph = subgraph(forward.graph, forward.graph.nodes, forward.training.losses, ())
         self._program = forward.ready(_with_stops(self._graph, stops), forward.training.losses)

@@ -20,8 +20,8 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import STEPWISE
 from gopt.verification.gradient_check.computed_weights import reached, read_by
-from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, measure
-from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.difference_quotients import Candidate, QuotientFit, measure
+from gopt.verification.gradient_check.forward import CheckedForward, Values
 from gopt.verification.gradient_check.held_forward import EVERY, HeldForward, Stop
 
 MOST = 12
@@ -47,7 +47,7 @@ _STEPS = STEPWISE | {"Clip"}
 class StopFinder:
     """Finds what values take for constants. ``known``: sets that others take, which are tried first."""
 
-    forward: Forward
+    forward: CheckedForward
     generator: np.random.Generator
     known: list[tuple[Stop, ...]] = field(default_factory=list)
     searched: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class StopFinder:
         for stops in reversed(self.known):
             yield stops, HeldForward(self.forward, stops)
 
-    def explain(self, part: Candidate, points: Sequence[Values]) -> tuple[list[Stop], Fit] | None:
+    def explain(self, part: Candidate, points: Sequence[Values]) -> tuple[list[Stop], QuotientFit] | None:
         """The readings that a value takes for constants, and its fit to slopes with these held; None where none is."""
         near = self._on_the_way(part.name)
         fit = self._fit(part, points, near) if near else None
@@ -99,7 +99,7 @@ class StopFinder:
                 if chosen:
                     yield chosen
 
-    def _fit(self, part: Candidate, points: Sequence[Values], stops: Sequence[Stop]) -> Fit:
+    def _fit(self, part: Candidate, points: Sequence[Values], stops: Sequence[Stop]) -> QuotientFit:
         held, count = HeldForward(self.forward, stops), len(self.forward.training.losses)
         placed = held.on(held.points(points), stops)
         return measure([part], placed, held.losses, count, self.forward.precision, self.generator, RUNGS)

@@ -23,7 +23,7 @@ from gopt.ir.graph import Node
 from gopt.ir.load import load
 from gopt.runtime import large_products
 from gopt.verification.gradient_check import check_gradients, large_weights
-from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.forward import CheckedForward, Values
 
 BESIDE = """<ir_version: 10, opset_import: ["" : 20]>
 beside (float[3, 2] x) => (float loss) <float[3, 2] w = {0.3, -0.5, 0.7, 0.2, -0.9, 0.4}> {
@@ -177,22 +177,22 @@ NET = DeriveOptions(loss="cross-entropy", optimizer="sgd", lr=1.0)
 def test_a_net_of_convolutions_is_confirmed_in_few_runs(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     onnx.save(convolutions(), tmp_path / "m.onnx")
     runs: list[int] = []
-    true = Forward.loss
-    monkeypatch.setattr(Forward, "loss", lambda *given: runs.append(1) or true(*given))
+    true = CheckedForward.loss
+    monkeypatch.setattr(CheckedForward, "loss", lambda *given: runs.append(1) or true(*given))
     options = DeriveOptions(loss="cross-entropy", optimizer="sgd", seed=seed)
     assert gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", options).confirmed == 9
     assert len(runs) <= 40, "all are moved together"
 
 
 def plant(name: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = Forward.loss_and_gradients
+    true = CheckedForward.loss_and_gradients
 
-    def planted(forward: Forward, point: Values) -> tuple[float, Values]:
+    def planted(forward: CheckedForward, point: Values) -> tuple[float, Values]:
         loss, gradients = true(forward, point)
         key = forward.training.gradients[name]
         return loss, {**gradients, key: ERRORS[error](gradients[key])}
 
-    monkeypatch.setattr(Forward, "loss_and_gradients", planted)
+    monkeypatch.setattr(CheckedForward, "loss_and_gradients", planted)
 
 
 LAYERS = """<ir_version: 10, opset_import: ["" : 20]>
@@ -219,15 +219,15 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
 
 def test_large_weights_stay_float32_and_are_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[tuple[frozenset[str], set[str]]] = []
-    true = Forward.loss_and_gradients
+    true = CheckedForward.loss_and_gradients
 
-    def watched(forward: Forward, point: Values) -> tuple[np.ndarray, Values]:
+    def watched(forward: CheckedForward, point: Values) -> tuple[np.ndarray, Values]:
         loss, gradients = true(forward, point)
         narrow = {name for name, key in forward.training.gradients.items() if gradients[key].dtype == np.float32}
         seen.append((forward.large, narrow))
         return loss, gradients
 
-    monkeypatch.setattr(Forward, "loss_and_gradients", watched)
+    monkeypatch.setattr(CheckedForward, "loss_and_gradients", watched)
     onnx.save(layers(monkeypatch), tmp_path / "m.onnx")
     assert gopt.derive(tmp_path / "m.onnx", tmp_path / "s.onnx", NET).confirmed == 5
     assert seen == [(frozenset({"w0", "w1"}), {"w0", "w1"})] * 2, "slopes alone tell it"

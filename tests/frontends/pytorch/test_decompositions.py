@@ -1,5 +1,5 @@
-"""Operators in bfloat16 that ONNX lacks: convolutions and pools under ``--autocast bf16``. By hand,
-``pytest -m torch``."""
+"""Operators that ONNX has otherwise or not at all: squeezes of several elements, and in bfloat16 convolutions and pools
+under ``--autocast bf16``. By hand, ``pytest -m torch``."""
 
 from __future__ import annotations
 
@@ -60,6 +60,34 @@ def test_a_step_is_converted_at_once(name, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "_exported", lambda *given: calls.append(1) or own(*given))
     export(STEPS[name], tmp_path / "step.onnx")
     assert len(calls) == 1
+
+
+class Shaped(nn.Module):
+    def __init__(self, reshape):
+        super().__init__()
+        self.layer, self.reshape = nn.Linear(4, 3), reshape
+
+    def forward(self, x):
+        return self.reshape(self.layer(x))
+
+
+SQUEEZES = {
+    "all": lambda y: y[:, :1].squeeze(), "all of a new axis": lambda y: y.unsqueeze(0).squeeze().sum(1),
+    "one of several elements": lambda y: y.squeeze(1).sum(-1), "several": lambda y: y[:, None].squeeze((0, -2)).sum(-1),
+    "of a scalar": lambda y: y.sum().squeeze(-1) + y[:, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SQUEEZES)
+def test_a_squeeze_leaves_dimensions_of_several_elements(name, tmp_path):
+    """As PyTorch does, of one size and of any."""
+
+    def factory():
+        net = Shaped(SQUEEZES[name])
+        return net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 0.1), (torch.randn(5, 4), torch.randn(5))
+
+    export(factory, tmp_path / "step.onnx")
+    export(factory, tmp_path / "open.onnx", options=ExportOptions(dynamic="batch"))
 
 
 def test_the_rounding_of_a_convolution_is_that_of_bfloat16(tmp_path):

@@ -11,7 +11,7 @@ from helpers import FIXTURES
 
 from gopt.errors import GoptError, InputError
 from gopt.offline.kinds import KINDS, inspect_path
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 from gopt.offline.kinds.registry import kind_of
 
 MADE = {
@@ -51,7 +51,7 @@ def test_files_of_gopt(ranks: Path, checkpoints: Path, tmp_path: Path) -> None:
 
 def test_a_step_and_an_inference_model_are_left_to_the_analysis(tmp_path: Path) -> None:
     for path in (FIXTURES / "mlp_sgd.onnx", kind_files.inference(tmp_path / "m.onnx")):
-        assert kind_of(Candidate(path)) is None and inspect_path(path) is None
+        assert kind_of(FileCandidate(path)) is None and inspect_path(path) is None
 
 
 def test_names_are_different() -> None:

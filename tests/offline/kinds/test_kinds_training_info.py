@@ -6,12 +6,12 @@ from pathlib import Path
 
 from kind_files import inference, training_info
 
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 from gopt.offline.kinds.training_info import has_training_info, inspect_training_info
 
 
 def test_entries(tmp_path: Path) -> None:
-    candidate = Candidate(training_info(tmp_path / "m.onnx"))
+    candidate = FileCandidate(training_info(tmp_path / "m.onnx"))
     assert has_training_info(candidate)
     record = inspect_training_info(candidate)
     step = record.steps[0]
@@ -22,4 +22,4 @@ def test_entries(tmp_path: Path) -> None:
 
 
 def test_a_plain_model_has_none(tmp_path: Path) -> None:
-    assert not has_training_info(Candidate(inference(tmp_path / "m.onnx")))
+    assert not has_training_info(FileCandidate(inference(tmp_path / "m.onnx")))

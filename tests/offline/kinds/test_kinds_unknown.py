@@ -11,7 +11,7 @@ from helpers import FIXTURES
 
 from gopt.errors import InputError
 from gopt.offline.kinds import inspect_path
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 from gopt.offline.kinds.unknown import SIGNATURES, looks_like
 
 
@@ -34,4 +34,4 @@ def test_torch_files_and_json(tmp_path: Path) -> None:
 
 
 def test_a_model_looks_like_nothing_else() -> None:
-    assert looks_like(Candidate(FIXTURES / "mlp_sgd.onnx")) is None
+    assert looks_like(FileCandidate(FIXTURES / "mlp_sgd.onnx")) is None

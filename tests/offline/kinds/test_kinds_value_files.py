@@ -8,12 +8,12 @@ import pytest
 from kind_files import npz, safetensors
 
 from gopt.errors import InputError
-from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.candidate import FileCandidate
 from gopt.offline.kinds.value_files import inspect_npz, inspect_safetensors, is_npz, is_safetensors
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    candidate = Candidate(safetensors(tmp_path / "v"))
+    candidate = FileCandidate(safetensors(tmp_path / "v"))
     assert is_safetensors(candidate) and not is_npz(candidate)
     record = inspect_safetensors(candidate)
     assert (record.kind, record.bytes, record.metadata) == ("safetensors", 16, {"format": "pt"})
@@ -21,7 +21,7 @@ def test_safetensors(tmp_path: Path) -> None:
 
 
 def test_npz(tmp_path: Path) -> None:
-    candidate = Candidate(npz(tmp_path / "v"))
+    candidate = FileCandidate(npz(tmp_path / "v"))
     assert is_npz(candidate) and not is_safetensors(candidate)
     record = inspect_npz(candidate)
     assert {each.name: (each.dtype, each.shape) for each in record.tensors} == {
@@ -33,4 +33,4 @@ def test_a_short_safetensors_file_is_refused(tmp_path: Path) -> None:
     path = safetensors(tmp_path / "v")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match="truncated"):
-        inspect_safetensors(Candidate(path))
+        inspect_safetensors(FileCandidate(path))

@@ -15,7 +15,7 @@ from gopt.artifact.checkpoint_index import complete_steps
 from gopt.artifact.server_entries import Mode
 from gopt.errors import OptionError, RunError
 from gopt.runtime.messages.order import Seeded
-from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
 from gopt.runtime.training.job import Job
@@ -71,9 +71,9 @@ def test_skip_is_refused_where_trainers_update_themselves(tmp_path: Path, data: 
         FaultOptions(nan=OnNan.SKIP).check(plan)
 
 
-@pytest.mark.parametrize("stop", [*Stop])
+@pytest.mark.parametrize("stop", [*StopFault])
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HALF_ASYNC])
-def test_a_run_without_rounds_ends_with_its_data(mode: Mode, stop: Stop, tmp_path: Path, data: str) -> None:
+def test_a_run_without_rounds_ends_with_its_data(mode: Mode, stop: StopFault, tmp_path: Path, data: str) -> None:
     """Trainer 0 has one batch more than trainer 1; a checkpoint that all write lies between."""
     lines: list[str] = []
     kept = tmp_path / "kept"
@@ -82,7 +82,7 @@ def test_a_run_without_rounds_ends_with_its_data(mode: Mode, stop: Stop, tmp_pat
         faults=FaultOptions(stop=stop, tell=lines.append),
     )  # fmt: skip
     versions = {key.version for server in run.servers.values() for key in server.keys.values()}
-    if stop is Stop.ALL:
+    if stop is StopFault.ALL:
         assert versions == {5} and complete_steps(kept) == [2, 3]
         assert lines[0] == "trainer 1 has no more data after step 2"
     else:
@@ -97,6 +97,6 @@ def test_a_trainer_without_data_takes_part_in_checkpoints(dealt: str, tmp_path: 
     kept = tmp_path / "kept"
     run_split(
         folder(tmp_path), f"async_runs:{dealt}", 9, checkpoint=kept, every=2, keep=9, order=Seeded(1),
-        faults=FaultOptions(stop=Stop.ALL),
+        faults=FaultOptions(stop=StopFault.ALL),
     )  # fmt: skip
     assert complete_steps(kept) == [2, 4, 5]

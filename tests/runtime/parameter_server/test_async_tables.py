@@ -19,7 +19,7 @@ from row_simulator import Event, Fault, Rule, Simulation
 from gopt import api
 from gopt.artifact.server_entries import Mode
 from gopt.parameter_server.options import SplitOptions
-from gopt.records.tables import Ids, Request, TableLayout
+from gopt.records.tables import Ids, TableLayout, TableRequest
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.messages.order import Seeded
 from gopt.runtime.parameter_server import table_rows
@@ -135,9 +135,9 @@ def wrong_server(patch: pytest.MonkeyPatch) -> None:
     """Rows of two servers are exchanged, of pushes alone: their numbers are there on both."""
     usual = TableLayout.partition
 
-    def partition(self: TableLayout, ids: Ids) -> tuple[Request, ...]:
+    def partition(self: TableLayout, ids: Ids) -> tuple[TableRequest, ...]:
         first, second = usual(self, ids)
-        return Request(first.server, second.positions, second.local), Request(
+        return TableRequest(first.server, second.positions, second.local), TableRequest(
             second.server, first.positions, first.local
         )
 

@@ -14,7 +14,7 @@ from gopt.runtime.device import Host
 from gopt.runtime.parameter_server.key_state import Counting, KeyState
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.hyper_parameters import HyperParameter
-from gopt.runtime.training.schedules import Schedule
+from gopt.runtime.training.schedules import RateSchedule
 from gopt.runtime.tuning.tuning import tuning_of
 
 PUSHES = (0, 1, 1, 0, 2, 0)
@@ -49,7 +49,7 @@ def keys(tmp_path: Path, **given: object) -> KeyState:
     """The only key of an SGD whose rate is a hyper-parameter."""
     split = served(ROOT / "fixtures/optim/clip_each.onnx", tmp_path / "out", servers=1, minimum=1 << 20, **given)
     ((_, _, (block, *_)),) = split.servers
-    rate = HyperParameter("lr", Schedule(lambda step: (1.0, 0.5, 0.25)[step]), np.empty((), np.float32))
+    rate = HyperParameter("lr", RateSchedule(lambda step: (1.0, 0.5, 0.25)[step]), np.empty((), np.float32))
     (values,) = split.values()
     return KeyState(block, values, split.plan.count, [rate], Host(tuning_of(True)), SessionCache())
 

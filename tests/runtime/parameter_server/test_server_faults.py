@@ -23,7 +23,7 @@ from gopt.runtime.messages.message import Kind
 from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub, run_threads
 from gopt.runtime.parameter_server import trainer_data, trainer_messages
-from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
+from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.run import run_endpoint, run_in_threads
 from gopt.runtime.parameter_server.trainer import PushPullTrainer
@@ -190,13 +190,13 @@ def unequal_data(job: Job, monkeypatch: pytest.MonkeyPatch, kept: Path) -> list[
         return play(replace(job, steps=3, checkpoint=kept), continues=True)
 
 
-@pytest.mark.parametrize("stop", [*Stop])
-def test_a_run_ends_with_its_data(job: Job, stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stop", [*StopFault])
+def test_a_run_ends_with_its_data(job: Job, stop: StopFault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples are 8 batches: trainers 0 and 1 have three each, trainer 2 has two."""
     lines: list[str] = []
     kept = replace(job, checkpoint=tmp_path / "kept")
     told = play(kept, faults=FaultOptions(stop=stop, tell=lines.append))
-    if stop is Stop.FIRST:
+    if stop is StopFault.FIRST:
         assert [len(each.losses) for each in told] == [3, 3]
         assert lines == ["trainer 2 has no more data after step 2: the run ends"]
         return
@@ -224,7 +224,7 @@ def test_values_behind_the_update_are_pulled_without_a_trainer(job: Job, given: 
     """A trainer that waits for the new version has told before that it has pushed all."""
     options = SplitOptions(**{"trainers": 3, "servers": 2, "minimum": 16, **given})
     api.split(source("mlp_adamw"), options).write(tmp_path / "split")
-    told = play(replace(job, folder=tmp_path / "split"), faults=FaultOptions(stop=Stop.ALL), deadline=10)
+    told = play(replace(job, folder=tmp_path / "split"), faults=FaultOptions(stop=StopFault.ALL), deadline=10)
     assert [len(each.losses) for each in told] == ([3] if "accumulate" in given else [3, 3, 2])
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
-from gopt.runtime.partition import Call, ProgramStep, Segment, last_uses
+from gopt.runtime.partition import CallStep, ProgramStep, Segment, last_uses
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.planner.memory_planner import MemoryPlan, plan_memory
 
@@ -19,8 +19,8 @@ def segment(reads: Iterable[str], makes: Iterable[str]) -> Segment:
     return Segment((), tuple(reads), tuple(makes))
 
 
-def gather(number: int, reads: Iterable[str], makes: Iterable[str]) -> Call:
-    return Call(number, Node("AllGather", list(reads), list(makes), domain=COMM, attributes={"cuts": [0, 4, 8]}))
+def gather(number: int, reads: Iterable[str], makes: Iterable[str]) -> CallStep:
+    return CallStep(number, Node("AllGather", list(reads), list(makes), domain=COMM, attributes={"cuts": [0, 4, 8]}))
 
 
 def laid(
@@ -56,16 +56,16 @@ def test_no_two_live_results_share(data):
     makers = {name: place for place, step in enumerate(steps) for name in step.outputs}
     due = {name for name in own if isinstance(steps[makers[name]], Segment)}
     due |= {
-        name for name in own if isinstance(step := steps[makers[name]], Call) and kept.isdisjoint(step.outputs)
+        name for name in own if isinstance(step := steps[makers[name]], CallStep) and kept.isdisjoint(step.outputs)
     }  # fmt: skip
     assert set(found.views) == due
     assert set(found.output_buffers) == {
-        step.index for step in steps if isinstance(step, Call) and kept.isdisjoint(step.outputs)
+        step.index for step in steps if isinstance(step, CallStep) and kept.isdisjoint(step.outputs)
     }
     last = {name: place for place, step in enumerate(steps) for name in (*step.outputs, *step.inputs)}
-    waited = {name for step in steps if isinstance(step, Call) for name in step.inputs}
+    waited = {name for step in steps if isinstance(step, CallStep) for name in step.inputs}
     for name in own:  # a call that nobody waits for may write until the end
-        if name in kept or name in waited or (last[name] == makers[name] and isinstance(steps[makers[name]], Call)):
+        if name in kept or name in waited or (last[name] == makers[name] and isinstance(steps[makers[name]], CallStep)):
             last[name] = len(steps)
     for name in due:
         assert len(found.views[name]) == (2 if name in kept else 1)

@@ -8,7 +8,7 @@ import pytest
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import TensorType
 from gopt.runtime.training.array_source import MicroStep, SampleOrder
-from gopt.runtime.training.data import IterableSource, open_data
+from gopt.runtime.training.data import IterableSource, batch_function, open_data
 
 TYPES = {"x": TensorType("float32", (4, 3)), "y": TensorType("float32", (4,)), "mask": TensorType("float32", (2, 2))}
 
@@ -77,6 +77,13 @@ def test_what_a_function_yields_amiss_is_named_with_what_to_yield(made, said):
         for number in range(2):
             source.batch(MicroStep(number, 0, 1))
     assert caught.value.message == said and caught.value.hints
+
+
+def test_a_file_of_python_names_a_function_as_for_export(tmp_path):
+    (tmp_path / "rows_of_this_test.py").write_text("def batches(part, parts): yield part, parts\n")
+    assert list(batch_function(f"{tmp_path}/rows_of_this_test.py:batches")(1, 2)) == [(1, 2)]
+    with pytest.raises(OptionError, match="has no attribute 'rows'"):
+        batch_function(f"{tmp_path}/rows_of_this_test.py:rows")
 
 
 def test_a_function_that_takes_no_part_is_refused_before_it_is_called(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from gopt.offline.inference.write import merge_inference
 from gopt.offline.merge import merge
 from gopt.parameter_server.options import SplitOptions
 from gopt.pipeline import build_pipeline
-from gopt.runtime.training.evaluation import BestRule, Choice, Evaluation
+from gopt.runtime.training.evaluation import BestRule, Evaluation, KeptChoice
 
 RECIPE = Recipe(widths=(3, 6, 4), lr_input=True)
 HELD_OUT = 10
@@ -270,7 +270,7 @@ def test_requests_that_cannot_be(tmp_path):
 
 def test_a_metric_that_is_not_finite_is_never_the_best():
     assert BestRule.parse("loss") == BestRule("loss", None) and BestRule.parse("top:5:max") == BestRule("top:5", "max")
-    choice = Choice(BestRule("top", "max"), 2)
+    choice = KeptChoice(BestRule("top", "max"), 2)
     values = [float("nan"), 1.0, float("inf"), 0.5, 2.0, 2.0]
     found = [choice.judged(Evaluation({"top": value}, 1, 0.0), step) for step, value in enumerate(values)]
     assert [each.best for each in found] == [False, True, False, False, True, False]
@@ -278,7 +278,7 @@ def test_a_metric_that_is_not_finite_is_never_the_best():
 
 
 def test_the_best_of_a_step_that_is_made_again_stays_the_best():
-    choice = Choice(BestRule("loss", "min"), 2)
+    choice = KeptChoice(BestRule("loss", "min"), 2)
     choice.resume(BestEntry("loss", "min", 0.5), 5, -3)
     found = [choice.judged(Evaluation({"loss": value}, 1, 0.0), step) for step, value in ((3, 0.9), (4, 0.8), (5, 0.5))]
     assert [(each.best, each.without, each.ends) for each in found] == [(False, 0, False)] * 2 + [(True, 0, False)]

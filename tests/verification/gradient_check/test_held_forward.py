@@ -11,7 +11,7 @@ import pytest
 
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.load import load
-from gopt.verification.gradient_check.forward import Forward
+from gopt.verification.gradient_check.forward import CheckedForward
 from gopt.verification.gradient_check.held_forward import EVERY, HeldForward, Stop
 from gopt.verification.reference_graphs import refuse_call
 
@@ -39,7 +39,7 @@ def test_slopes_are_those_with_readings_held(stops, slope, tmp_path: Path) -> No
     graph = load(tmp_path / "step.onnx", own=True)
     training = TrainingGraph(graph, ("loss",), [State("w", "g", StateKind.PARAMETER)], {"w": "g"}, [], [], [], [])
     every = [Stop("s", EVERY, "h"), Stop("s", 0, "h"), Stop("r", 0, "h", through=True)]
-    held = HeldForward(Forward(training, refuse_call), [*every, Stop("r", 0, "h", through=True, bounded=True)])
+    held = HeldForward(CheckedForward(training, refuse_call), [*every, Stop("r", 0, "h", through=True, bounded=True)])
     (point,) = held.on(held.points([{"w": AT}]), stops)
     ends = [held.losses({**point, "w": AT + sign * MOVE})[0] for sign in (1, -1)]
     assert np.isclose((ends[0] - ends[1]) / 2, float(np.vdot(slope(2 * AT), 2 * MOVE)), rtol=1e-5)

@@ -11,7 +11,7 @@ from gopt.importers.artifacts.lowering.builder import Builder
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LoweredWindow:
     """How a kernel moves over ``space``: per dimension its size, steps, and what is added before and after."""
 
     space: tuple[int, ...]
@@ -43,13 +43,13 @@ class Window:
 def window(
     b: Builder, space: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     pads: Sequence[int], auto_pad: str,
-) -> Window:  # fmt: skip
+) -> LoweredWindow:  # fmt: skip
     """Raises UnsupportedError for padding that is not written out."""
     n = len(space)
     if auto_pad not in ("NOTSET", "VALID"):
         raise b.refusal(f"it has auto_pad {auto_pad}", "export the forward with its pads written out")
     ones, pads = (1,) * n, tuple(pads) or (0,) * (2 * n)
-    found = Window(
+    found = LoweredWindow(
         tuple(space), tuple(kernel), tuple(strides) or ones, tuple(dilations) or ones, pads[:n], pads[n:]
     )  # fmt: skip
     parts = (found.kernel, found.strides, found.dilations, found.before, found.after)
@@ -89,7 +89,7 @@ def conv_grad(
         dilations=list(at.strides), pads=both, group=group,
     )  # fmt: skip
     dw = b.op("Transpose", dw, perm=turn)
-    turned = Window(at.space, at.results(), at.dilations, at.strides, at.before, at.after)
+    turned = LoweredWindow(at.space, at.results(), at.dilations, at.strides, at.before, at.after)
     if turned.results() != at.kernel:  # places that no step of the kernel reached are at the end
         axes = list(range(2, n + 2))
         dw = b.op("Slice", dw, b.array([0] * n), b.array(list(at.kernel)), b.array(axes))

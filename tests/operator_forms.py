@@ -1,13 +1,30 @@
-"""Uses of every operator that has links: odd sizes, broadcasts, single elements, attributes, operator sets."""
+"""Uses of operators: odd sizes, broadcasts, single elements, attributes, operator sets."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from split_run import Array, Case
+from onnx.defs import SchemaError, get_schema
 
-from gopt.operators.kinds import ELEMENTWISE
+from gopt.operators.kinds import ALL_REDUCTIONS, ELEMENTWISE
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Case:
+    """One use of an operator. ``links``: what strategies there are, as ``described`` writes them; ``results``: how many
+    it makes; ``runtime``: whether onnxruntime runs it, or else onnx's reference."""
+
+    inputs: tuple[Array | None, ...]
+    links: str = ""
+    results: int = 1
+    opset: int = 20
+    attributes: dict[str, Any] = field(default_factory=dict)
+    runtime: bool = True
+
 
 _GENERATOR = np.random.default_rng(12)
 
@@ -377,3 +394,68 @@ CHOICES: dict[str, list[Case]] = {
 
 CASES: dict[str, list[Case]] = {**ELEMENTS, **ALONG, **PLACES, **PRODUCTS, **MOVES, **CHOICES}
 """Operator of the table -> uses of it."""
+
+# --- what has no links, and drawn uses --------------------------------------------------------------------------------
+
+BEYOND: dict[str, list[Case]] = {
+    "Cast": [case(x(5, 4), to=11)],
+    "CastLike": [case(x(5, 4), x(2))],
+    "LRN": [case(x(4, 6, 3, 2), size=3, alpha=1.0)],
+    "ScatterND": [case(x(7, 5), ints(3, 3)[:, None], x(2, 5), reduction="mul")],
+    "CenterCropPad": [case(x(5, 4), ints(3, 6)), case(x(5, 4, 3), ints(7), axes=[-2])],
+    "Compress": [case(x(5, 4), np.array([1, 0, 1], bool), axis=-2), case(x(3, 2), np.array([0, 1, 1, 0, 1], bool))],
+    "ConstantOfShape": [case(ints(2, 3)), case(ints())],
+    "Range": [case(np.array(1), np.array(9), np.array(3)), case(np.array(5), np.array(-2), np.array(-2))],
+    "Shape": [case(x(2, 3)), case(x(2, 3, 4), start=-2, end=3)],
+    "Size": [case(x(2, 3)), case(x())],
+    "Upsample": [case(x(1, 2, 3, 4), np.array([1, 1, 2, 2], np.float32), opset=9)],
+}  # fmt: skip
+
+
+def drawn(op_type: str, seed: int) -> Case | None:
+    """A use of an elementwise operator or a reduction, of rank 0 to 5 and any operator set from 7 on that has it; None
+    for others, and where this set does not have it."""
+    generator = np.random.default_rng([seed, *op_type.encode()])
+    opset = int(generator.integers(7, 25))
+    try:
+        since = get_schema(op_type, opset).since_version
+    except SchemaError:
+        return None
+    shape = [int(size) for size in generator.integers(1, 4, generator.integers(0, 6))]
+    if op_type in ALL_REDUCTIONS:
+        return _drawn_reduction(op_type, generator, since, opset, shape)
+    first = CASES[op_type][0] if op_type in ELEMENTWISE else None
+    if first is None or (opset != first.opset and op_type in OWN_FORM):
+        return None
+    inputs = [_like(generator, each, shape) for each in first.inputs]
+    return Case(tuple(inputs), opset=opset, attributes=first.attributes)
+
+
+OWN_FORM = frozenset({"Clip", "BitShift", "Swish", "PRelu"})
+"""Elementwise operators whose operands are not alike, or differ between operator sets."""
+
+
+def _like(generator: np.random.Generator, value: Array | None, shape: list[int]) -> Array | None:
+    """Numbers as an operand has, in a shape that broadcasts against ``shape``."""
+    if value is None:
+        return None
+    own = [1 if generator.random() < 0.3 else size for size in shape][int(generator.integers(0, len(shape) + 1)) :]
+    return np.asarray(generator.choice(value.reshape(-1), own))
+
+
+def _drawn_reduction(op_type: str, generator: np.random.Generator, since: int, opset: int, shape: list[int]) -> Case:
+    rank, attributes = len(shape), {"keepdims": int(generator.integers(2))}
+    axes = [int(each) for each in generator.permutation(rank)[: generator.integers(0, rank + 1)]]
+    axes = [axis - rank if opset >= 11 and generator.random() < 0.5 else axis for axis in axes]
+    value, named = x(*shape), generator.random() < 0.8
+    if since < 13 or (since < 18 and op_type != "ReduceSum"):
+        return case(value, opset=opset, **({"axes": axes} if named and axes else {}), **attributes)
+    if generator.random() < 0.3:
+        attributes["noop_with_empty_axes"] = 1
+    return case(value, ints(*axes) if named else None, opset=opset, **attributes)
+
+
+def forms(op_type: str, count: int = 6) -> list[Case]:
+    """The uses of an operator: those above, and some that are drawn."""
+    more = (drawn(op_type, seed) for seed in range(count))
+    return [*CASES.get(op_type, ()), *BEYOND.get(op_type, ()), *(each for each in more if each is not None)]

@@ -4,57 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gopt.sharding.links.link import Index, Link, Operator, all_results, given_of, kept, made_of
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse, all_results, given_of, kept, made_of
 
 
-def pool(operator: Operator) -> Iterator[Link]:
+def pool(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples and channels; none where places are asked for, which are counted through all of the operand."""
     if len(operator.results) > 1 and operator.results[1] is not None:
         return
     for dim in range(min(2, operator.rank(0))):
-        yield Link((dim,), (dim,), filled=dim == 1)
+        yield DimFactor((dim,), (dim,), filled=dim == 1)
 
 
-def batch_normalization(operator: Operator) -> Iterator[Link]:
+def batch_normalization(operator: OperatorUse) -> Iterator[DimFactor]:
     """Channels with all their statistics; samples and places only if no statistics are computed from them."""
     if operator.opset < 9 or operator.rank(0) < 2:
         return
     training = operator.attributes.get("training_mode", 0) if operator.opset >= 14 else len(operator.results) > 1
-    yield Link((1, 0, 0, 0, 0), made_of(operator, 1, 0, 0, 0, 0))
+    yield DimFactor((1, 0, 0, 0, 0), made_of(operator, 1, 0, 0, 0, 0))
     if not training:
         for dim in range(operator.rank(0)):
             if dim != 1:
-                yield Link((dim, None, None, None, None), made_of(operator, dim, None, None, None, None))
+                yield DimFactor((dim, None, None, None, None), made_of(operator, dim, None, None, None, None))
 
 
-def instance_normalization(operator: Operator) -> Iterator[Link]:
+def instance_normalization(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples; channels."""
-    yield Link((0, None, None), (0,))
-    yield Link((1, 0, 0), (1,))
+    yield DimFactor((0, None, None), (0,))
+    yield DimFactor((1, 0, 0), (1,))
 
 
-def group_normalization(operator: Operator) -> Iterator[Link]:
+def group_normalization(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples; channels by whole groups. Before operator set 21 scale and offset have one element for each group."""
     channels, groups = operator.size(0, 1), int(operator.attributes["num_groups"])
     unit = channels // groups
     scale = Index(0, unit if operator.opset >= 21 else 1)
-    yield Link((0, None, None), (0,), filled=True)
-    yield Link((Index(1, unit), scale, scale), (Index(1, unit),), filled=True)
+    yield DimFactor((0, None, None), (0,), filled=True)
+    yield DimFactor((Index(1, unit), scale, scale), (Index(1, unit),), filled=True)
 
 
-def mean_variance(operator: Operator) -> Iterator[Link]:
+def mean_variance(operator: OperatorUse) -> Iterator[DimFactor]:
     """Dimensions that are not normalised over."""
     rank = operator.rank(0)
     axes = [axis % rank for axis in operator.attributes.get("axes", (0, 2, 3))]
     return kept(operator, [dim for dim in range(rank) if dim not in axes])
 
 
-def across_channels(operator: Operator) -> Iterator[Link]:
+def across_channels(operator: OperatorUse) -> Iterator[DimFactor]:
     """LRN: samples and places; channels meet their neighbours."""
     return kept(operator, [dim for dim in range(operator.rank(0)) if dim != 1])
 
 
-def loss(operator: Operator) -> Iterator[Link]:
+def loss(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples and places of scores and labels, none of which sees another; the second result has those of scores.
 
     What is left out is not counted by a mean: with weights or a label to ignore, members' means are not the mean.
@@ -69,17 +69,17 @@ def loss(operator: Operator) -> Iterator[Link]:
             label = dim - (dim > 1)
             results = made_of(operator, label if reduce == "none" else None, dim)
             made = "" if reduce == "none" else reduce
-            yield Link(given_of(operator, dim, label, None), results, made, filled=filled)
+            yield DimFactor(given_of(operator, dim, label, None), results, made, filled=filled)
 
 
-def depth_space(operator: Operator) -> Iterator[Link]:
+def depth_space(operator: OperatorUse) -> Iterator[DimFactor]:
     """DepthToSpace and SpaceToDepth: samples, rows and columns of blocks, channels of what has fewer."""
     block, to_space = operator.attributes["blocksize"], operator.op_type == "DepthToSpace"
     by_channel = to_space and operator.attributes.get("mode", "DCR") == "CRD"
     many = Index(1, block * block) if by_channel else Index(1, 1, block * block)
 
-    def link(deep: int | Index, wide: int | Index) -> Link:
-        return Link((deep,), (wide,)) if to_space else Link((wide,), (deep,))
+    def link(deep: int | Index, wide: int | Index) -> DimFactor:
+        return DimFactor((deep,), (wide,)) if to_space else DimFactor((wide,), (deep,))
 
     yield link(0, 0)
     yield link(many, 1)
@@ -87,7 +87,7 @@ def depth_space(operator: Operator) -> Iterator[Link]:
     yield link(3, Index(3, block))
 
 
-def resize(operator: Operator) -> Iterator[Link]:
+def resize(operator: OperatorUse) -> Iterator[DimFactor]:
     """Dimensions that keep their length, and those whose places are repeated a whole number of times, where no region
     of interest and no ratio ties them to others."""
     mode = operator.attributes.get("coordinate_transformation_mode", "half_pixel")
@@ -103,13 +103,13 @@ def resize(operator: Operator) -> Iterator[Link]:
         factors |= dict(zip(axes, scales.tolist()))
     for dim, (old, new) in enumerate(zip(before, after)):
         if old == new and factors[dim] == 1.0:
-            yield Link((dim, *[None] * (len(operator.operands) - 1)), all_results(operator, dim))
+            yield DimFactor((dim, *[None] * (len(operator.operands) - 1)), all_results(operator, dim))
         elif old and new > old and new % old == 0 and factors[dim] == new // old and _repeats(operator):
             many = Index(dim, new // old)
-            yield Link((dim, *[None] * (len(operator.operands) - 1)), all_results(operator, many), filled=True)
+            yield DimFactor((dim, *[None] * (len(operator.operands) - 1)), all_results(operator, many), filled=True)
 
 
-def _repeats(operator: Operator) -> bool:
+def _repeats(operator: OperatorUse) -> bool:
     """Return whether a Resize by a whole number takes each place as often as that, one after the other."""
     given = operator.attributes
     if given.get("mode", "nearest") != "nearest":

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from gopt.ir.types import TensorType
 from gopt.records.placements import REPLICATED, Partial, Placement, Shard
+
+OLDEST = 7
+"""Lowest operator set whose operators broadcast by these rules."""
+
+
+class ValueType(Protocol):
+    """The type of a value, as far as rules read it."""
+
+    @property
+    def dims(self) -> tuple[Any, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def static(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorUse:
     """A node as rules see it. ``operands``, ``results``: logical types, None where absent; ``constant``: the value of
     an operand where the graph holds one; ``opset``: the version of the standard operators."""
 
     op_type: str
     attributes: Mapping[str, Any]
-    operands: tuple[TensorType | None, ...]
-    results: tuple[TensorType | None, ...]
+    operands: tuple[ValueType | None, ...]
+    results: tuple[ValueType | None, ...]
     constant: Callable[[int], np.ndarray | None]
     opset: int = 20
 
@@ -78,7 +91,7 @@ Where: TypeAlias = int | Index | None
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DimFactor:
     """One index of an operator: where each operand and result has it.
 
     ``reduce``: how members' results become the whole one, where results do not have the index. ``masked``: indices of
@@ -102,14 +115,14 @@ class Strategy:
     masked: bool = False
 
 
-Rule = Callable[[Operator, Slot, Shard], Iterator[Strategy]]
-Links = Callable[[Operator], Iterator[Link]]
+Rule = Callable[[OperatorUse, Slot, Shard], Iterator[Strategy]]
+DimFactors = Callable[[OperatorUse], Iterator[DimFactor]]
 
 
-def linked(links: Links) -> Rule:
+def linked(links: DimFactors) -> Rule:
     """The rule of an operator that is split along one of its links."""
 
-    def rule(operator: Operator, slot: Slot, shard: Shard) -> Iterator[Strategy]:
+    def rule(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strategy]:
         for link in links(operator):
             row = link.results if slot.result else link.operands
             steps = _steps(row[slot.place] if slot.place < len(row) else None, shard)
@@ -153,36 +166,36 @@ def meets(dims: Sequence[int], whole: Sequence[int], dim: int) -> int | None:
     return own if own >= 0 and dims[own] == whole[dim] else None
 
 
-def first_of(operator: Operator, where: Where) -> tuple[Where, ...]:
+def first_of(operator: OperatorUse, where: Where) -> tuple[Where, ...]:
     """The first operand has the index, the others are whole."""
     return (where, *[None] * (len(operator.operands) - 1))
 
 
-def all_results(operator: Operator, where: Where) -> tuple[Where, ...]:
+def all_results(operator: OperatorUse, where: Where) -> tuple[Where, ...]:
     """Every result has the index at the same dimension."""
     return tuple(None if type is None else where for type in operator.results)
 
 
-def given_of(operator: Operator, *row: Where) -> tuple[Where, ...]:
+def given_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
     """One entry for each operand that the node names; those that are absent have no index."""
     return tuple(where if operator.has(place) else None for place, where in enumerate(row[: len(operator.operands)]))
 
 
-def made_of(operator: Operator, *row: Where) -> tuple[Where, ...]:
+def made_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
     """One entry for each result that the node names; those that are absent have no index."""
     return tuple(where if type is not None else None for where, type in zip(row, operator.results))
 
 
-def kept(operator: Operator, dims: Sequence[int]) -> Iterator[Link]:
+def kept(operator: OperatorUse, dims: Sequence[int]) -> Iterator[DimFactor]:
     """Dimensions of the first operand that all results have at the same place."""
     for dim in dims:
-        yield Link(first_of(operator, dim), all_results(operator, dim))
+        yield DimFactor(first_of(operator, dim), all_results(operator, dim))
 
 
-def beside(default: int = -1) -> Links:
+def beside(default: int = -1) -> DimFactors:
     """All dimensions but the one along which the operator acts, which the attribute ``axis`` names."""
 
-    def links(operator: Operator) -> Iterator[Link]:
+    def links(operator: OperatorUse) -> Iterator[DimFactor]:
         axis = operator.axis(default)
         return kept(operator, [dim for dim in range(operator.rank(0)) if dim != axis])
 

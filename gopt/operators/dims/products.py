@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gopt.sharding.links.link import Index, Link, Operator, Where, given_of, made_of, meets
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse, Where, given_of, made_of, meets
 
 
-def matmul(operator: Operator) -> Iterator[Link]:
+def matmul(operator: OperatorUse) -> Iterator[DimFactor]:
     """Rows, columns, samples; and the contracted index, over which members' products are summed."""
     a, b, out = operator.dims(0), operator.dims(1), operator.made()
     rows, columns = len(a) > 1, len(b) > 1
@@ -15,26 +15,26 @@ def matmul(operator: Operator) -> Iterator[Link]:
     filled = not (rows and columns and b[:-2] in (a[:-2], ()))
     samples = out[: len(out) - rows - columns]
     for dim in range(len(samples)):
-        yield Link((meets(a[:-2], samples, dim), meets(b[:-2], samples, dim)), (dim,), filled=filled)
+        yield DimFactor((meets(a[:-2], samples, dim), meets(b[:-2], samples, dim)), (dim,), filled=filled)
     if rows:
-        yield Link((len(a) - 2, None), (len(samples),), filled=filled)
+        yield DimFactor((len(a) - 2, None), (len(samples),), filled=filled)
     if columns:
-        yield Link((None, len(b) - 1), (len(out) - 1,), filled=filled)
+        yield DimFactor((None, len(b) - 1), (len(out) - 1,), filled=filled)
     # Of a product with a transposed operand, runtimes leave all matrices but the first as they find them.
-    yield Link((len(a) - 1, len(b) - 2 if columns else 0), (None,), "sum", filled=filled or len(b) > 2)
+    yield DimFactor((len(a) - 1, len(b) - 2 if columns else 0), (None,), "sum", filled=filled or len(b) > 2)
 
 
-def gemm(operator: Operator) -> Iterator[Link]:
+def gemm(operator: OperatorUse) -> Iterator[DimFactor]:
     """As a product; the contracted index only where nothing is added, which each member would add."""
     row_a, row_b = (1 if operator.attributes.get(name, 0) else 0 for name in ("transA", "transB"))
     added, out = operator.dims(2), operator.made()
-    yield Link(given_of(operator, row_a, None, meets(added, out, 0)), (0,))
-    yield Link(given_of(operator, None, 1 - row_b, meets(added, out, 1)), (1,))
+    yield DimFactor(given_of(operator, row_a, None, meets(added, out, 0)), (0,))
+    yield DimFactor(given_of(operator, None, 1 - row_b, meets(added, out, 1)), (1,))
     if not operator.has(2):
-        yield Link(given_of(operator, 1 - row_a, row_b, None), (None,), "sum")
+        yield DimFactor(given_of(operator, 1 - row_a, row_b, None), (None,), "sum")
 
 
-def einsum(operator: Operator) -> Iterator[Link]:
+def einsum(operator: OperatorUse) -> Iterator[DimFactor]:
     """One link per letter of the equation.
 
     A letter that occurs twice in a term is a diagonal: no links. Runtimes fail on empty operands: every member has some
@@ -54,10 +54,10 @@ def einsum(operator: Operator) -> Iterator[Link]:
             for place, term in enumerate(terms)
         )
         kept = letter in right
-        yield Link(row, (right.index(letter) if kept else None,), "" if kept else "sum", filled=True)
+        yield DimFactor(row, (right.index(letter) if kept else None,), "" if kept else "sum", filled=True)
 
 
-def convolution(operator: Operator) -> Iterator[Link]:
+def convolution(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples; channels made; channels read, where no bias is added, which each member would add. With groups:
     channels by whole groups.
 
@@ -65,20 +65,20 @@ def convolution(operator: Operator) -> Iterator[Link]:
     """
     groups, transposed = int(operator.attributes.get("group", 1)), operator.op_type == "ConvTranspose"
     weight, bias = operator.dims(1), operator.has(2)
-    yield Link(given_of(operator, 0, None, None), (0,))
+    yield DimFactor(given_of(operator, 0, None, None), (0,))
     if groups > 1:
         each, inner = weight[0] // groups, weight[1]
         read, made = (each, inner) if transposed else (inner, each)
         row = given_of(operator, Index(1, read), Index(0, each), Index(0, made))
-        yield Link(row, (Index(1, made),), filled=True)
+        yield DimFactor(row, (Index(1, made),), filled=True)
         return
     made_dim, read_dim = (1, 0) if transposed else (0, 1)
-    yield Link(given_of(operator, None, made_dim, 0), (1,), filled=True)
+    yield DimFactor(given_of(operator, None, made_dim, 0), (1,), filled=True)
     if not bias:
-        yield Link(given_of(operator, 1, read_dim, None), (None,), "sum", filled=True)
+        yield DimFactor(given_of(operator, 1, read_dim, None), (None,), "sum", filled=True)
 
 
-def attention(operator: Operator) -> Iterator[Link]:
+def attention(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples; heads, queries' by the groups that share keys; queries, where no order masks them."""
     shapes = [operator.dims(place) for place in range(3)]
     flat = len(shapes[0]) == 3  # heads and their elements share one dimension
@@ -97,27 +97,27 @@ def attention(operator: Operator) -> Iterator[Link]:
         own = meets(mask, scores, dim)
         return None if own is None else Index(own, unit)
 
-    yield Link(given_of(operator, 0, 0, 0, masked(0), 0, 0, 0), made_of(operator, 0, 0, 0, 0), filled=True)
+    yield DimFactor(given_of(operator, 0, 0, 0, masked(0), 0, 0, 0), made_of(operator, 0, 0, 0, 0), filled=True)
     if keys > 1:
         q, k, v = (Index(at, unit * more) for unit, more in zip(units, (shared, 1, 1)))
         y = Index(at, units[2] * shared)
-        yield Link(
+        yield DimFactor(
             given_of(operator, q, k, v, masked(1, shared), 1, 1, None),
             made_of(operator, y, 1, 1, Index(1, shared)), filled=True,
         )  # fmt: skip
     else:  # all queries read the same keys, which stay whole
-        yield Link(
+        yield DimFactor(
             given_of(operator, Index(at, units[0]), None, None, masked(1), None, None, None),
             made_of(operator, Index(at, units[2]), None, None, 1), filled=True,
         )  # fmt: skip
     if not operator.attributes.get("is_causal", 0):
-        yield Link(
+        yield DimFactor(
             given_of(operator, place, None, None, masked(2), None, None, None),
             made_of(operator, place, None, None, 2), filled=True,
         )  # fmt: skip
 
 
-def rotary(operator: Operator) -> Iterator[Link]:
+def rotary(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples and places, with their angles; heads."""
     flat, cached = operator.rank(0) == 3, operator.rank(1) == 3
     place = 1 if flat else 2
@@ -126,9 +126,9 @@ def rotary(operator: Operator) -> Iterator[Link]:
         own = dim if cached else None
         return given_of(operator, None, own, own, dim)[1:]
 
-    yield Link((0, *angles(0)), (0,))
-    yield Link((place, *angles(1)), (place,))
+    yield DimFactor((0, *angles(0)), (0,))
+    yield DimFactor((place, *angles(1)), (place,))
     heads = int(operator.attributes.get("num_heads", 0)) if flat else operator.size(0, 1)
     if heads:
         at = Index(2, operator.size(0, 2) // heads) if flat else Index(1)
-        yield Link((at, *[None] * (len(operator.operands) - 1)), (at,), filled=flat)
+        yield DimFactor((at, *[None] * (len(operator.operands) - 1)), (at,), filled=flat)

@@ -8,32 +8,32 @@ from math import prod
 
 import numpy as np
 
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse, Slot, Strategy, first_of, meets
 from gopt.records.placements import REPLICATED, Placement, Shard
-from gopt.sharding.links.link import Index, Link, Operator, Slot, Strategy, first_of, meets
 
 
-def transpose(operator: Operator) -> Iterator[Link]:
+def transpose(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension, where it goes."""
     perm = operator.attributes.get("perm") or list(reversed(range(operator.rank(0))))
     for out, dim in enumerate(perm):
-        yield Link((dim,), (out,))
+        yield DimFactor((dim,), (out,))
 
 
-def expand(operator: Operator) -> Iterator[Link]:
+def expand(operator: OperatorUse) -> Iterator[DimFactor]:
     """Dimensions that are there stay; new ones are made by each member in its own length."""
     out = operator.made()
     for dim in range(len(out)):
-        yield Link((meets(operator.dims(0), out, dim), None), (dim,))
+        yield DimFactor((meets(operator.dims(0), out, dim), None), (dim,))
 
 
-def tile(operator: Operator) -> Iterator[Link]:
+def tile(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension; one that is repeated is as many runs in the result."""
     for dim, (before, after) in enumerate(zip(operator.dims(0), operator.made())):
         if before and after:
-            yield Link(first_of(operator, dim), (Index(dim, runs=after // before),))
+            yield DimFactor(first_of(operator, dim), (Index(dim, runs=after // before),))
 
 
-def sliced(operator: Operator) -> Iterator[Link]:
+def sliced(operator: OperatorUse) -> Iterator[DimFactor]:
     """Dimensions of which nothing is cut off; and one of which one of several equal runs is taken."""
     steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
     if steps is None or (steps < 1).any():
@@ -41,12 +41,12 @@ def sliced(operator: Operator) -> Iterator[Link]:
     taken = run_taken(operator)
     for dim, (old, new) in enumerate(zip(operator.dims(0), operator.made())):
         if old == new:
-            yield Link(first_of(operator, dim), (dim,))
+            yield DimFactor(first_of(operator, dim), (dim,))
         elif dim in taken:
-            yield Link(first_of(operator, Index(dim, runs=old // new)), (dim,))
+            yield DimFactor(first_of(operator, Index(dim, runs=old // new)), (dim,))
 
 
-def run_taken(operator: Operator) -> dict[int, int]:
+def run_taken(operator: OperatorUse) -> dict[int, int]:
     """Dimension -> which of its equal runs a Slice takes: of queries, keys and values in one, the keys are run 1."""
     starts, rank = (operator.constant(1) if operator.has(1) else None), operator.rank(0)
     axes = operator.constant(3) if operator.has(3) else np.arange(rank)
@@ -63,7 +63,7 @@ def run_taken(operator: Operator) -> dict[int, int]:
     return found
 
 
-def padded(operator: Operator) -> Iterator[Link]:
+def padded(operator: OperatorUse) -> Iterator[DimFactor]:
     """Dimensions to which nothing is added in front or behind."""
     rank = operator.rank(0)
     pads = operator.attributes.get("pads")
@@ -81,31 +81,31 @@ def padded(operator: Operator) -> Iterator[Link]:
     touched = {axis for place, axis in enumerate(axes) if pads[place] or pads[place + len(axes)]}
     for dim in range(rank):
         if dim not in touched:
-            yield Link(first_of(operator, dim), (dim,))
+            yield DimFactor(first_of(operator, dim), (dim,))
 
 
-def concat(operator: Operator) -> Iterator[Link]:
+def concat(operator: OperatorUse) -> Iterator[DimFactor]:
     """All dimensions; of pieces that are equal, the one along which they are joined: as many runs of it."""
     axis, count = operator.axis(0), len(operator.operands)
     for dim in range(operator.rank(0)):
         if dim != axis:
-            yield Link((dim,) * count, (dim,))
+            yield DimFactor((dim,) * count, (dim,))
     if len({operator.size(place, axis) for place in range(count)}) == 1:
-        yield Link((axis,) * count, (Index(axis, runs=count),))
+        yield DimFactor((axis,) * count, (Index(axis, runs=count),))
 
 
-def split(operator: Operator) -> Iterator[Link]:
+def split(operator: OperatorUse) -> Iterator[DimFactor]:
     """The inverse of Concat."""
     axis, count = operator.axis(0), len(operator.results)
     for dim in range(operator.rank(0)):
         if dim != axis:
-            yield Link(first_of(operator, dim), (dim,) * count)
+            yield DimFactor(first_of(operator, dim), (dim,) * count)
     pieces = {operator.made(place)[axis] for place in range(count) if operator.results[place] is not None}
     if len(pieces) == 1 and pieces == {operator.size(0, axis) // count} and operator.size(0, axis) % count == 0:
-        yield Link(first_of(operator, Index(axis, runs=count)), (axis,) * count)
+        yield DimFactor(first_of(operator, Index(axis, runs=count)), (axis,) * count)
 
 
-def reshape(operator: Operator, slot: Slot, shard: Shard) -> Iterator[Strategy]:
+def reshape(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strategy]:
     """Dimensions that are split and joined: Reshape, Flatten, Squeeze, Unsqueeze."""
     if slot.place:
         return

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from gopt.ir.types import FLOATS
-from gopt.sharding.links.link import Link, Operator, all_results, beside, first_of, given_of, kept, meets
-from gopt.sharding.rules import FULL_REDUCTIONS
+from gopt.operators.dims.link import (
+    DimFactor,
+    DimFactors,
+    OperatorUse,
+    all_results,
+    beside,
+    first_of,
+    given_of,
+    kept,
+    meets,
+)
 
 
-def elementwise(operator: Operator) -> Iterator[Link]:
+def elementwise(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension of the result, with those of operands that are not broadcast along it."""
     out, count = operator.made(), len(operator.operands)
     for dim in range(len(out)):
-        if operator.op_type in ("Clip", "CastLike"):  # bounds have one element; the other gives its type alone
-            yield Link(first_of(operator, dim), (dim,))
-        else:
-            yield Link(tuple(meets(operator.dims(place), out, dim) for place in range(count)), (dim,))
+        yield DimFactor(tuple(meets(operator.dims(place), out, dim) for place in range(count)), (dim,))
 
 
-def dropout(operator: Operator) -> Iterator[Link]:
+def of_first(operator: OperatorUse) -> Iterator[DimFactor]:
+    """Each dimension of the first operand: bounds have one element, and of what gives a type that alone is read."""
+    return kept(operator, range(operator.rank(0)))
+
+
+def dropout(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension, where nothing is drawn: members would not draw what one device draws."""
     if operator.opset < 12:
         quiet = (
@@ -32,7 +43,7 @@ def dropout(operator: Operator) -> Iterator[Link]:
     return kept(operator, range(operator.rank(0) if quiet else 0))
 
 
-def quantised(operator: Operator) -> Iterator[Link]:
+def quantised(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension; scale and zero point have one element, or one for each step of an axis, and are cut with it."""
     scale = operator.dims(1)
     axis = operator.axis(1)
@@ -40,10 +51,10 @@ def quantised(operator: Operator) -> Iterator[Link]:
         return
     for dim in range(operator.rank(0)):
         cut = 0 if scale and dim == axis else None
-        yield Link(given_of(operator, dim, cut, cut), (dim,))
+        yield DimFactor(given_of(operator, dim, cut, cut), (dim,))
 
 
-def axes_of(operator: Operator) -> tuple[int, ...] | None:
+def axes_of(operator: OperatorUse) -> tuple[int, ...] | None:
     """The axes that a reduction, a Squeeze or the like acts on; None where they are not known."""
     rank = operator.rank(0)
     given: Sequence[int] = ()
@@ -59,45 +70,49 @@ def axes_of(operator: Operator) -> tuple[int, ...] | None:
     return tuple(sorted(axis % rank for axis in given)) if rank else ()
 
 
-def reduction(operator: Operator) -> Iterator[Link]:
-    """Kept dimensions stay; what is reduced away is reduced over members too."""
+def reduction(pieces: str) -> DimFactors:
+    """Kept dimensions stay; what is reduced away is reduced over members too, where ``pieces`` says how."""
+    return partial(_reduction, "" if pieces == "l2" else pieces)
+
+
+def _reduction(op: str, operator: OperatorUse) -> Iterator[DimFactor]:
     axes = axes_of(operator)
     if axes is None:
         return
     keep = bool(operator.attributes.get("keepdims", 1))  # else runtimes give nothing a wrong shape
-    type, op = operator.operands[0], FULL_REDUCTIONS[operator.op_type]
+    type = operator.operands[0]
     for dim in range(operator.rank(0)):
         if dim not in axes:
             out = dim if keep else dim - sum(axis < dim for axis in axes)
-            yield Link(first_of(operator, dim), (out,), filled=not keep)
-        elif op and (op != "mean" or (type is not None and type.dtype in FLOATS)):  # that of whole numbers is cut off
-            yield Link(first_of(operator, dim), (None,), op, filled=not keep)
+            yield DimFactor(first_of(operator, dim), (out,), filled=not keep)
+        elif op and (op != "mean" or (type is not None and "float" in type.dtype)):  # that of whole numbers is cut off
+            yield DimFactor(first_of(operator, dim), (None,), op, filled=not keep)
 
 
-def arg(operator: Operator) -> Iterator[Link]:
+def arg(operator: OperatorUse) -> Iterator[DimFactor]:
     """Places of the largest or smallest along an axis: all other dimensions."""
     axis = operator.axis(0)
     for dim in range(operator.rank(0)):
         if dim != axis:
             keep = bool(operator.attributes.get("keepdims", 1))  # else runtimes give nothing a wrong shape
-            yield Link(first_of(operator, dim), (dim if keep else dim - (axis < dim),), filled=not keep)
+            yield DimFactor(first_of(operator, dim), (dim if keep else dim - (axis < dim),), filled=not keep)
 
 
-def softmax(operator: Operator) -> Iterator[Link]:
+def softmax(operator: OperatorUse) -> Iterator[DimFactor]:
     """All dimensions but the one it normalises over; before operator set 13 that is all from ``axis`` on."""
     if operator.opset >= 13:
         return beside()(operator)
     return kept(operator, range(softmax_axes(operator)[0]))
 
 
-def softmax_axes(operator: Operator) -> tuple[int, ...]:
+def softmax_axes(operator: OperatorUse) -> tuple[int, ...]:
     """The dimensions over which Softmax, LogSoftmax or Hardmax normalises together."""
     if operator.opset >= 13:
         return (operator.axis(-1),)
     return tuple(range(operator.axis(1), operator.rank(0))) or (0,)
 
 
-def running(operator: Operator) -> Iterator[Link]:
+def running(operator: OperatorUse) -> Iterator[DimFactor]:
     """CumSum: all dimensions but the one that its second operand names."""
     axis = operator.constant(1)
     if axis is None:
@@ -106,31 +121,31 @@ def running(operator: Operator) -> Iterator[Link]:
     return kept(operator, [dim for dim in range(operator.rank(0)) if dim != chosen])
 
 
-def in_front(operator: Operator) -> Iterator[Link]:
+def in_front(operator: OperatorUse) -> Iterator[DimFactor]:
     """A normalisation over the last dimensions: those in front of them, along which scale and offset are broadcast or
     cut."""
     dims, axis = operator.dims(0), operator.axis(-1)
     for dim in range(axis):
         rest = [meets(operator.dims(place), dims, dim) for place in range(1, len(operator.operands))]
-        yield Link((dim, *rest), all_results(operator, dim))
+        yield DimFactor((dim, *rest), all_results(operator, dim))
 
 
-def triangle(operator: Operator) -> Iterator[Link]:
+def triangle(operator: OperatorUse) -> Iterator[DimFactor]:
     """Trilu: dimensions in front of the matrices."""
     return kept(operator, range(operator.rank(0) - 2))
 
 
-def one_hot(operator: Operator) -> Iterator[Link]:
+def one_hot(operator: OperatorUse) -> Iterator[DimFactor]:
     """Dimensions of the indices."""
     rank = operator.rank(0)
     axis = operator.axis(-1, rank + 1)
     for dim in range(rank):
-        yield Link(first_of(operator, dim), (dim + (dim >= axis),))
+        yield DimFactor(first_of(operator, dim), (dim + (dim >= axis),))
 
 
-def reverse_sequence(operator: Operator) -> Iterator[Link]:
+def reverse_sequence(operator: OperatorUse) -> Iterator[DimFactor]:
     """The samples, with their lengths; and dimensions that are neither samples nor time."""
     samples, time = operator.attributes.get("batch_axis", 1), operator.attributes.get("time_axis", 0)
     for dim in range(operator.rank(0)):
         if dim != time:
-            yield Link((dim, 0 if dim == samples else None), (dim,))
+            yield DimFactor((dim, 0 if dim == samples else None), (dim,))

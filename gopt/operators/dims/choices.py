@@ -9,65 +9,65 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gopt.sharding.links.link import Index, Link, Operator
+from gopt.operators.dims.link import DimFactor, Index, OperatorUse
 
 
-def gather(operator: Operator) -> Iterator[Link]:
+def gather(operator: OperatorUse) -> Iterator[DimFactor]:
     """Other dimensions of the data, dimensions of the indices, and the one that indices choose from."""
     count, axis = operator.rank(1), operator.axis(0)
     for dim in range(operator.rank(0)):
         if dim != axis:
-            yield Link((dim, None), (dim if dim < axis else dim + count - 1,))
+            yield DimFactor((dim, None), (dim if dim < axis else dim + count - 1,))
     for dim in range(count):
-        yield Link((None, dim), (axis + dim,))
-    yield Link((axis, None), (None,), "sum", masked=True)
+        yield DimFactor((None, dim), (axis + dim,))
+    yield DimFactor((axis, None), (None,), "sum", masked=True)
 
 
-def gather_elements(operator: Operator) -> Iterator[Link]:
+def gather_elements(operator: OperatorUse) -> Iterator[DimFactor]:
     """Other dimensions, of data and indices alike; dimensions of indices where data has more is not a link."""
     axis = operator.axis(0)
     for dim in range(operator.rank(0)):
         if dim != axis and operator.size(0, dim) == operator.size(1, dim):
-            yield Link((dim, dim), (dim,))
-    yield Link((None, axis), (axis,))
-    yield Link((axis, None), (None,), "sum", masked=True)
+            yield DimFactor((dim, dim), (dim,))
+    yield DimFactor((None, axis), (axis,))
+    yield DimFactor((axis, None), (None,), "sum", masked=True)
 
 
-def gather_nd(operator: Operator) -> Iterator[Link]:
+def gather_nd(operator: OperatorUse) -> Iterator[DimFactor]:
     """Samples, dimensions of the indices, and those of the data that nothing chooses from."""
     count, samples = operator.rank(1), operator.attributes.get("batch_dims", 0)
     chosen = samples + operator.size(1, count - 1)
     for dim in range(count - 1):
-        yield Link((dim if dim < samples else None, dim), (dim,))
+        yield DimFactor((dim if dim < samples else None, dim), (dim,))
     for dim in range(chosen, operator.rank(0)):
-        yield Link((dim, None), (count - 1 + dim - chosen,))
+        yield DimFactor((dim, None), (count - 1 + dim - chosen,))
 
 
-def scatter_elements(operator: Operator) -> Iterator[Link]:
+def scatter_elements(operator: OperatorUse) -> Iterator[DimFactor]:
     """Other dimensions, all of them cut alike; and the one that indices choose from, where others' updates are left."""
     axis = operator.axis(0)
     for dim in range(operator.rank(0)):
         if dim != axis and operator.size(0, dim) == operator.size(1, dim):
-            yield Link((dim, dim, dim), (dim,))
-    yield Link((axis, None, None), (axis,), masked=True)
+            yield DimFactor((dim, dim, dim), (dim,))
+    yield DimFactor((axis, None, None), (axis,), masked=True)
 
 
-def scatter_nd(operator: Operator) -> Iterator[Link]:
+def scatter_nd(operator: OperatorUse) -> Iterator[DimFactor]:
     """Dimensions that no index chooses from; and the first, where one index chooses from it alone: masked, or by runs
     where one of several equal runs is written whole."""
     rank, count = operator.rank(0), operator.rank(1)
     chosen = operator.size(1, count - 1)
     for dim in range(chosen, rank):
-        yield Link((dim, None, dim - chosen + count - 1), (dim,))
+        yield DimFactor((dim, None, dim - chosen + count - 1), (dim,))
     if chosen == 1:
-        yield Link((0, None, None), (0,), masked=True)
+        yield DimFactor((0, None, None), (0,), masked=True)
     if run_written(operator) is not None:
         length = operator.size(1, 0)
         row = Index(0, runs=operator.size(0, 0) // length)
-        yield Link((row, None, 0), (row,))
+        yield DimFactor((row, None, 0), (row,))
 
 
-def run_written(operator: Operator) -> int | None:
+def run_written(operator: OperatorUse) -> int | None:
     """Return the index of the equal run of its first dimension that a ScatterND writes in order: the gradient of a
     Slice.
 

@@ -1,0 +1,71 @@
+"""Whether a node works element by element, may be random, or reads a shape alone: by the record of its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gopt.ir.graph import Node
+from gopt.ir.nodes import nested
+from gopt.operators.kinds import CONTROL_FLOW, ELEMENTWISE, HEAVY, MAY_DRAW, RANDOM
+from gopt.operators.table import operator
+
+
+def elementwise(node: Node) -> bool:
+    return node.is_in(ELEMENTWISE)
+
+
+def heavy(node: Node) -> bool:
+    """Return whether the node is a contraction (or a loop, which is likely to hold some)."""
+    return node.op_type in HEAVY
+
+
+def control_flow(node: Node) -> bool:
+    return node.is_in(CONTROL_FLOW)
+
+
+def random(node: Node) -> bool:
+    """Return whether two runs with equal inputs may differ: the node is a generator without a seed, or an active
+    dropout.
+
+    Generators in the bodies of control flow count.
+    """
+    if node.op_type not in MAY_DRAW:
+        return False
+    if node.is_in(RANDOM):
+        passes = node.is_a("Dropout") and not any(node.inputs[2:])  # without a mode nothing is dropped
+        return "seed" not in node.attributes and not passes
+    if not control_flow(node) or (proto := node.proto) is None:
+        return False
+    return any(
+        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute) for inner in nested([proto])
+    )
+
+
+def draws(node: Node) -> bool:
+    """Return whether the node is random, or a node inside one of its bodies."""
+    if node.op_type not in MAY_DRAW:
+        return False
+    if not control_flow(node) or (proto := node.proto) is None:
+        return random(node)
+    bodies = [attribute.g for attribute in proto.attribute if attribute.HasField("g")]
+    while bodies:
+        body = bodies.pop()
+        for each in body.node:
+            names = {attribute.name for attribute in each.attribute}
+            if each.domain in ("", "ai.onnx") and each.op_type in RANDOM and "seed" not in names:
+                return True
+            bodies += [attribute.g for attribute in each.attribute if attribute.HasField("g")]
+    return False
+
+
+def value_reads(node: Node) -> Sequence[str]:
+    """The operands whose elements a result depends on: Shape and Size look at a shape alone, and CastLike at the type
+    of its second operand."""
+    if node.domain not in ("", "ai.onnx") or not (unread := operator(node.op_type).by_type):
+        return node.reads
+    return [name for place, name in enumerate(node.inputs) if place not in unread]
+
+
+def reads_value(node: Node, name: str) -> bool:
+    """Return whether a node that reads ``name`` depends on its elements."""
+    return not operator(node.op_type).by_type or name in value_reads(node)

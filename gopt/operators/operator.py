@@ -1,0 +1,89 @@
+"""The record of an operator: facts that hold wherever the operator stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from gopt.operators.dims.link import DimFactors
+
+Array = np.ndarray
+Attributes = Mapping[str, Any]
+Kernel = Callable[[Attributes, Sequence[Any]], Any]
+"""Attributes and operands (absent ones behind the last are left out) -> the first result, by NumPy.
+
+An integer stays an integer; the caller casts where a result has another type than NumPy gives it.
+"""
+Shape = tuple[int, ...]
+Work = Callable[[Attributes, Sequence[Shape], Shape], int]
+"""Attributes, shapes of the operands and of the first result -> multiplications."""
+
+
+class Slope(IntEnum):
+    """How the first result follows one operand while the others are held, the simplest relation first."""
+
+    NONE = 0
+    """Not at all; or one of the two is no number, but a size, an index, a flag."""
+    STEP = 1
+    """The derivative is zero wherever there is one."""
+    LINEAR = 2
+    """In proportion."""
+    AFFINE = 3
+    """In proportion, but for a constant term."""
+    BENT = 4
+    """Piecewise affine: the derivative follows comparisons of the operand."""
+    CURVED = 5
+    """The derivative follows the operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The facts of a standard operator, true of all its versions.
+
+    ``slopes``: one for each operand; the last stands for all operands behind. ``elementwise``: an element of the result
+    depends on the operands' elements at its place alone, after broadcasting. ``zero``: the result is zero where the
+    first operand is; for a bound or an exponent, with those that steps have (bounds around zero, exponents above it).
+    ``total``: there is a result for every value of operands whose types and shapes fit (of whole numbers, Div has
+    none). ``shape``: the operand that is the shape of the result; ``lengths``: those that hold other lengths or places
+    of dimensions. ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read
+    as indices or conditions alone. ``aside``: floating operands that are no weights, such as the state in which a
+    recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of pieces make the
+    result of the whole ('l2': the root of the sum of squares; '': they do not). ``dims``: along which dimensions it is
+    split; None: members compute it whole. ``kernel``: computes it. ``work``: counts multiplications of a product.
+    """
+
+    name: str
+    slopes: tuple[Slope, ...] = ()
+    elementwise: bool = False
+    zero: bool = False
+    total: bool = False
+    shape: int | None = None
+    lengths: tuple[int, ...] = ()
+    by_type: tuple[int, ...] = ()
+    choosers: tuple[int, ...] = ()
+    aside: tuple[int, ...] = ()
+    pieces: str | None = None
+    dims: DimFactors | None = None
+    kernel: Kernel | None = None
+    work: Work | None = None
+
+    def slope(self, operand: int) -> Slope:
+        """How the result follows an operand, by its number."""
+        return self.slopes[min(operand, len(self.slopes) - 1)] if self.slopes else Slope.NONE
+
+    @property
+    def linear_in_first(self) -> bool:
+        """Whether the result is in proportion to the first operand, and the others are no numbers; a cast is, where
+        its result is a float."""
+        return self.slope(0) is Slope.LINEAR and not any(
+            self.slope(behind) for behind in range(1, len(self.slopes) + 1)
+        )
+
+
+def of_operands(function: Callable[..., Any]) -> Kernel:
+    """The kernel of an operator without attributes."""
+    return lambda attributes, operands: function(*operands)

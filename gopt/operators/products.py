@@ -1,0 +1,50 @@
+"""Products, convolutions, layers over time: the work of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from gopt.operators.dims import products as dims
+from gopt.operators.operator import Attributes, Operator, Shape, Slope
+
+NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
+
+
+def _of_matrices(attributes: Attributes, operands: Sequence[Shape], out: Shape) -> int:
+    a = operands[0]
+    return prod(out) * (a[0 if attributes.get("transA", 0) else -1] if a else 1)
+
+
+def _of_windows(attributes: Attributes, operands: Sequence[Shape], out: Shape) -> int:
+    return prod(out) * prod(operands[1][1:])
+
+
+def _of_spread_windows(attributes: Attributes, operands: Sequence[Shape], out: Shape) -> int:
+    return prod(operands[0]) * prod(operands[1][1:])
+
+
+def _of_equation(attributes: Attributes, operands: Sequence[Shape], out: Shape) -> int:
+    """The product of all dimensions that an equation of two terms names; 0 where it does not name them all."""
+    equation = str(attributes.get("equation", "")).replace(" ", "")
+    terms = equation.partition("->")[0].split(",")
+    if len(terms) != 2 or "." in equation:
+        return 0
+    return prod(dict(zip("".join(terms), (*operands[0], *operands[1]))).values())
+
+
+OPERATORS = (
+    Operator("MatMul", (LINEAR,), zero=True, total=True, work=_of_matrices, dims=dims.matmul),
+    Operator("Gemm", (AFFINE,), total=True, work=_of_matrices, dims=dims.gemm),
+    Operator("Einsum", (LINEAR,), zero=True, total=True, work=_of_equation, dims=dims.einsum),
+    Operator("Conv", (AFFINE,), total=True, work=_of_windows, dims=dims.convolution),
+    Operator("ConvTranspose", (AFFINE,), total=True, work=_of_spread_windows, dims=dims.convolution),
+    Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention),
+    Operator("RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary),
+    Operator("RNN", (CURVED,), aside=(5,)),
+    Operator("GRU", (CURVED,), aside=(5,)),
+    Operator("LSTM", (CURVED,), aside=(5, 6)),
+    Operator("STFT", aside=(2,)),
+    Operator("CausalConvWithState", aside=(3,)),
+    Operator("LinearAttention", aside=(3,)),
+)

@@ -1,0 +1,79 @@
+"""Operators that reduce along axes, normalise along them, and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt.operators.dims import elements, normalise
+from gopt.operators.dims.link import beside
+from gopt.operators.moves import axes_of
+from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope
+
+NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
+
+
+def _over(function: Callable[..., Any]) -> Kernel:
+    """A reduction by a NumPy function of an array, ``axis`` and ``keepdims``."""
+
+    def kernel(attributes: Attributes, operands: Sequence[Any]) -> Array:
+        axes = axes_of(attributes, operands) or (() if attributes.get("noop_with_empty_axes", 0) else None)
+        result = function(operands[0], axis=axes, keepdims=bool(attributes.get("keepdims", 1)))
+        return np.asarray(result, operands[0].dtype)
+
+    return kernel
+
+
+def _reduction(name: str, slope: Slope, pieces: str, function: Callable[..., Any], *, zero: bool = True) -> Operator:
+    dims = elements.reduction(pieces)
+    return Operator(name, (slope, NONE), zero=zero, total=True, pieces=pieces, dims=dims, kernel=_over(function))
+
+
+def _logarithm(x: Array, **how: Any) -> Array:
+    return np.asarray(np.log(np.sum(x, **how)))
+
+
+def _softmax_sum(x: Array, **how: Any) -> Array:
+    top = np.max(x, axis=how["axis"], keepdims=True)
+    rest = np.log(np.sum(np.exp(x - top), axis=how["axis"], keepdims=True)) + top
+    return np.asarray(rest if how["keepdims"] else np.squeeze(rest, how["axis"]))
+
+
+OPERATORS = (
+    _reduction("ReduceSum", LINEAR, "sum", np.sum),
+    _reduction("ReduceMean", LINEAR, "mean", np.mean),
+    _reduction("ReduceSumSquare", CURVED, "sum", lambda x, **how: np.sum(x * x, **how)),
+    _reduction("ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how)),
+    _reduction("ReduceL2", CURVED, "l2", lambda x, **how: np.sqrt(np.sum(x * x, **how))),
+    _reduction("ReduceMax", BENT, "max", np.max),
+    _reduction("ReduceMin", BENT, "min", np.min),
+    _reduction("ReduceProd", CURVED, "", np.prod),
+    _reduction("ReduceLogSum", CURVED, "", _logarithm, zero=False),
+    _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, zero=False),
+    Operator("ArgMax", (NONE,), total=True, dims=elements.arg),
+    Operator("ArgMin", (NONE,), total=True, dims=elements.arg),
+    Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside()),
+    Operator("Softmax", (CURVED,), total=True, dims=elements.softmax),
+    Operator("LogSoftmax", (CURVED,), total=True, dims=elements.softmax),
+    Operator("Hardmax", (STEP,), total=True, dims=elements.softmax),
+    Operator("LpNormalization", (CURVED,), total=True, zero=True, dims=beside()),
+    Operator("LayerNormalization", (CURVED, AFFINE), total=True, dims=elements.in_front),
+    Operator("RMSNormalization", (CURVED, LINEAR), total=True, zero=True, dims=elements.in_front),
+    Operator(
+        "BatchNormalization", (CURVED, AFFINE, AFFINE, AFFINE, CURVED), total=True, dims=normalise.batch_normalization
+    ),
+    Operator("InstanceNormalization", (CURVED, AFFINE), total=True, dims=normalise.instance_normalization),
+    Operator("GroupNormalization", (CURVED, AFFINE), total=True, dims=normalise.group_normalization),
+    Operator("MeanVarianceNormalization", (CURVED,), total=True, zero=True, dims=normalise.mean_variance),
+    Operator("LRN", (CURVED,), total=True, zero=True, dims=normalise.across_channels),
+    Operator("AveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
+    Operator("MaxPool", (BENT,), total=True, zero=True, dims=normalise.pool),
+    Operator("LpPool", (CURVED,), total=True, zero=True, dims=normalise.pool),
+    Operator("GlobalAveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
+    Operator("GlobalMaxPool", (BENT,), total=True, zero=True, dims=normalise.pool),
+    Operator("GlobalLpPool", (CURVED,), total=True, zero=True, dims=normalise.pool),
+    Operator("SoftmaxCrossEntropyLoss", (CURVED, NONE, CURVED), aside=(2,), dims=normalise.loss),
+    Operator("NegativeLogLikelihoodLoss", (LINEAR, NONE, CURVED), aside=(2,), zero=True, dims=normalise.loss),
+)

@@ -1,0 +1,227 @@
+"""Each facet of each operator's record, by numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+from operator_forms import Array, Case, case, forms, ints, signed, x
+from operator_probes import Probe, probes
+
+from gopt.operators.operator import Operator, Slope
+from gopt.operators.table import OPERATORS, names
+
+UNSEEN = frozenset({
+    "CausalConvWithState", "Constant", "DequantizeLinear", "Dropout", "GRU", "GlobalLpPool", "LSTM", "LinearAttention",
+    "MeanVarianceNormalization", "QuantizeLinear", "RNN", "STFT",
+})  # fmt: skip
+"""Operators of which records say nothing that their results show."""
+SEEN = sorted(OPERATORS.keys() - UNSEEN)
+SINGLE = frozenset({"LayerNormalization", "RMSNormalization"})
+"""Computed in float32, whatever the type."""
+
+
+def operands(each: Case) -> list[Array | None]:
+    """The operands, without the absent ones at the end."""
+    last = max((place for place, value in enumerate(each.inputs) if value is not None), default=-1)
+    return list(each.inputs[: last + 1])
+
+
+def test_records_are_of_standard_operators():
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""}
+    assert OPERATORS.keys() <= known
+    assert all(forms(name) for name in SEEN)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_results_follow_operands_as_slopes_say(name):
+    record, generator = OPERATORS[name], np.random.default_rng(5)
+    observed: dict[int, Slope] = {}
+    for probe in probes(name, wide=True):
+        for place in probe.floats:
+            if place in (*record.aside, *record.lengths, *record.choosers) and record.slope(place) is Slope.NONE:
+                continue
+            seen = probe.slope(place, generator)
+            assert seen <= record.slope(place), (place, probe.case)
+            observed[place] = max(observed.get(place, Slope.NONE), seen)
+    assert all(seen is record.slope(place) for place, seen in observed.items()), observed
+
+
+BOUNDS = {"Clip": [case(x(7, 13), -x(), x()), case(x(7, 13), opset=10, min=-0.3)]}
+"""Uses as steps have them: bounds around zero."""
+
+
+def zeros(record: Operator) -> list[bool]:
+    """Whether the result is zero where the first operand is, for each use."""
+    name, found = record.name, []
+    uses = (Probe(name, each) for each in BOUNDS[name]) if name in BOUNDS else probes(name, wide=True)
+    for probe in uses:
+        if probe.floats[:1] == [0]:
+            rest = {
+                at: probe.inputs[at] * np.where(signed(*probe.inputs[at].shape) < 0, -1, 1)
+                for at in probe.floats[1:]
+                if at not in record.aside
+            }
+            if name in ("Pow", "BatchNormalization", "Clip"):
+                rest = {}
+            found.append(not probe.result({**rest, 0: np.zeros_like(probe.inputs[0])}).any())
+    return found
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_results_are_zero_where_the_first_operand_is(name):
+    record, found = OPERATORS[name], zeros(OPERATORS[name])
+    if found and record.slope(0) is not Slope.NONE:
+        assert all(found) if record.zero else not all(found)
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.elementwise)))
+def test_elementwise_results_depend_on_their_place_alone(name):
+    generator = np.random.default_rng(7)
+    for probe in probes(name):
+        whole = probe.result()
+        if not whole.size:
+            continue
+        place = tuple(int(generator.integers(size)) for size in whole.shape)
+        unread = OPERATORS[name].by_type
+        values = {at: value for at, value in enumerate(probe.inputs) if value is not None and at not in unread}
+        other = {at: _elsewhere(value, whole.shape, place, generator) for at, value in values.items()}
+        np.testing.assert_array_equal(probe.result(other)[place], whole[place])
+
+
+def _elsewhere(value: Array, shape: tuple[int, ...], place: tuple[int, ...], generator: np.random.Generator) -> Array:
+    """A value with other elements, but for the one that meets a place of the result."""
+    at = tuple(0 if size == 1 else place[len(shape) - value.ndim + dim] for dim, size in enumerate(value.shape))
+    other = generator.permutation(value.reshape(-1)).reshape(value.shape)
+    other[at] = value[at]
+    return other
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.kernel is not None)))
+def test_kernels_compute_what_the_reference_does(name):
+    kernel = OPERATORS[name].kernel
+    for probe in probes(name, 20):
+        expected = probe.result()
+        found = np.asarray(kernel(probe.case.attributes, operands(probe.case)))
+        assert found.shape == expected.shape, probe.case
+        assert found.astype(expected.dtype).dtype == found.dtype or name == "Mean"
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("left", "right"), [(7, 2), (-7, 2), (7, -2), (-7, -2), (0, 3)])
+def test_quotients_of_whole_numbers_are_cut_off_as_the_runtime_does(left, right):
+    pair = [np.array([left]), np.array([right])]
+    graph = helper.make_graph(
+        [helper.make_node("Div", ["a", "b"], ["y"])], "g",
+        [helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1]) for name in "ab"],
+        [helper.make_empty_tensor_value_info("y")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, dict(zip("ab", pair)))
+    assert OPERATORS["Div"].kernel({}, pair).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.total) - UNSEEN))
+def test_total_operators_have_a_result_for_all_numbers(name):
+    generator = np.random.default_rng(3)
+    for probe in probes(name):
+        nasty = np.array([0, -1, 1, np.inf, -np.inf, np.nan, 1e30, -1e30, 1e-30], np.float32)
+        for _ in range(3):
+            probe.result({at: generator.choice(nasty, probe.inputs[at].shape) for at in probe.floats})
+
+
+JOINED = {
+    "sum": np.add.reduce, "mean": None, "max": np.maximum.reduce, "min": np.minimum.reduce,
+    "l2": lambda parts: np.sqrt(np.add.reduce(np.square(parts))),
+}  # fmt: skip
+
+
+def pieces_join(name: str, how: str) -> bool:
+    """Return whether full reductions of uneven pieces (even ones of a mean) make that of the whole."""
+    whole = signed(12, 3).astype(np.float64) + 0.0
+    if name in ("ReduceLogSum",):
+        whole = np.abs(whole)
+    cuts = [4, 8] if how == "mean" else [1, 5]
+    results = [Probe(name, Case((part,), opset=13)).result() for part in (whole, *np.split(whole, cuts))]
+    parts = np.stack(results[1:])
+    return bool(np.allclose(parts.mean(0) if how == "mean" else JOINED[how](parts), results[0], rtol=1e-9))
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.pieces is not None)))
+def test_reductions_of_pieces_join_as_told(name):
+    how = OPERATORS[name].pieces
+    assert {each for each in JOINED if pieces_join(name, each)} == ({how} if how else set())
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.work is not None)))
+def test_work_is_the_number_of_products(name):
+    """With ones for operands, each product adds one to some element."""
+    compared = 0
+    for each in forms(name):
+        ones = tuple(np.ones_like(value) for value in each.inputs if value is not None)
+        ones = ones if name == "Einsum" else ones[:2]
+        attributes = {key: value for key, value in each.attributes.items() if key not in ("alpha", "beta")}
+        try:
+            found = Probe(name, Case(ones, opset=each.opset, attributes=attributes)).result()
+        except ValueError:
+            continue  # a form that the reference has not
+        counted = OPERATORS[name].work(attributes, [value.shape for value in ones], found.shape)
+        padded = any(key in attributes for key in ("pads", "auto_pad", "output_padding"))
+        if not padded and counted:
+            compared += 1
+            assert counted == found.sum(), attributes
+        elif counted:
+            assert counted >= found.sum(), attributes
+    assert compared
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.lengths or each.shape is not None) - UNSEEN))
+def test_operands_of_lengths_decide_the_shape(name):
+    record = OPERATORS[name]
+    places = {*record.lengths, record.shape} - {None}
+    seen = set()
+    for probe in probes(name):
+        for place in places:
+            value = probe.inputs[place] if place < len(probe.inputs) else None
+            if value is None or value.dtype != np.int64 or not value.size:
+                continue
+            for other in (value + 1, value - 1, np.zeros_like(value), value.reshape(-1)[::-1].reshape(value.shape)):
+                try:
+                    changed = probe.result({place: other}).shape != probe.result().shape
+                except Exception:
+                    changed = True  # sizes that do not fit
+                if changed:
+                    seen.add(place)
+    assert seen == places
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.choosers) - UNSEEN))
+def test_choosers_choose_among_what_the_others_hold(name):
+    record: Operator = OPERATORS[name]
+    for probe in probes(name):
+        if probe.case.attributes.get("reduction", "none") != "none":
+            continue
+        rest = [
+            value.reshape(-1)
+            for at, value in enumerate(probe.inputs)
+            if value is not None and at not in (*record.choosers, *record.lengths)
+        ]
+        assert np.isin(probe.result(), np.concatenate(rest)).all()
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.by_type)))
+def test_operands_by_type_are_not_looked_at(name):
+    for probe in probes(name):
+        rest = {at: probe.inputs[at] * 0 + 7 for at in OPERATORS[name].by_type}
+        np.testing.assert_array_equal(probe.result(rest), probe.result())
+
+
+def test_an_unknown_operator_has_no_facts():
+    from gopt.operators.table import UNKNOWN, operator
+
+    assert operator("SomethingElse") is UNKNOWN
+    assert UNKNOWN.slope(0) is Slope.NONE
+    assert ints(1).dtype == np.int64
