@@ -82,8 +82,8 @@ class Probe:
 def probes(op_type: str, count: int = 6, *, wide: bool = False) -> Iterator[Probe]:
     """The uses of an operator that onnx's reference computes: it has not every form, such as a scalar for Softsign."""
     for each in forms(op_type, count):
-        probe = Probe(op_type, each, wide=wide)
         try:
+            probe = Probe(op_type, each, wide=wide)
             probe.result()
         except Exception:
             continue

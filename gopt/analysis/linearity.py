@@ -63,7 +63,9 @@ def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     """Return how results depend on the operands that move; ``levels``: of each operand, or CONSTANT or OUTSIDE."""
     highest = _LEVELS[max(levels)]
     record = operator(node.op_type) if node.domain in ("", "ai.onnx") and not node.captures else UNKNOWN
-    slopes = [record.slope(place) for place, name in enumerate(node.inputs) if name]
+    places = [place for place, name in enumerate(node.inputs) if name]
+    levels = [CONSTANT if place in record.by_type else level for place, level in zip(places, levels)]
+    slopes = [record.slope(place) for place in places]
     moving = {slope for slope, level in zip(slopes, levels) if level >= 0}
     if node.is_in(SCATTERS) and node.attributes.get("reduction", "none") in ("none", "add"):
         slopes, moving = [Slope.AFFINE, Slope.NONE, Slope.AFFINE], moving - {Slope.BENT, Slope.CURVED}

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from helpers import Builder
+from onnx import helper, numpy_helper
+from operator_forms import forms
+from operator_probes import Probe, probes
 
-from gopt.analysis.linearity import Linearity, propagate_linearity
+from gopt.analysis.linearity import CONSTANT, Linearity, level, propagate_linearity
+from gopt.errors import InputError
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.load import load
+from gopt.operators.table import OPERATORS
 from gopt.runtime.reference_eval import run_graph
 
 
@@ -124,3 +132,46 @@ def test_values_behind_the_first_that_is_less_simple_are_left_out(tmp_path):
     assert found == {"v": enough, turned: enough, shifted: Linearity.AFFINE}
     whole = propagate_linearity(index, graph.nodes, "v", {"v"})
     assert whole[late] > enough and whole["out"] > enough, "what is made of it is no simpler"
+
+
+def index_of(op_type: str, probe: Probe, path: Path) -> GraphIndex:
+    """A graph of one node, which holds the operands."""
+    names = [f"x{place}" if each is not None else "" for place, each in enumerate(probe.inputs)]
+    node = helper.make_node(
+        op_type, names, [f"y{place}" for place in range(probe.case.results)], **probe.case.attributes
+    )
+    held = [numpy_helper.from_array(each, name) for name, each in zip(names, probe.inputs) if each is not None]
+    ends = [helper.make_tensor_value_info("y0", helper.np_dtype_to_tensor_dtype(probe.result().dtype), None)]
+    graph = helper.make_graph([node], "use", [], ends, held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", probe.case.opset)], ir_version=8), path)
+    return GraphIndex(load(path))
+
+
+def joined(probe: Probe, places: list[int], claim: Linearity, generator: np.random.Generator) -> bool:
+    """Whether the result is linear (or affine) in some operands that move together."""
+    one, two = ({at: generator.standard_normal(probe.inputs[at].shape) for at in places} for _ in range(2))
+    at_one, at_two = probe.result(one), probe.result(two)
+    between = probe.result({at: one[at] / 4 + two[at] * 3 / 4 for at in places})
+    found = np.allclose(between, at_one / 4 + at_two * 3 / 4, rtol=1e-6, atol=1e-9)
+    if claim is not Linearity.AFFINE:
+        found &= np.allclose(probe.result({at: 2 * one[at] for at in places}), 2 * at_one, rtol=1e-6, atol=1e-9)
+    return bool(found)
+
+
+@pytest.mark.parametrize(
+    "op_type", sorted(name for name, each in OPERATORS.items() if forms(name) and any(each.slopes))
+)
+def test_no_operator_is_simpler_than_it_is_said_to_be(op_type, tmp_path):
+    """Each operand alone, and each pair, in every use: against onnx's reference in float64."""
+    generator = np.random.default_rng(4)
+    for probe in probes(op_type, wide=True):
+        try:
+            index = index_of(op_type, probe, tmp_path / "m.onnx")
+        except InputError:
+            continue  # a type that the standard does not take
+        node = index.graph.nodes[-1]
+        present = [place for place, each in enumerate(probe.inputs) if each is not None]
+        for moving in [[at] for at in probe.floats] + [[a, b] for a in probe.floats for b in probe.floats if a < b]:
+            claim = level(index, node, [0 if place in moving else CONSTANT for place in present])
+            if claim is not Linearity.NONLINEAR:
+                assert joined(probe, moving, claim, generator), (moving, probe.case)

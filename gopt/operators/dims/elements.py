@@ -33,9 +33,7 @@ def of_first(operator: OperatorUse) -> Iterator[DimFactor]:
 def dropout(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension, where nothing is drawn: members would not draw what one device draws."""
     if operator.opset < 12:
-        quiet = (
-            len(operator.results) == 1
-        )  # it only passes the value on; nothing is known about the content of its mask
+        quiet = len(operator.results) == 1  # nothing is known about the content of a mask
     else:
         training = operator.constant(2) if operator.has(2) else False
         ratio = operator.constant(1) if operator.has(1) else None
