@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isinf
 
 import numpy as np
 
@@ -78,10 +79,12 @@ class _Joined:
         found = couplings_as_run(
             self.reference.training, self.reference.reduction, self.reference.shared, self.statistics
         )
-        apart, taken = self._nearest(joined, feeds, updated, {each.kind for each in found})
+        told = self._told_of(found)
+        apart, taken = self._nearest(joined, feeds, updated, {each.kind for each in found}, told)
+        if lost := next((each.name for each in apart if isinf(each.error)), None):
+            raise NotComparableError(f"{lost!r} is not finite")
         if not apart:
             return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=taken)
-        told = self._told_of(found)
         apart = tuple(replace(each, noted=updated[each.name] in told) for each in apart)
         open_ = [updated[each.name] for each in apart if not each.noted]
         if open_ and joined.context.batch < 2:
@@ -106,11 +109,13 @@ class _Joined:
         return values | descendants(GraphIndex(training.graph), values)
 
     def _nearest(
-        self, joined: JoinedGraph, feeds: Values, updated: Mapping[str, str], told: Collection[CouplingKind]
-    ) -> tuple[tuple[StateDistance, ...], tuple[str, ...]]:
+        self, joined: JoinedGraph, feeds: Values, updated: Mapping[str, str], kinds: Collection[CouplingKind],
+        told: set[str],
+    ) -> tuple[tuple[StateDistance, ...], tuple[str, ...]]:  # fmt: skip
         """The states that differ, with the constants that are taken for numbers of samples; of several ways to take
-        them, the one with fewest such states. ``told``: the kinds of what a note tells."""
-        asked = [] if CouplingKind.SUMMED in told else joined.dividers(updated.values())
+        them, the one with fewest such states: of two, where notes tell of all of these. ``kinds``: of what a note
+        tells."""
+        asked = [] if CouplingKind.SUMMED in kinds else joined.dividers(updated.values())
         program = Executor(joined.asking(name for each in asked for name in each.written), self.reference.cache)
         tried: dict[frozenset[int], tuple[StateDistance, ...]] = {}
 
@@ -123,13 +128,14 @@ class _Joined:
 
         best = frozenset(range(len(asked)))
         least = distances(best)
-        others = [] if CouplingKind.REDUCTION in told or not asked else [frozenset[int]()]
+        others = [] if CouplingKind.REDUCTION in kinds or not asked else [frozenset[int]()]
         while others and tried[best] and len(tried) < WAYS:
             way = others.pop(0)
             found = distances(way)
             if found < least:
                 best, least = way, found
-            if not others:  # those in which one constant of the best is taken otherwise
+            noted = told.issuperset(updated[each.name] for each in tried[best])
+            if not others and not noted:  # those in which one constant of the best is taken otherwise
                 others = [near for each in range(len(asked)) if (near := best ^ {each}) not in tried]
         return tried[best], tuple(name for place in sorted(best) for name in asked[place].written)
 
@@ -143,13 +149,13 @@ class _Joined:
             value, own, before = np.asarray(made[output]), self.made.step.states[name], self.states[name]
             if value.shape != own.shape:
                 raise NotComparableError(f"{name!r} has another shape with more samples")
-            if not finite(value) or not finite(own):
+            if not finite(own):
                 raise NotComparableError(f"{name!r} is not finite")
-            off = distance(own, value)
+            off = distance(own, value) if finite(value) else inf
             room = allowance(value, before, max(self.tolerance, ROOM)) + MULTIPLE * self.made.moved.states[name]
             if off > (room if floating(value) else 0.0):
                 moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
-                found.append(StateDistance(name, kinds[name], off / (norm(moved) or 1.0)))
+                found.append(StateDistance(name, kinds[name], off if isinf(off) else off / (norm(moved) or 1.0)))
         return tuple(sorted(found, key=lambda each: -each.error))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,14 +14,14 @@ from gopt.progress import ProgressCallback
 from gopt.sanitize import listed
 from gopt.verification.all_ranks import Tamper
 from gopt.verification.batches import Batches, SampledBatches
-from gopt.verification.compare import Values, floating
+from gopt.verification.compare import Values, finite, floating
 from gopt.verification.conditions import Coverage
 from gopt.verification.joined_step import MeasuredStep, check_large_batch
 from gopt.verification.large_batch import LargeBatch
 from gopt.verification.observations import Observations
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, StartOverride
-from gopt.verification.sensitivity import units
+from gopt.verification.sensitivity import apart, norm, units
 from gopt.verification.variant_runner import VariantRunner
 from gopt.verification.variants import (
     CLIP_ACTIVE,
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 TURNS = 4
 """Starts that are tried where the source leaves the numbers with the given one."""
+SLOW = 1e-2
+"""Share of its size by which a parameter changes in a step, at most, where the source leaves the numbers otherwise."""
 LOW = 2.0**-10
 """By how much optimizer states are made smaller where a state never changed otherwise; then by its square."""
 
@@ -49,10 +51,12 @@ class VerificationRun:
 
     def __init__(
         self, verifier: Verifier, result: Verification, steps: int, seed: int, start: Values, settings: Values,
-        batches: Batches, tamper: Tamper | None, advance: ProgressCallback,
+        batches: Batches, tamper: Tamper | None, advance: ProgressCallback, fixed: Collection[str] = (),
     ) -> None:  # fmt: skip
+        """``fixed``: settings that the user gave."""
         self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
         self.start, self.settings, self.batches, self.seed = start, settings, batches, seed
+        self.fixed = set(fixed)
         self.skipped = 0
         """Steps whose batches are passed over."""
         self._begin()
@@ -89,7 +93,7 @@ class VerificationRun:
         turns = range((number - 1) * times, number * times)
         return [[self.batches.batch(turn, part) for part in range(self.verifier.parts)] for turn in turns]
 
-    def all_variants(self, fixed: Iterable[str]) -> None:
+    def all_variants(self) -> None:
         """Everything that is to be seen once: gradients of all sizes, an infinite one, conditions both ways."""
         sound = self._plain()
         self._tell_noise()
@@ -97,7 +101,7 @@ class VerificationRun:
         if sound:
             if self.verifier.mesh.data_ranks > 1:  # else no call takes a gradient that could be changed on its way
                 self._sizes()
-            starts = self._schedule(set(fixed))
+            starts = self._schedule()
             self._still(starts)
             self.observed.doubt(self.result)
             self._tell_conditions()
@@ -107,23 +111,52 @@ class VerificationRun:
         them with all that are tried."""
         if self._run(PLAIN):
             return True
-        passed, given, on = self.runner.left, self.start, self._counters_on()
-        drawn = isinstance(self.batches, SampledBatches)  # the user's own batches are not left out
-        for turn in range(0 if on else 1, TURNS if drawn else 1):
-            self.start, self.skipped = {**given, **on}, turn * self.steps
+        passed, first, usual, made = self.runner.left, self.start, self.settings, self.runner.measured
+        for on, slower, turn in self._other_starts():
+            self.start, self.settings, self.skipped = {**first, **on}, {**usual, **slower}, turn * self.steps
             if self.runner.leaves(PLAIN, self.steps, dict(self.start), dict(self.settings), self.given):
                 continue
             self._begin()
+            if slower and made is not None:
+                self.observed.enter(first, made[0], usual)  # it was compared, and the smaller ones may move nothing
             if self._run(PLAIN):
                 beside = [f"{listed([*on], 2)} moved on"] if on else []
+                beside += [f"smaller {listed([*slower], 2)}"] if slower else []
                 beside += ["other batches"] if turn else []
                 who = listed([each.name for each in passed], 2)
                 self.result.say(f"passed over: {who}, {passed[0].why}; it is compared with {' and '.join(beside)}")
                 return True
-        self.start, self.skipped = given, 0
+        self.start, self.settings, self.skipped, self.runner.measured = first, usual, 0, made
         for each in passed:
             self.result.doubt(each.name, each.why)
         return False
+
+    def _other_starts(self) -> Iterator[tuple[Values, Values, int]]:
+        """States and settings that are others, and by how many starts batches are passed over; each tried in turn."""
+        on, slower = self._counters_on(), self._slower()
+        drawn = isinstance(self.batches, SampledBatches)  # the user's own batches are not left out
+        if on:
+            yield on, {}, 0
+        if slower:
+            yield on, slower, 0
+        for turn in range(1, TURNS if drawn else 1):
+            yield on, {}, turn
+
+    def _slower(self) -> Values:
+        """Settings that the update alone reads, smaller by what makes a parameter change by SLOW of its size at most;
+        none where the first step changed none by more, or left the numbers itself."""
+        verifier, made = self.verifier, self.runner.measured
+        names = [state.tensor for state in verifier.training.parameters if floating(self.start[state.tensor])]
+        if made is None or not all(finite(made[0].states[name]) for name in names):
+            return {}
+        sizes = ((norm(self.start[name]), apart(made[0].states[name], self.start[name])) for name in names)
+        most = max((change / size for size, change in sizes if size), default=0.0)
+        read = {name for name in self.settings if name not in verifier.reference.local_inputs} - self.fixed
+        return {
+            name: (self.settings[name] * (SLOW / most)).astype(self.settings[name].dtype)
+            for name in verifier.training.hyper
+            if most > SLOW and name in read and floating(self.settings[name])
+        }
 
     def _counters_on(self) -> Values:
         """The new values of states that follow neither batch nor gradients, such as a counter of steps."""
@@ -165,9 +198,9 @@ class VerificationRun:
             if self.coverage.one_sided(scheduled=False):
                 self.one(variant)
 
-    def _schedule(self, fixed: set[str]) -> list[StartOverride]:
+    def _schedule(self) -> list[StartOverride]:
         schedule = Schedule(self.verifier.training, self.coverage, self.verifier.cache)
-        starts = schedule.starts(self.start, self.settings, self.steps, fixed)
+        starts = schedule.starts(self.start, self.settings, self.steps, self.fixed)
         for start in starts:
             self.one(replace(PLAIN, name=f"{start}", extra=True), start)
         return starts

@@ -195,17 +195,17 @@ class Verifier:
         start, settings = self._start(seed), self._hyper(hyper)
         check_startup(result, self.folder, self.manifest, self.ranks, start, self.startup, self.cache.deadline)
         batches = self._batches(seed, data, {**start, **settings})
-        session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance)
+        session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance, hyper)
         if variants is None:
-            session.all_variants(fixed=set(hyper))
+            session.all_variants()
             advance("evaluating one step by a second engine")
-            point = {**session.start, **settings, **session.given(1)[0][0]}
+            point = {**session.start, **session.settings, **session.given(1)[0][0]}
             result.hold_engines(check_step(self.training, point, self.cache, self.reference.call))
         else:
             for variant in variants:
                 session.one(variant)
         if self.manifest.parameter_server is None:
-            for note in inexact_reductions(self.reference, session.start, settings, session.given(1)):
+            for note in inexact_reductions(self.reference, session.start, session.settings, session.given(1)):
                 result.say(note)
         if asked.confirm:
             for note in check_source_duals(self.training, self.mesh, seed):
@@ -213,7 +213,7 @@ class Verifier:
             sample = None if asked.every else sample_gradients(self.training, seed)
             names = None if sample is None else sample.parameters
             advance(PHASE, 0, len(names or self.training.gradients))
-            feeds = [{**session.start, **settings, **each} for each in self._several(batches)]
+            feeds = [{**session.start, **session.settings, **each} for each in self._several(batches)]
             result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
             result.say_stops()
             if sample is not None:

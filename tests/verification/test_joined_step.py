@@ -67,6 +67,19 @@ def test_constants_of_the_batch_are_taken_for_numbers_of_samples(tmp_path):
     assert found.outcome is LargeBatch.EQUAL and found.taken
 
 
+def test_a_constant_that_is_no_number_of_samples_may_leave_the_numbers_as_one(tmp_path):
+    """A quarter of one, less a fifth, has a root; an eighth, as of twice the samples, has none."""
+
+    def rooted(b: Builder, s: str) -> str:
+        mean = b.op("ReduceMean", "x", b.const([0], "int64"), keepdims=0)
+        one = b.op("Add", b.op("Mul", mean, b.const(0.0)), b.const(1.0))
+        root = b.op("Sqrt", b.op("Sub", b.op("Mul", one, b.const(0.25)), b.const(0.2)))
+        return b.op("Add", b.op("Mul", s, b.const(0.9)), b.op("Add", root, mean))
+
+    found = verified(step(tmp_path, rooted)).large_batch
+    assert found.outcome is LargeBatch.EQUAL, found.line()
+
+
 def test_a_rule_that_the_user_states_wrong_is_a_finding(tmp_path):
     result = verified(step(tmp_path, total, statistics={"s": "mean"}))
     assert [each.name for each in result.large_batch.apart if not each.noted] == ["s"]

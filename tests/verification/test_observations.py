@@ -135,6 +135,30 @@ def test_batches_on_which_the_source_leaves_the_numbers_are_passed_over(tmp_path
     assert 1 <= sum(any("other batches" in note for note in result.notes) for result in found) <= 5
 
 
+def steep(b: Builder, net: Network) -> None:
+    """SGD at a rate that is fed, of gradients so large that the second step has none."""
+    b.output("loss", net.loss, ())
+    rate = b.op("Mul", b.input("lr", ()), b.const(1e24))
+    for name, shape in net.params.items():
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", net.gradients[name], rate)), shape)
+
+
+def test_a_rate_by_which_the_source_leaves_the_numbers_is_made_smaller(tmp_path):
+    result = run(write(tmp_path, steep))
+    assert result.equal and not doubts(result)
+    assert any("passed over" in note and "smaller lr" in note for note in result.notes)
+
+
+def test_a_rate_that_the_user_gave_stays(tmp_path):
+    assert run(write(tmp_path, steep), settings={"lr": 0.01}).outcome is Outcome.UNCONFIRMED
+
+
+def test_an_error_in_steps_of_a_smaller_rate_is_found(tmp_path):
+    out = write(tmp_path, steep)
+    not_reduced(out)
+    assert run(out).outcome is Outcome.DIFFERENT
+
+
 def test_ranks_without_numbers_are_different(tmp_path):
     out = write(tmp_path, sgd)
 
