@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
+from gopt.ir.constant_folding import fills
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS
@@ -72,6 +73,8 @@ def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     cut = node.is_in(CASTS) and index.graph.type_of(node.outputs[0]).dtype not in FLOATS
     if highest is Linearity.NONLINEAR or cut or not moving <= {Slope.LINEAR, Slope.AFFINE}:
         return Linearity.NONLINEAR
+    if fills(node):
+        return Linearity.NONLINEAR if OUTSIDE in levels else _LEVELS[max(highest, Linearity.AFFINE)]
     if record.work is not None and Slope.AFFINE in slopes:
         return _with_bias(index, node, levels)
     if node.is_in(_SUMS):

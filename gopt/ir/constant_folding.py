@@ -66,6 +66,11 @@ def fold_small(
     return folded
 
 
+def fills(node: Node) -> bool:
+    """Return whether an attribute of a Pad or a Resize is a number, not zero, that stands beside the elements."""
+    return bool(node.attributes.get({"Pad": "value", "Resize": "extrapolation_value"}.get(node.op_type, ""), 0))
+
+
 def constant_value(node: Node) -> np.ndarray | None:
     """The value of a Constant node of at most 64 integers; None of any other."""
     proto = node.proto
@@ -140,7 +145,7 @@ class Constants:
 
     def zero(self, name: str) -> bool:
         """Return whether a value is a constant that is zero everywhere, of any size."""
-        while (node := self._producers.get(name)) is not None and node.is_in(_KEEP_ZEROS):
+        while (node := self._producers.get(name)) is not None and node.is_in(_KEEP_ZEROS) and not fills(node):
             name = node.inputs[0]
         return self.uniform(name) == 0
 

@@ -45,7 +45,8 @@ def _divided(left: Array, right: Array) -> Array:
         return np.asarray(left / right)
     if not right.all():
         raise ValueError("divided by zero")
-    return np.asarray(np.sign(left) * np.sign(right) * (np.abs(left) // np.abs(right)), left.dtype)
+    floor, beyond = left // right, (left % right != 0) & ((left < 0) != (right < 0))
+    return np.asarray(floor + beyond, left.dtype)
 
 
 def _clipped(attributes: Attributes, operands: Sequence[Any]) -> Array:

@@ -97,8 +97,9 @@ def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 
 def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
-    _bounded(operands[0].size * math.prod(operands[1].tolist()))
-    return np.asarray(np.tile(operands[0], operands[1].tolist()))
+    repeats = operands[1].tolist()
+    _bounded(operands[0].size * math.prod(max(each, 1) for each in repeats))  # NumPy repeats along one after the other
+    return np.asarray(np.tile(operands[0], repeats))
 
 
 OPERATORS = (

@@ -14,6 +14,7 @@ from operator_probes import Probe, probes
 
 from gopt.analysis.linearity import CONSTANT, Linearity, level, propagate_linearity
 from gopt.errors import InputError
+from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.load import load
 from gopt.operators.table import OPERATORS
@@ -175,3 +176,19 @@ def test_no_operator_is_simpler_than_it_is_said_to_be(op_type, tmp_path):
             claim = level(index, node, [0 if place in moving else CONSTANT for place in present])
             if claim is not Linearity.NONLINEAR:
                 assert joined(probe, moving, claim, generator), (moving, probe.case)
+
+
+def test_a_number_that_an_attribute_sets_beside_the_elements_is_a_term(tmp_path):
+    """A Resize that reads past the edges made of zeros was a zero, and linear; a Pad of an old operator set too."""
+    b = Builder()
+    b.input("v", (3, 4))
+    region, sizes = b.const([-1.0, 0.0, 2.0, 1.0]), b.const([3, 4], "int64")
+    crop = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 1.0}
+    grown, made = (b.op("Resize", each, region, "", sizes, **crop) for each in ("v", zeros(b)))
+    b.output("out", b.op("Add", grown, made), (3, 4))
+    graph = load(b.save(tmp_path / "g.onnx"))
+    index = GraphIndex(graph)
+    assert propagate_linearity(index, graph.nodes, "v", {"v"})[grown] is Linearity.AFFINE
+    assert not index.constants.zero(made)
+    pad = Node("Pad", ["v"], ["p"], attributes={"pads": [0, 1, 0, 0], "value": 2.0})
+    assert level(index, pad, [0]) is Linearity.AFFINE

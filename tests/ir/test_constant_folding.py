@@ -7,7 +7,7 @@ from helpers import Builder
 
 from gopt import limits
 from gopt.errors import InputError
-from gopt.ir.constant_folding import Constants, fold_small
+from gopt.ir.constant_folding import Constants, as_folded, fold_small
 from gopt.ir.graph import Graph, Node
 from gopt.ir.load import load
 from gopt.ir.tensor import Tensor
@@ -102,6 +102,12 @@ def test_what_would_be_large_is_not_made(tmp_path):
     assert made(b, tmp_path)[1] == {}
 
 
+def test_a_tile_without_elements_is_not_made_by_way_of_a_large_one():
+    """NumPy repeats along one dimension after the other: memory ran out for a result of nothing."""
+    node, operands = Node("Tile", ["x", "n"], ["y"]), [np.zeros((1, 1), np.int64), np.array([1 << 44, 0])]
+    assert as_folded(node, operands) is None
+
+
 def constants(b: Builder, tmp_path) -> Constants:
     graph = load(b.save(tmp_path / "g.onnx"))
     return Constants(graph, graph.producers())
@@ -169,7 +175,11 @@ def test_a_large_constant_is_not_made(shape, tmp_path):
     assert found.value(grown) is None and found.value(filled) is None and found.number(total) is None
 
 
-@pytest.mark.parametrize(("left", "right", "quotient"), [([7, -7], [2, 2], [3, -3]), ([1, 1], [0, 2], None)])
+@pytest.mark.parametrize(
+    ("left", "right", "quotient"),
+    [([7, -7], [2, 2], [3, -3]), ([1, 1], [0, 2], None),
+     ([-(2**63), -(2**63)], [2, -3], [-(2**62), 2**63 // 3])],
+)  # fmt: skip
 def test_whole_numbers_are_divided_towards_zero(left, right, quotient, tmp_path):
     b = Builder()
     b.input("x", (2,), "int64")
