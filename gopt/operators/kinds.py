@@ -76,12 +76,9 @@ TERMS = names(lambda record: set(record.slopes) - {Slope.NONE} == {Slope.AFFINE}
 """Each operand is a term: added, joined or chosen. A Pad is linear in its data, mostly."""
 LINEAR_IN_FIRST = names(lambda record: record.linear_in_first) - CASTS
 """Linear in the first operand; the others are places, axes and sizes. A cast is where its result is a float."""
-RANDOM = frozenset(
-    ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
-)
-
 DRAWN_LIKE = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"})
 """Draw in the shape of the first operand."""
+RANDOM = DRAWN_LIKE | {"RandomNormal", "RandomUniform", "Multinomial"}
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""
