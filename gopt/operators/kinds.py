@@ -82,13 +82,11 @@ RANDOM = DRAWN_LIKE | {"RandomNormal", "RandomUniform", "Multinomial"}
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""
-
 HEAVY = CONTRACTIONS | RECURRENT | frozenset({
     "Attention", "ConvInteger", "DeformConv", "GroupQueryAttention", "Loop", "MatMulInteger", "MultiHeadAttention",
     "QLinearConv", "QLinearMatMul", "Scan",
 })  # fmt: skip
 """Contractions, whatever their domain: the work that takes long enough for a call to hide behind."""
-
 REDUCTIONS = {name: "sum" if each.pieces == "mean" else each.pieces for name, each in OPERATORS.items() if each.pieces}
 """Full reductions of pieces -> how the results of pieces are joined; of a mean, gopt divides the sums of pieces."""
 COMBINERS = {
