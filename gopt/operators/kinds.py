@@ -76,22 +76,17 @@ TERMS = names(lambda record: set(record.slopes) - {Slope.NONE} == {Slope.AFFINE}
 """Each operand is a term: added, joined or chosen. A Pad is linear in its data, mostly."""
 LINEAR_IN_FIRST = names(lambda record: record.linear_in_first) - CASTS
 """Linear in the first operand; the others are places, axes and sizes. A cast is where its result is a float."""
-RANDOM = frozenset(
-    ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
-)
-
 DRAWN_LIKE = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"})
 """Draw in the shape of the first operand."""
+RANDOM = DRAWN_LIKE | {"RandomNormal", "RandomUniform", "Multinomial"}
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""
-
 HEAVY = CONTRACTIONS | RECURRENT | frozenset({
     "Attention", "ConvInteger", "DeformConv", "GroupQueryAttention", "Loop", "MatMulInteger", "MultiHeadAttention",
     "QLinearConv", "QLinearMatMul", "Scan",
 })  # fmt: skip
 """Contractions, whatever their domain: the work that takes long enough for a call to hide behind."""
-
 REDUCTIONS = {name: "sum" if each.pieces == "mean" else each.pieces for name, each in OPERATORS.items() if each.pieces}
 """Full reductions of pieces -> how the results of pieces are joined; of a mean, gopt divides the sums of pieces."""
 COMBINERS = {

@@ -29,6 +29,8 @@ from gopt.verification.result import Doubt, Verification
 from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, largest, measure_sensitivity, norm
 from gopt.verification.variants import PLAIN, Variant
 
+OWN_DATA = "; --data FILE gives batches that fit the model"
+
 
 @dataclass(slots=True)
 class VariantRunner:
@@ -118,7 +120,7 @@ class VariantRunner:
     def _tell(self, variant: Variant, number: int, not_finite: Sequence[str]) -> None:
         """Keep what left the numbers in the reference; a note, where the variant made it so."""
         where = f"not finite in the source in step {number} of {variant.name!r}"
-        why = f"{where}: nothing can be compared with it; --data FILE gives batches that fit the model"
+        why = f"{where}: nothing can be compared with it{OWN_DATA}"
         self.left = [Doubt(name, why) for name in not_finite]
         if not_finite and variant.extra:
             self.result.say(f"{listed(not_finite, 1)}: {where}: not judged there")

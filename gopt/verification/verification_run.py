@@ -22,7 +22,7 @@ from gopt.verification.observations import Observations
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, StartOverride
 from gopt.verification.sensitivity import apart, norm, units
-from gopt.verification.variant_runner import VariantRunner
+from gopt.verification.variant_runner import OWN_DATA, VariantRunner
 from gopt.verification.variants import (
     CLIP_ACTIVE,
     CLIP_ACTIVE_LARGE,
@@ -123,8 +123,8 @@ class VerificationRun:
                 beside = [f"{listed([*on], 2)} moved on"] if on else []
                 beside += [f"smaller {listed([*slower], 2)}"] if slower else []
                 beside += ["other batches"] if turn else []
-                who = listed([each.name for each in passed], 2)
-                self.result.say(f"passed over: {who}, {passed[0].why}; it is compared with {' and '.join(beside)}")
+                who, why = listed([each.name for each in passed], 2), passed[0].why.removesuffix(OWN_DATA)
+                self.result.say(f"passed over: {who}, {why}; it is compared with {' and '.join(beside)}")
                 return True
         self.start, self.settings, self.skipped, self.runner.measured = first, usual, 0, made
         for each in passed:

@@ -23,7 +23,7 @@ from gopt.ir.graph_index import ancestors, copied_from
 from gopt.ir.node_kinds import control_flow, elementwise, value_reads
 from gopt.ir.nodes import nested
 from gopt.ir.scopes import bodies
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import LAYOUT, VIEWS
 from gopt.operators.table import operator
 
 _MOST = 64
@@ -219,7 +219,7 @@ class SampleCounts:
         values = [constant_array({each.name: onnx.helper.get_attribute_value(each) for each in made.attribute})
                   for made in inner if made.op_type == "Constant"]  # fmt: skip
         values += [onnx.numpy_helper.to_array(each) for each in stored]
-        computes = any(each.op_type not in ("Constant", "Identity") for each in inner)
+        computes = any(each.op_type not in VIEWS | {"Constant"} for each in inner)
         return computes or any(each is None or self._may_count(each, "fiuV") for each in values)
 
     def _may_count(self, value: np.ndarray, kinds: str) -> bool:

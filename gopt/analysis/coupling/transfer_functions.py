@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 
 from gopt.analysis.coupling import contract, lookups, shapes
 from gopt.analysis.coupling.context import CouplingContext
@@ -41,15 +42,16 @@ def by_dims(context: CouplingContext, node: Node) -> Marks:
     first = next((mark for mark in marks if mark is not None), None)
     if rule is None or first is None:
         raise Untraceable("gopt has no rule for this operator")
-    if any(mark and (mark.outer, mark.inner) != (first.outer, first.inner) for mark in marks):
+    drawn = any(mark is None and context.marks.get(name) is DRAWN for name, mark in zip(node.inputs, marks))
+    if drawn or any(mark and (mark.outer, mark.inner) != (first.outer, first.inner) for mark in marks):
         raise Untraceable("operands count their samples differently")
     for factor in _factors(context, node, rule):
-        places = dict(zip(node.inputs, factor.operands))
+        operands = list(zip_longest(node.inputs, marks, factor.operands))
         whole = not (factor.reduce or factor.masked) and all(isinstance(each, int) for each in factor.results)
-        if not whole or any(mark and places[name] != mark.axis for name, mark in zip(node.inputs, marks)):
+        if not whole or any(mark and axis != mark.axis for _, mark, axis in operands):
             continue
-        for name, mark in zip(node.inputs, marks):
-            if mark is None and isinstance(place := places[name], int) and not context.alike(name, place, first):
+        for name, mark, axis in operands:
+            if name and mark is None and isinstance(axis, int) and not context.alike(name, axis, first):
                 by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
         return [changed(first, axis=place, factor=1.0) for place in factor.results]
     raise Untraceable("it does not take samples one by one along this dimension")
