@@ -68,7 +68,7 @@ def fold_small(
 
 def fills(node: Node) -> bool:
     """Return whether an attribute of a Pad or a Resize is a number, not zero, that stands beside the elements."""
-    return bool(node.attributes.get({"Pad": "value", "Resize": "extrapolation_value"}.get(node.op_type, ""), 0))
+    return any(node.attributes.get(name, 0) for name in ("value", "extrapolation_value"))
 
 
 def constant_value(node: Node) -> np.ndarray | None:
