@@ -146,10 +146,8 @@ class _DominatorChoice:
         for node in self.index.users.get(name, ()):
             if id(node) in walked:
                 continue
-            scaled = node.is_in(SCALES) and all(
-                n == name or self.index.constants.number(n) is not None for n in node.inputs
-            )
-            if not self._linear_in(node, name) or (scaled and self._read_elsewhere(node.outputs[0])):
+            zero = node.is_in(SCALES) and any(map(self.index.constants.zero, node.inputs))  # a check of finite numbers
+            if not self._linear_in(node, name) or (zero and self._read_elsewhere(node.outputs[0])):
                 return True
         return False
 
