@@ -31,6 +31,7 @@ from helpers import FIXTURES
 from written_steps import NET, Written, saved, sgd
 
 import gopt
+from gopt.analysis.coupling import find_couplings
 from gopt.analysis.coupling.step_couplings import analyse_couplings, notes
 
 
@@ -341,3 +342,24 @@ def test_sync_is_recommended_where_it_can_be_taken(options):
     notes = gopt.shard(source, **{"mesh": "shard=2", **options}).report().notes
     about = [note for note in notes if note.startswith("not the step of one large batch: 'val_1'")]
     assert about and all(("--statistics sync" in note) is (not options) for note in about)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="open: the gradients of this mean are called sums; with a seed [4, 2] they are not"
+)
+def test_a_mean_whose_backward_starts_in_a_stack_of_one_matrix_is_a_mean(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+    f (float[4,3] x, float lr, float[3,2] w) => (float loss, float[3,2] w_out)
+    <int64[2] flat = {3,2}, float[1,4,2] seed = {0.125,0.125,0.125,0.125,0.125,0.125,0.125,0.125}>
+    {
+        h = MatMul(x, w)
+        loss = ReduceMean<keepdims = 0>(h)
+        turned = Transpose<perm = [1, 0]>(x)
+        product = MatMul(turned, seed)
+        grad = Reshape(product, flat)
+        moved = Mul(lr, grad)
+        w_out = Sub(w, moved)
+    }"""
+    (tmp_path / "step.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    training = gopt.load(tmp_path / "step.onnx").training
+    assert not any("sums over the samples" in each.what for each in find_couplings(training))
