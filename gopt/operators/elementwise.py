@@ -36,7 +36,9 @@ def with_attributes(
     name: str, slope: Slope, kernel: Kernel | None = None, *, zero: bool = False, total: bool = True
 ) -> Operator:
     """A function of one operand that attributes, or constants behind it, shape further."""
-    return Operator(name, (slope, NONE), True, zero, total, kernel=kernel, dims=elements.elementwise)
+    return Operator(
+        name, (slope, NONE), elementwise=True, zero=zero, total=total, kernel=kernel, dims=elements.elementwise
+    )
 
 
 def _divided(left: Array, right: Array) -> Array:
@@ -84,7 +86,9 @@ OPERATORS = (
     binary("CastLike", (LINEAR, NONE), zero=True, by_type=(1,), dims=elements.of_first),
     unary("Ceil", STEP, np.ceil, zero=True),
     with_attributes("Celu", CURVED, zero=True),
-    Operator("Clip", (BENT,), True, zero=True, total=True, kernel=_clipped, aside=(1, 2), dims=elements.of_first),
+    Operator(
+        "Clip", (BENT,), elementwise=True, zero=True, total=True, kernel=_clipped, aside=(1, 2), dims=elements.of_first
+    ),
     unary("Cos", CURVED, np.cos),
     unary("Cosh", CURVED, np.cosh),
     with_attributes("Elu", CURVED, zero=True),

@@ -60,7 +60,6 @@ PART_NORMS = frozenset({"GroupNormalization", "InstanceNormalization"})
 """Normalise over the places of each sample."""
 RESIZES = frozenset({"Resize", "Upsample"})
 SMOOTH_MAXIMA = frozenset({"Softmax", "LogSoftmax"})
-QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 ROUNDED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 """Round to few bits."""
 RUNNING_PRODUCTS = frozenset({"ReduceProd", "CumProd"})

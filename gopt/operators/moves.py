@@ -17,9 +17,9 @@ NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _FIRST = (LINEAR, NONE)
 
 
-def axes_of(attributes: Attributes, operands: Sequence[Any], operand: int = 1) -> tuple[int, ...] | None:
-    """The axes that an attribute or an operand names; None where none does."""
-    named = operands[operand] if len(operands) > operand else None
+def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] | None:
+    """The axes that an attribute or the second operand names; None where none does."""
+    named = operands[1] if len(operands) > 1 else None
     axes = attributes.get("axes") if named is None else named.reshape(-1).tolist()
     return None if axes is None else tuple(int(axis) for axis in axes)
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node, clone
+from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.records.placements import REPLICATED, Placement, Replicated, Shard, Window
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Slot, strategies
 from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
 from gopt.tensor_parallel.explain import PlacementOrigin
-from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.strategy import StrategyChooser
 from gopt.tensor_parallel.window_nodes import Windows
@@ -78,7 +78,7 @@ class ConvertedValues:
             return replace(placement, dim=perm[placement.dim]) if move.is_a("Transpose") else None
         assert isinstance(placement, Shard)
         value, further = move.inputs[0], self.moves.get(move.inputs[0])
-        for each in strategies(operator(move, self.graph, self.constants), Slot(0, True), placement):
+        for each in strategies(use_of(move, self.graph, self.constants), Slot(0, True), placement):
             known = self._key(value, each.operands[0]) in self._by_key
             if not self.choose.fit(move, each):
                 continue

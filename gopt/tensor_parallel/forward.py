@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
+from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.operators.kinds import PRODUCTS
 from gopt.records.placements import Partial, Placement, Shard
 from gopt.sharding.links import OperatorUse, Slot, Strategy, strategies
-from gopt.tensor_parallel.operators import operator
 
 COLUMN_PRODUCTS = PRODUCTS | {"Conv"}
 LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
@@ -52,7 +52,7 @@ class Forward:
     def operator(self, node: Node) -> OperatorUse:
         """Return a node as the rules see it."""
         if id(node) not in self._operators:
-            self._operators[id(node)] = operator(node, self.training.graph, self._constants)
+            self._operators[id(node)] = use_of(node, self.training.graph, self._constants)
         return self._operators[id(node)]
 
     def strategies(self, node: Node, slot: Slot, shard: Shard) -> list[Strategy]:

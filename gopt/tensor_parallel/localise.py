@@ -11,6 +11,7 @@ import onnx
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.operator_use import use_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.operators.dims.choices import run_written
@@ -22,7 +23,6 @@ from gopt.sharding.links import OperatorUse
 from gopt.sharding.links.windows import paddings, pads, slices
 from gopt.sharding.rules import FULL_REDUCTIONS
 from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
-from gopt.tensor_parallel.operators import operator
 
 
 def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:
@@ -226,7 +226,7 @@ class _Local:
 
     def _described(self, node: Node) -> OperatorUse:
         """Return a node with logical types."""
-        return operator(node, replace(self.graph, types=self.logical), self.constants)
+        return use_of(node, replace(self.graph, types=self.logical), self.constants)
 
     def squeeze(self, node: Node) -> None:
         """Write a Squeeze as a Reshape where a part has one element or none: a Squeeze would drop that dimension."""

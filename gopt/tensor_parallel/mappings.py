@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.operator_use import use_of
 from gopt.operators.kinds import GATHERS, SCATTERS
 from gopt.records.placements import PARTS, Partial, Placement
 from gopt.sharding.links import OperatorUse
 from gopt.sharding.rules import Mismatch, Operand
-from gopt.tensor_parallel.operators import operator
 
 MASKED = {name: f"Member{name}" for name in sorted(GATHERS - {"GatherND"} | SCATTERS - {"Scatter"})}
 """Operators that index along a sharded dimension -> the operator that a member runs instead."""
@@ -51,7 +51,7 @@ def beside(node: Node, operand: Operand) -> Placement:
 def described_as(node: Node, graph: Graph, constants: Constants) -> OperatorUse | None:
     """Return a node as the rules see it; None where it is not a standard operator and replaces none."""
     if node.domain in ("", "ai.onnx"):
-        return operator(node, graph, constants)
+        return use_of(node, graph, constants)
     if node.domain == SPMD and node.op_type in _UNMASKED:
-        return replace(operator(node, graph, constants), op_type=_UNMASKED[node.op_type])
+        return replace(use_of(node, graph, constants), op_type=_UNMASKED[node.op_type])
     return None

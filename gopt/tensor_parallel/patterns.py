@@ -11,13 +11,13 @@ from heapq import heapify, heappop, heappush
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.constant_folding import Constants
+from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.records.placements import Partial, Shard
 from gopt.sharding.links import Slot
 from gopt.suggestions import did_you_mean
 from gopt.tensor_parallel.choose import Choice
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, bare_strategies
-from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 WORDS = ("column", "row", "vocab", "expert", "replicate")
@@ -163,7 +163,7 @@ class _Products:
         while ahead:
             node = nodes[heappop(ahead)]
             place = next(place for place, each in enumerate(node.inputs) if each in views)
-            described = operator(node, self.training.graph, self.constants)
+            described = use_of(node, self.training.graph, self.constants)
             moved: dict[int, Shard] = {}
             for dim, shard in views[node.inputs[place]].items():
                 result = next((each.results[0] for each in bare_strategies(described, Slot(place), shard)), None)

@@ -13,9 +13,9 @@ from math import prod
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.operator_use import use_of
 from gopt.records.placements import Placement, Ranges, Shard, WindowTerms
 from gopt.sharding.links.windows import slices
-from gopt.tensor_parallel.operators import operator
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
 """Operators that change nothing but the placement of a value."""
@@ -119,7 +119,7 @@ def _single(pool: Node) -> bool:
 
 def _firsts(node: Node, graph: Graph, constants: Constants, rank: int) -> bool:
     """Return whether a Slice takes the first element of every plane."""
-    rows = slices(operator(node, graph, constants))
+    rows = slices(use_of(node, graph, constants))
     if rows is None or any(rows.get(dim, (-1, 0))[0] for dim in range(2, rank)):
         return False
     before, after = (graph.types[name].dims for name in (node.inputs[0], node.outputs[0]))

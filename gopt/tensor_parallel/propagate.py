@@ -17,6 +17,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
+from gopt.ir.operator_use import use_of
 from gopt.ir.phase import advance_phases
 from gopt.operators.kinds import MOVES, RESHAPES, SUMS
 from gopt.records.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
@@ -29,7 +30,6 @@ from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import PlacementOrigin
 from gopt.tensor_parallel.mappings import MASKED, is_mapping
-from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.propagated import Propagated
 from gopt.tensor_parallel.results import result_placements
@@ -191,7 +191,7 @@ class _Sweep:
 
     def _expand(self, node: Node, known: Sequence[Placement]) -> bool:
         """Place the nodes of a node's rewrite; return False where there is none or other axes cannot split it."""
-        described = operator(node, self.graph, self.constants)
+        described = use_of(node, self.graph, self.constants)
         expand = expansion(node, described, known)
         if expand is None:
             return False

@@ -17,12 +17,12 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.device_specs import OWN, Configuration, TensorSpec, read_configurations
 from gopt.ir.external_data import show
 from gopt.ir.graph import Node
+from gopt.ir.operator_use import use_of
 from gopt.operators.kinds import MOVES
 from gopt.records.mesh import Mesh
 from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.sharding.links import Slot, strategies
 from gopt.tensor_parallel.choose import Choice
-from gopt.tensor_parallel.operators import operator
 from gopt.tensor_parallel.patterns import Pattern
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
@@ -154,7 +154,7 @@ class _Reader:
         name = spec.tensor
         for node in views:
             if isinstance(placement, Shard):
-                described = operator(node, self.training.graph, self.constants)
+                described = use_of(node, self.training.graph, self.constants)
                 options = [each.operands[0] for each in strategies(described, Slot(0, True), placement)]
                 if not options:
                     raise UnsupportedError(

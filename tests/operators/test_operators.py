@@ -19,8 +19,6 @@ UNSEEN = frozenset({
 })  # fmt: skip
 """Operators of which records say nothing that their results show."""
 SEEN = sorted(OPERATORS.keys() - UNSEEN)
-SINGLE = frozenset({"LayerNormalization", "RMSNormalization"})
-"""Computed in float32, whatever the type."""
 
 
 def operands(each: Case) -> list[Array | None]:

@@ -10,7 +10,8 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import DRAWN, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.pointwise import by_place, pointwise
 from gopt.ir.graph import Node
-from gopt.operators.dims.link import OLDEST, DimFactor, DimFactors, OperatorUse
+from gopt.ir.operator_use import use_of
+from gopt.operators.dims.link import OLDEST, DimFactor, DimFactors
 from gopt.operators.kinds import (
     ALL_REDUCTIONS,
     ARG_EXTREMES,
@@ -59,15 +60,10 @@ def by_dims(context: CouplingContext, node: Node) -> Marks:
 
 def _factors(context: CouplingContext, node: Node, rule: DimFactors) -> list[DimFactor]:
     """The dimensions along which a node is split; none where they follow sizes that are no numbers."""
-    types = [context.index.graph.type_of(name) if name and context.shape(name) is not None else None
-             for name in (*node.inputs, *node.outputs)]  # fmt: skip
-    operands, results = types[: len(node.inputs)], types[len(node.inputs) :]
-    use = OperatorUse(
-        node.op_type, node.attributes, tuple(operands), tuple(results),
-        lambda place: context.constant(node.inputs[place]) if place < len(node.inputs) else None, context.opset,
-    )  # fmt: skip
+    for name in filter(None, (*node.inputs, *node.outputs)):
+        context.shape(name)
     try:
-        return list(rule(use)) if context.opset >= OLDEST else []
+        return list(rule(use_of(node, context.index.graph, context.index.constants))) if context.opset >= OLDEST else []
     except TypeError:
         return []
 

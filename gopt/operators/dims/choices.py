@@ -1,4 +1,4 @@
-"""Links of operators in which indices choose along a dimension.
+"""Dimensions of operators in which indices choose along a dimension.
 
 Where that dimension is split, the link is masked: a member runs an operator of ``gopt.spmd`` on its part.
 """

@@ -1,4 +1,4 @@
-"""Links of operators that work element by element, and of those that work on one dimension or on few."""
+"""Dimensions of operators that work element by element, and of those that work on one dimension or on few."""
 
 from __future__ import annotations
 

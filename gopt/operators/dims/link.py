@@ -1,4 +1,4 @@
-"""Links: the indices of an operator, and the strategies that follow from splitting one of them."""
+"""Dim factors: the indices of an operator, and the strategies that follow from splitting one of them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ DimFactors = Callable[[OperatorUse], Iterator[DimFactor]]
 
 
 def linked(links: DimFactors) -> Rule:
-    """The rule of an operator that is split along one of its links."""
+    """The rule of an operator that is split along one of its dim factors."""
 
     def rule(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strategy]:
         for link in links(operator):

@@ -1,4 +1,4 @@
-"""Links of operators that move elements: reshapes, cuts, joins, repetitions."""
+"""Dimensions of operators that move elements: reshapes, cuts, joins, repetitions."""
 
 from __future__ import annotations
 

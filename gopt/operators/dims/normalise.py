@@ -1,4 +1,4 @@
-"""Links of normalisations over channels, of pooling and of losses: operands are (samples, channels, places ...)."""
+"""Dimensions of normalisations over channels, pooling and losses: operands are (samples, channels, places ...)."""
 
 from __future__ import annotations
 

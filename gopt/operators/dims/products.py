@@ -1,4 +1,4 @@
-"""Links of products: matrices, convolutions, attention."""
+"""Dimensions of products: matrices, convolutions, attention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gemm(operator: OperatorUse) -> Iterator[DimFactor]:
 def einsum(operator: OperatorUse) -> Iterator[DimFactor]:
     """One link per letter of the equation.
 
-    A letter that occurs twice in a term is a diagonal: no links. Runtimes fail on empty operands: every member has some
+    A letter that occurs twice in a term is a diagonal: none. Runtimes fail on empty operands: every member has some
     elements.
     """
     left, arrow, right = str(operator.attributes["equation"]).replace(" ", "").partition("->")

@@ -7,10 +7,10 @@ import numpy as np
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
-from gopt.sharding.links import OperatorUse
+from gopt.operators.dims.link import OperatorUse
 
 
-def operator(node: Node, graph: Graph, constants: Constants) -> OperatorUse:
+def use_of(node: Node, graph: Graph, constants: Constants) -> OperatorUse:
     """Return a node with its types, which are logical until the graph is made local."""
 
     def typed(names: list[str]) -> tuple[TensorType | None, ...]:
