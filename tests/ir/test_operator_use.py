@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-from members import graph_of
+from pathlib import Path
+
+from small_graphs import parsed
 
 from gopt.ir.constant_folding import Constants
-from gopt.ir.graph import Node
 from gopt.ir.operator_use import use_of
-from gopt.ir.tensor import Tensor
-from gopt.ir.types import TensorType
 
 
-def test_an_operator_knows_its_set_and_what_is_absent():
-    node = Node("Clip", ["x", "", "c"], ["y"])
-    graph = graph_of([node], {"x": np.zeros((3, 5)), "y": np.zeros((3, 5)), "c": np.zeros(())}, 17)
-    graph.initializers["c"] = Tensor(TensorType("float64", ()), array=np.array(0.5))
-    found = use_of(node, graph, Constants(graph))
-    assert found.opset == 17
+def test_an_operator_knows_its_set_and_what_is_absent(tmp_path: Path):
+    graph = parsed("agraph (double[3,5] x) => (double[3,5] y) <double c = {0.5}> { y = Clip(x, , c) }", tmp_path)
+    found = use_of(graph.nodes[0], graph, Constants(graph))
+    assert found.opset == 20
     assert [found.has(place) for place in range(4)] == [True, False, True, False]
     assert [found.rank(place) for place in range(4)] == [2, 0, 0, 0]
     assert [found.constant(place) for place in (0, 1, 3)] == [None] * 3
