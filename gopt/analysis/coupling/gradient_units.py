@@ -10,7 +10,7 @@ nothing of the batch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from math import prod
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -68,6 +68,9 @@ class GradientUnits:
     losses: list[str]
     trained: set[str]
     """Values that depend on parameters."""
+    gradients: InitVar[Iterable[str]] = ()
+    proportional: set[str] = field(init=False)
+    """Values that a gradient is in proportion to, behind operators that keep what they read."""
     factors: UniformFactors = field(init=False)
     terms: LossTerms = field(init=False)
     units: dict[str, Unit | None] = field(default_factory=dict)
@@ -78,7 +81,8 @@ class GradientUnits:
     """Values of samples times zero, as of a recurrence's first state, and linear functions of such values."""
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, gradients: Iterable[str]) -> None:
+        self.proportional = _proportional(self.context, gradients)
         self.factors = UniformFactors(self.context)
         self.terms = loss_terms(self.context, self.factors, self.losses)
         self.statistics = set(self.context.fed)
@@ -125,9 +129,10 @@ class GradientUnits:
         return replace(unit, coupled=coupled) if coupled else unit
 
     def _is_count_of(self, node: Node, name: str) -> bool:
-        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
+        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count; the
+        gradient of a linear model is none."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
-        return counts and name not in self.trained and not node.is_in(FACTORS)
+        return counts and not (name in self.trained or name in self.proportional) and not node.is_in(FACTORS)
 
     def of(self, name: str) -> Unit | None:
         """The unit of a marked value; None where there is none."""
@@ -479,6 +484,26 @@ class GradientUnits:
         other = next(each for each in node.inputs if each != name)
         factor = self.factors.of(other)
         return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
+
+
+def _proportional(context: CouplingContext, gradients: Iterable[str]) -> set[str]:
+    """Walk back from gradients through moves, terms, and factors that are no sums over samples."""
+    found: set[str] = set()
+    stack = list(gradients)
+    while stack:
+        name = stack.pop()
+        node = context.index.producers.get(name)
+        if name in found or node is None:
+            continue
+        found.add(name)
+        if node.is_in(_TERMS):
+            stack += node.inputs
+        elif node.is_in(LINEAR):
+            stack.append(node.inputs[0])
+        elif node.is_in(FACTORS) and not node.is_a("Reciprocal"):
+            marked = [each for each in node.inputs[: 1 if node.is_a("Div") else 2] if each in context.marks]
+            stack += marked if len(marked) == 1 else filter(context.samples, marked)
+    return found
 
 
 def _is_square(context: CouplingContext, node: Node) -> bool:
