@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from math import prod
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -20,8 +21,11 @@ from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, QUOTIENTS, SCALES, SCATTERS, TERMS
+from gopt.operators.operator import Slope
+from gopt.operators.table import operator
 
 FACTORS = CONTRACTIONS | SCALES | QUOTIENTS
 _TERMS = TERMS | SCATTERS
@@ -70,7 +74,7 @@ class GradientUnits:
     """Values that depend on parameters."""
     gradients: InitVar[Iterable[str]] = ()
     proportional: set[str] = field(init=False)
-    """Values that a gradient is in proportion to, behind operators that keep what they read."""
+    """Values that a gradient is in proportion to."""
     factors: UniformFactors = field(init=False)
     terms: LossTerms = field(init=False)
     units: dict[str, Unit | None] = field(default_factory=dict)
@@ -82,7 +86,7 @@ class GradientUnits:
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def __post_init__(self, gradients: Iterable[str]) -> None:
-        self.proportional = _proportional(self.context, gradients)
+        self.proportional = set(walk(gradients, partial(_followed, self.context)))
         self.factors = UniformFactors(self.context)
         self.terms = loss_terms(self.context, self.factors, self.losses)
         self.statistics = set(self.context.fed)
@@ -486,24 +490,14 @@ class GradientUnits:
         return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
 
 
-def _proportional(context: CouplingContext, gradients: Iterable[str]) -> set[str]:
-    """Walk back from gradients through moves, terms, and factors that are no sums over samples."""
-    found: set[str] = set()
-    stack = list(gradients)
-    while stack:
-        name = stack.pop()
-        node = context.index.producers.get(name)
-        if name in found or node is None:
-            continue
-        found.add(name)
-        if node.is_in(_TERMS):
-            stack += node.inputs
-        elif node.is_in(LINEAR):
-            stack.append(node.inputs[0])
-        elif node.is_in(FACTORS) and not node.is_a("Reciprocal"):
-            marked = [each for each in node.inputs[: 1 if node.is_a("Div") else 2] if each in context.marks]
-            stack += marked if len(marked) == 1 else filter(context.samples, marked)
-    return found
+def _followed(context: CouplingContext, name: str) -> Iterable[str]:
+    """The operands that a value is in proportion to, but for sums over samples that multiply others."""
+    node = context.index.producers.get(name)
+    if node is None:
+        return ()
+    record = operator(node.op_type)
+    found = [each for n, each in enumerate(node.inputs) if each in context.marks and record.slope(n) is Slope.LINEAR]
+    return found if len(found) == 1 or node.is_in(_TERMS) else filter(context.samples, found)
 
 
 def _is_square(context: CouplingContext, node: Node) -> bool:
