@@ -23,7 +23,7 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, walk
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, SCALES
+from gopt.operators.kinds import LAYOUT, SCALES, SUMS
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -60,7 +60,7 @@ def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> N
     index = context.index
 
     def adds(node: Node) -> bool:
-        return id(node) not in context.forward and (node.is_a("Add", "Sub", "Sum") or node.is_in(LAYOUT))
+        return id(node) not in context.forward and (node.is_in(SUMS) or node.is_in(LAYOUT))
 
     def following(name: str) -> Sequence[str]:
         return index.operands(name, adds)

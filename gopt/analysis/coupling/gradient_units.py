@@ -353,9 +353,7 @@ class GradientUnits:
         for place, name in ordered:
             sign = -1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1
             if name in moving:
-                multiplied = self._multiplied(
-                    found, name, sign, samples=bool(samples), elementwise=node.is_a("Mul", "Div")
-                )
+                multiplied = self._multiplied(found, name, sign, samples=bool(samples), elementwise=node.is_in(SCALES))
                 if multiplied is None:
                     return None
                 found = multiplied
@@ -424,7 +422,7 @@ class GradientUnits:
         self, node: Node, found: Unit, name: str, sign: int, samples: list[str], reduced: bool
     ) -> Unit:  # fmt: skip
         """Multiply by an operand that no sample enters, or divide by it."""
-        if not node.is_a("Mul", "Div"):
+        if not node.is_in(SCALES):
             factor = self.factors.of(name)
             if reduced and samples and factor.uniform:  # the derivative by each sample, alike for all of them
                 found = replace(
@@ -483,7 +481,7 @@ class GradientUnits:
         """The constant that a node multiplies ``name`` by; None where it does anything else."""
         if node.is_a("Identity", "Cast", "Reshape"):
             return UniformFactor()
-        if not node.is_a("Mul", "Div") or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
+        if not node.is_in(SCALES) or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
             return None
         other = next(each for each in node.inputs if each != name)
         factor = self.factors.of(other)
