@@ -10,9 +10,9 @@ import numpy as np
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
+from gopt.offline.optimizer.formulas import close
 from gopt.offline.optimizer.numpy_ops import Array
 from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars
-from gopt.offline.optimizer.sampler import close
 from gopt.offline.optimizer.update_function import UpdateFunction
 from gopt.operators.kinds import MOVES
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.types import FLOATS
-from gopt.offline.optimizer.evidence import Rule
-from gopt.offline.optimizer.fit_rule import fit_rule
-from gopt.offline.optimizer.fits import Fit
+from gopt.offline.optimizer.evidence import Rule, fit_rule
+from gopt.offline.optimizer.formulas import Fit, fit_update
 from gopt.offline.optimizer.gradient_path import GradientPaths
 from gopt.offline.optimizer.predicates import strip_predicates
 from gopt.offline.optimizer.probe_harness import ProbeHarness
-from gopt.offline.optimizer.rules import fit_update
 from gopt.offline.optimizer.update_classes import UpdateClass, UpdateClasses
 from gopt.offline.optimizer.update_function import UpdateFunction
 
