@@ -1,4 +1,4 @@
-"""What the fits of all trials agree on: a number that is equal in every trial is a hyper-parameter.
+"""The constants on which the fits of all trials agree: a number that is equal in every trial is a hyper-parameter.
 
 Steps that follow the count of steps (bias corrections, RAdam, NAdam, ASGD, decays of Adagrad) agree under a
 hypothesis, a ``Correction``; the one that explains most is believed.
@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.offline.optimizer.formulas import ABOUT, Fit, Hyper, close
-from gopt.offline.optimizer.numpy_ops import Array
-from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars, spread
-from gopt.offline.optimizer.update_function import UpdateFunction
+from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
 
 _ROOTLESS = ("SGD", "momentum", "Lion", "Rprop")
 _SOON = 100.0
@@ -59,18 +57,16 @@ class Correction:
 class Evidence:
     """The fits of one update, and the scalars of the graph that may have entered them."""
 
-    def __init__(
-        self, harness: ProbeHarness, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]
-    ) -> None:
-        self.harness, self.runs, self.fits = harness, runs, fits
+    def __init__(self, probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> None:
+        self.probe, self.runs, self.fits = probe, runs, fits
         self.ones = np.ones(len(fits))
         self.first, self.second = stored(fits[0].first), stored(fits[0].second)
-        seen = {x for node in update_fn.nodes for name in node.inputs for x in harness.inputs_behind(name)}
-        self.inputs = [name for name in harness.inputs if name in seen]
-        before = (x for node in update_fn.nodes for x in harness.scalars_before(node.inputs))
+        seen = {x for node in update_fn.nodes for name in node.inputs for x in probe.inputs_behind(name)}
+        self.inputs = [name for name in probe.inputs if name in seen]
+        before = (x for node in update_fn.nodes for x in probe.scalars_before(node.inputs))
         self.sources = sorted(
             dict.fromkeys([*self.inputs, *before]),
-            key=lambda name: (name not in harness.hyper, name not in harness.inputs),
+            key=lambda name: (name not in probe.hyper, name not in probe.inputs),
         )
         """Candidates for the step size: hyper-parameters first, inputs before computed values."""
 
@@ -119,7 +115,7 @@ class Evidence:
         """The scalar that equals the step size in every trial, and how much evidence that is."""
         for name in self.sources if sizes.any() else ():
             if alike(np.abs(self.values(name)), sizes):
-                return name, 3 if name in self.harness.hyper else 2 if self.harness.is_constant(name) else 1
+                return name, 3 if name in self.probe.hyper else 2 if self.probe.is_constant(name) else 1
         return "", 0
 
     def _decay(self, sizes: Array, correction: Correction, found: bool) -> tuple[Hyper, bool]:
@@ -134,9 +130,7 @@ class Evidence:
         return agreed(lost / sizes) if found else None, False
 
 
-def fit_rule(
-    harness: ProbeHarness, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]
-) -> Rule | None:
+def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> Rule | None:
     """The rule on which the fits of one update, one for each trial, agree; None where they do not agree."""
     kinds, last = {fit.kind for fit in fits}, fits[-1]
     known = [(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind]
@@ -144,7 +138,7 @@ def fit_rule(
     if any(each != known[-1] for each in known) or (len(kinds) > 1 and kind != "RAdam") or kind == "unrectified":
         return None
     with np.errstate(all="ignore"):
-        evidence = Evidence(harness, runs, update_fn, fits)
+        evidence = Evidence(probe, runs, update_fn, fits)
         if kind == "ASGD":
             return _averaged(evidence)
         found = [evidence.rule(each) for each in _CORRECTIONS.get(kind, _biases)(evidence)]
@@ -152,7 +146,7 @@ def fit_rule(
         return None
     rule = max(found, key=lambda each: each[1])[0]  # the first of the best
     # A step size that no scalar explains, beside a count of steps: some other function of the count is in it.
-    counted = kind in ("RAdam", "NAdam") or any(name in harness.counters for name in evidence.inputs)
+    counted = kind in ("RAdam", "NAdam") or any(name in probe.counters for name in evidence.inputs)
     return None if last.first and not rule.step_size and counted else rule
 
 
@@ -216,12 +210,12 @@ _CORRECTIONS: Mapping[str, Callable[[Evidence], Iterator[Correction]]] = {
 
 def _averaged(evidence: Evidence) -> Rule | None:
     """ASGD: a rate that is a state, lr / (1 + lambd lr t)^alpha, and an average that begins after t0 steps."""
-    harness, last = evidence.harness, evidence.fits[-1]
-    states = [name for name in evidence.inputs if name in harness.updated]
+    probe, last = evidence.probe, evidence.fits[-1]
+    states = [name for name in evidence.inputs if name in probe.updated]
     size = next((x for x in states if alike(evidence.values(x), evidence.of("size"))), "")
     share = next((x for x in states if alike(evidence.values(x), evidence.of("share"))), "")
-    begins = _begins(harness, harness.updated[share]) if share else None
-    source, lambd, alpha = _rate_of(harness, harness.updated[size]) if size else ("", None, None)
+    begins = _begins(probe, probe.updated[share]) if share else None
+    source, lambd, alpha = _rate_of(probe, probe.updated[size]) if size else ("", None, None)
     lost = agreed((1 - evidence.of("kept")) / evidence.of("size"))
     if begins is None or not lambd or not lost or lost < lambd * (1 - 1e-3):
         return None
@@ -230,17 +224,17 @@ def _averaged(evidence: Evidence) -> Rule | None:
     return Rule("ASGD", hyper, last.roles, source, flipped=last.flipped)
 
 
-def _after(harness: ProbeHarness, count: float, seed: int = 0) -> Scalars:
+def _after(probe: Probe, count: float, seed: int = 0) -> Scalars:
     """The small values after a count of steps."""
-    return Scalars(harness, spread(harness.inputs, seed) | dict.fromkeys(harness.counters, count))
+    return Scalars(probe, spread(probe.inputs, seed) | dict.fromkeys(probe.counters, count))
 
 
-def _rate_of(harness: ProbeHarness, updated: str) -> tuple[str, Hyper, Hyper]:
+def _rate_of(probe: Probe, updated: str) -> tuple[str, Hyper, Hyper]:
     """The learning rate behind a decaying one, with lambd and alpha."""
-    runs = [[_after(harness, count, seed) for count in (1e12, 1e18, 50.0)] for seed in range(3)]
+    runs = [[_after(probe, count, seed) for count in (1e12, 1e18, 50.0)] for seed in range(3)]
     rates = np.array([[run.number(updated) or np.nan for run in row] for row in runs])
     alphas = np.log(rates[:, 0] / rates[:, 1]) / np.log(1e6)
-    for source in harness.scalars_before([updated]):
+    for source in probe.scalars_before([updated]):
         lr = np.array([row[0].number(source) or np.nan for row in runs])
         lambdas = ((lr / rates[:, 1]) ** (1 / alphas) - 1) / (lr * 1e18)
         again = [lr / (1 + lambdas * lr * count) ** alphas for count in (1e12, 1e18, 51.0)]
@@ -250,10 +244,10 @@ def _rate_of(harness: ProbeHarness, updated: str) -> tuple[str, Hyper, Hyper]:
     return "", None, None
 
 
-def _begins(harness: ProbeHarness, updated: str) -> float | None:
+def _begins(probe: Probe, updated: str) -> float | None:
     """t0, where the share of the new parameter in the average becomes 1 / (t - t0)."""
     for count in (1e3, 1e6, 1e9, 1e12):
-        value = _after(harness, count).number(updated)
+        value = _after(probe, count).number(updated)
         if value is None or not 0 < value <= 1:
             return None
         if value < 1:

@@ -12,9 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from gopt.offline.optimizer.numpy_ops import Array
-from gopt.offline.optimizer.probe_harness import Scalars
-from gopt.offline.optimizer.update_function import UpdateFunction
+from gopt.offline.optimizer.probe import Array, Scalars, UpdateFunction
 
 Hyper = float | bool | None
 Column = Sequence[float] | Array | float
@@ -290,9 +288,9 @@ def _gradients(sampler: Sampler, found: Fit, gathered: float) -> Fit | None:
     keep = sampler.forms[place["square"] - 1].keep
     if keep == 1:
         return replace(found, kind="Adagrad", roles=("sum of squares",))
-    hyper: dict[str, Hyper] = {"alpha": keep} | ({"centered": True} if "mean" in place else {})
-    if "other" in place:
-        hyper["momentum"] = gathered
+    hyper: dict[str, Hyper] = {"alpha": keep}
+    hyper |= {"centered": True} if "mean" in place else {}
+    hyper |= {"momentum": gathered} if "other" in place else {}
     roles = tuple((_ROLES | _MEANS)[form.kind] for form in sampler.forms)
     return replace(found, kind="RMSProp", roles=roles, hyper=hyper)
 
