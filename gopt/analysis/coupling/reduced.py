@@ -12,12 +12,14 @@ from gopt.operators.kinds import (
     CASTS,
     COMBINERS,
     COMPARISONS,
+    CONTRACTIONS,
     FLOAT_TESTS,
     GATHERS,
     LAYOUT,
     LINEAR_IN_FIRST,
     LOGIC,
     PARTS,
+    SCALES,
 )
 from gopt.operators.table import operator
 
@@ -47,9 +49,9 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
     found: Mark | None = None
     if node.is_a("Add", "Sub", "Sum", "Concat"):
         found = _added(context, node, names)
-    elif node.is_a("Mul", "Div"):
+    elif node.is_in(SCALES):
         found = _scaled(context, node, names)
-    elif node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum") and len(marks) == 1 and len(names) == 2:
+    elif node.is_in(CONTRACTIONS) and len(marks) == 1 and len(names) == 2:
         found = first if first.kind is not Relation.SUM else changed(first, factor=0.0)
     elif node.is_a("Clip") and ("max" in node.attributes or any(node.inputs[2:])):
         found = None  # an upper bound on a sum gives no sum
@@ -67,7 +69,7 @@ def _exact(context: CouplingContext, node: Node) -> bool:
     """Return whether a node keeps fractions: a cast to integers or flags, and a quotient of integers, drop them."""
     types = context.index.graph.types
     kept = types[node.outputs[0]].dtype in FLOATS
-    if node.is_a("Cast", "CastLike"):
+    if node.is_in(CASTS):
         return kept or types[node.inputs[0]].dtype not in (*FLOATS, "bool")
     return kept or not node.is_a("Div")
 
