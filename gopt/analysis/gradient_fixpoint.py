@@ -110,8 +110,8 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
 
 
 def _pair_hints(step: StepSkeleton, made: Collection[str]) -> list[str]:
-    """What to say of inputs that the data flow gives no new value, where outputs among ``made`` that depend on them
-    are of their type."""
+    """The hint to pair inputs that the data flow gives no new value with outputs among ``made`` of their type that
+    depend on them."""
     inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
     candidates: dict[str, list[str]] = {}
     for new, type in step.index.graph.outputs.items():
