@@ -61,7 +61,7 @@ def parts_so_far(program: SpmdProgram) -> dict[str, Sharding]:
 class ShardingInference:
     """One sweep over a program, which fills ``table``."""
 
-    __slots__ = ("_index", "_placed_values", "_symbols", "axes", "known", "program", "strict", "table")
+    __slots__ = ("_index", "_pairs", "_placed_values", "_symbols", "axes", "known", "program", "strict", "table")
 
     def __init__(self, program: SpmdProgram, strict: bool) -> None:
         self.program = program
@@ -72,6 +72,7 @@ class ShardingInference:
         """Values of some members only, as in ``specialise``: sharded states, and results of nodes with a place."""
         self._symbols: set[str] = set()
         """Names of dimensions of inputs: all ranks have batches of one shape."""
+        self._pairs: dict[tuple[int, int], tuple[Placements, Placements, Placements | None]] = {}
         self._index: GraphIndex | None = None
         """Producers of each value, built on first use."""
 
@@ -135,6 +136,9 @@ class ShardingInference:
             if all(each is self.table.own for each in found):  # nearly all of forward and backward
                 self.table.give(node, self.table.own)
                 return
+            if (whole := self._whole(found)) is not None:
+                self.table.give(node, whole)
+                return
         elif not typed and (shard := self._shard_of(node, found)) is not None:  # nearly all of an update that is cut
             self.table.give(node, shard)
             return
@@ -142,6 +146,22 @@ class ShardingInference:
         uses = [self._use(node, operands, axis) for axis in range(len(self.axes))]
         uses = [replace(use, standard=False) for use in uses] if drawn else uses
         self.table.give(node, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
+
+    def _whole(self, found: Sequence[Placements]) -> Placements | None:
+        """The placements of what is made of values that members have whole, equal or each its own, as ``rules.whole``
+        says; None where other operands are among them."""
+        made = self.table.equal
+        for row in found:
+            key = id(made), id(row)
+            if key not in self._pairs:
+                simple = all(isinstance(each, (Replicated, PerMember)) for each in row)
+                joined = tuple(a if isinstance(b, Replicated) else b for a, b in zip(made, row)) if simple else None
+                self._pairs[key] = made, row, joined  # whose ids are theirs as long as they are here
+            joined = self._pairs[key][2]
+            if joined is None:
+                return None
+            made = joined
+        return made
 
     def _shard_of(self, node: Node, found: Sequence[Placements]) -> Placements | None:
         """Return the placements of an elementwise node that runs on the part of a bucket which its operands have.

@@ -122,18 +122,18 @@ def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> CallO
     ready: dict[str, int] = {}
     keys = []
     for at, node in enumerate(nodes):
-        last = max([ready.get(name, -1) for name in node.reads], default=-1)
-        last = max(last, floors[at] - 1) if floors else last
-        call = node.domain == COMM
-        # After the node at ``last``, and after the calls that were already placed there.
-        keys.append((last if call else at, call, at))
-        ready.update(dict.fromkeys(node.outputs, keys[-1][0]))
+        last, call = at, node.domain == COMM
+        if call:
+            last = max([floors[at] - 1 if floors else -1, *(ready.get(name, -1) for name in node.reads)])
+        keys.append((last, call, at))  # after the node at ``last``, and after the calls that were already placed there
+        for name in node.outputs:
+            ready[name] = last
     place = {id(nodes[key[2]]): number for number, key in enumerate(sorted(keys))}
     calls = [node for node in nodes if node.domain == COMM]
     due = {id(call): (len(nodes), "") for call in calls}
     sent = {name: id(call) for call in calls for name in call.outputs}
-    for node in nodes:
-        for name in node.reads:
-            if name in sent:
-                due[sent[name]] = min(due[sent[name]], (place[id(node)], name))
+    readers = (node for node in nodes if not sent.keys().isdisjoint(node.reads))
+    for node in readers:
+        for name in sent.keys() & node.reads:
+            due[sent[name]] = min(due[sent[name]], (place[id(node)], name))
     return CallOrder(place, due)
