@@ -97,13 +97,13 @@ def test_states_that_say_two_things():
 
 def test_ranks_and_mesh():
     config = {"dp": 2, "shard": 2}
-    assert str(build_mesh(3, None, {})) == "shard=3"
+    assert str(build_mesh(3, None, None)) == "shard=3"
     assert str(build_mesh(None, "dp=2,shard=3", config)) == "dp=2,shard=3"
     assert str(build_mesh(None, None, config)) == "dp=2,shard=2"
     assert str(build_mesh(3, None, config)) == "shard=3", "what is typed goes before the file"
-    assert str(build_mesh(6, "dp=2,shard=3", {})) == "dp=2,shard=3"
+    assert str(build_mesh(6, "dp=2,shard=3", None)) == "dp=2,shard=3"
     kinds = {"zone": AxisKind.DATA}
-    assert build_mesh(None, "zone=2", {}, kinds).kinds == (("zone", AxisKind.DATA),)
+    assert build_mesh(None, "zone=2", None, kinds).kinds == (("zone", AxisKind.DATA),)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_ranks_and_mesh():
 )
 def test_a_mesh_that_cannot_be(ranks, text, said):
     with pytest.raises(OptionError, match=said):
-        build_mesh(ranks, text, {})
+        build_mesh(ranks, text, None)
 
 
 def test_axes_of_options_go_before_the_configuration():
     config = {"zone": "data", "rep": "replica"}
     assert axis_table(["zone=replica"], config) == {"zone": AxisKind.REPLICA, "rep": AxisKind.REPLICA}
-    assert axis_table(["a=data,b=data"], {}) == {"a": AxisKind.DATA, "b": AxisKind.DATA}
+    assert axis_table(["a=data,b=data"], None) == {"a": AxisKind.DATA, "b": AxisKind.DATA}
 
 
 def test_a_configuration_is_a_file(tmp_path):
